@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..core.json_types import JsonMapping, JsonObject
 from .measured_rows import PLAIN, Medium, Row
@@ -45,6 +45,21 @@ class MethodInfo:
     def relaxed(self) -> bool:
         """Outputs are not distributed as the target's."""
         return not self.is_exact and self.rule not in ("exact", "block")
+
+
+@dataclass(frozen=True)
+class HeldVisual:
+    """The visual input that a head holds while it decodes: the share that Sparrow's figure 1b draws its tau by.
+
+    Args:
+        drafter: whose head it is.
+        share: of the visual tokens.
+        by: whose attention chooses them, where some are left out.
+    """
+
+    drafter: str
+    share: float
+    by: Literal["last", "text"] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..core.batch import Batch, Request
 from ..core.errors import UserError, first_line
-from ..core.states import Taps
 from ..models.decoding.tree import ROOT
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import Drafter, DrafterConfig, TargetIdentity
-from ..models.targets.base import Target, TargetStep
+from ..models.targets.base import Target
 from ..models.targets.causal.section import CausalTarget
-from ..models.targets.verified import Verified
 from .first_proposals import FirstProposals, NothingTaken
 from .lesson import KNOWN, Lesson
 from .loop import Decoding, Generation, generate
@@ -114,20 +112,13 @@ class _Watched:
         self.first: dict[tuple[int, ...], Tensor] = {}  # path of tokens -> q [V] after it, in the first cycle
         self._paths: list[tuple[int, ...]] = []  # of this cycle's expansions
         self._looks = FirstProposals(self.inner, vocab_size)
-
-    @property
-    def taps(self) -> Taps:
-        return self.inner.taps
+        # Only the two calls that propose are looked at.
+        self.taps, self.start, self.begin = self.inner.taps, self.inner.start, self.inner.begin
+        self.accept = self.inner.accept
 
     @property
     def max_levels(self) -> int | None:
         return self.inner.max_levels
-
-    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        self.inner.start(request, prefill, warp, capacity=capacity)
-
-    def begin(self, first: int) -> None:
-        self.inner.begin(first)
 
     def root(self) -> Tensor:
         q = self.inner.root()
@@ -144,9 +135,6 @@ class _Watched:
         if len(self.roots) == 1:
             self.first |= zip(self._paths[-len(above) :], q.clone(), strict=True)
         return q
-
-    def accept(self, verified: Verified) -> None:
-        self.inner.accept(verified)
 
     def _seen(self, call: str, q: Tensor, *rows: int) -> Tensor:
         self._looks.see(call, q, *rows)

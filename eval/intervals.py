@@ -86,7 +86,3 @@ def ends(values: np.ndarray) -> Interval:
     if not len(values):
         return (math.nan, math.nan)
     return float(values[int(0.025 * len(values))]), float(values[int(0.975 * len(values))])
-
-
-def mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else math.nan

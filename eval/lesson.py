@@ -43,15 +43,11 @@ class Lesson:
         self.config, self.target, self.batch, self.steps = config, target, batch, steps
         self.states = self._states(batch)
         self._weights = self._trained()
+        self.count = len(self._weights)
         self._unreached = {name for name in self._weights if not name.startswith(of_pictures)}
         self._optimizer = torch.optim.AdamW([*self._weights.values()], lr=3e-3, weight_decay=0.0)
         self.losses, self.known = list[float](), 0.0
         self.module.train()
-
-    @property
-    def count(self) -> int:
-        """Weights that are trained."""
-        return len(self._weights)
 
     def learn(self, *, until_known: bool = False) -> bool:
         """Train some steps more; False: there were none left.

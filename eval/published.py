@@ -232,9 +232,17 @@ def assemble(
     if isinstance(named := folders.get("target"), str):
         folders["target"] = opened_target(named, where="target")
     config, trained = _sections(section, folder / MANIFEST, allow_import)
-    opened = _drawing if config.draws_images else _answering
     with without_bars(in_terminals=True):
-        return opened(folder, section, config, trained, folders, device)
+        if config.draws_images:
+            parts = {thing: Path(place) for thing, place in folders.items()}
+            return _drawing(
+                open_pair(image_section(config).placed(parts), parts, device=device), folder, section, trained
+            )
+        source = folders.get("target") or config.path
+        if source is None or not is_somewhere(str(source)):
+            raise UserError(LOST_TARGET, hint=_GIVE_TARGET)
+        pair = open_pair(config, folders, device=device, section=section.target | {"path": str(source)})
+        return _answering(pair, folder, section, trained)
 
 
 def _checked(values: object, schema: TypeAdapter[Any], where: str, allow_import: bool) -> Any:
@@ -242,16 +250,7 @@ def _checked(values: object, schema: TypeAdapter[Any], where: str, allow_import:
     return checked(values, schema, where=where, hint=_PUBLISHER, context=context)
 
 
-def _drawing(
-    folder: Path,
-    section: PublishedSection,
-    config: AnyTarget,
-    trained: DrafterConfig,
-    folders: JsonObject,
-    device: torch.device,
-) -> Speculator:
-    parts = {thing: Path(place) for thing, place in folders.items()}
-    pair = open_pair(image_section(config).placed(parts), parts, device=device)
+def _drawing(pair: Pair, folder: Path, section: PublishedSection, trained: DrafterConfig) -> Speculator:
     generator: Any = pair.generator
     target, drafter = pair.target, _checked_drafter(pair, folder, trained)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
@@ -265,18 +264,7 @@ def _drawing(
     return Speculator(target, drafter, decoding, section.seed, ask, render)
 
 
-def _answering(
-    folder: Path,
-    section: PublishedSection,
-    config: AnyTarget,
-    trained: DrafterConfig,
-    folders: JsonObject,
-    device: torch.device,
-) -> Speculator:
-    source = folders.get("target") or config.path
-    if source is None or not is_somewhere(str(source)):
-        raise UserError(LOST_TARGET, hint=_GIVE_TARGET)
-    pair = open_pair(config, folders, device=device, section=section.target | {"path": str(source)})
+def _answering(pair: Pair, folder: Path, section: PublishedSection, trained: DrafterConfig) -> Speculator:
     target, processor = pair.target, pair.processor
     assert processor is not None
     most, asked = target.decoder.max_positions, section.decoding.max_new_tokens

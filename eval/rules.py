@@ -111,20 +111,31 @@ class Sampling:
         after a rejected one, and once for the bonus token. On a CPU, where it never waits, rows of p are made as they
         are visited.
         """
-        p = Distributions.of(p)
-        if tree.draft_probs is None:
+        p, draft_probs = Distributions.of(p), tree.draft_probs
+        if draft_probs is None:
             return _drawn_from_p(tree, p, uniforms)
         draws = iter(uniforms)
         tokens, first = _at_tokens(tree, p)
 
         def trial(node: int) -> tuple[int | None, Tensor]:
-            siblings = _Siblings(p.row(node + 1), tree, node)
-            for rank, child in enumerate(tree.children.get(node, ())):
-                mass, q_mass = first[child] if rank == 0 and first else siblings.masses(tokens[child])
+            rest, children = p.row(node + 1), tree.children.get(node, ())
+            q = draft_probs[tree.parent_rows[children[0]]] if children else rest
+            for rank, child in enumerate(children):
+                token = tokens[child]
+                if rank == 0 and first:
+                    mass, q_mass = first[child]
+                else:
+                    mass, q_mass = torch.stack([rest[token], q[token].to(rest)]).tolist()
                 if float(next(draws)) < mass / (q_mass or 1.0):
-                    return child, siblings.rest
-                siblings.reject(tokens[child], drawn=q_mass > 0.0)
-            return None, siblings.rest
+                    return child, rest
+                if q_mass > 0.0:
+                    rest, q = positive_part(rest - q, rest), without(q, token)
+                else:
+                    # Nothing is left where rounding alone rejected the only token.
+                    left = rest.clone()
+                    left[token] = 0.0
+                    rest = positive_part(left, rest)
+            return None, rest
 
         return descend(p, tokens, draws, trial)
 
@@ -165,29 +176,6 @@ def _at_tokens(tree: Tree, p: Distributions) -> tuple[list[int], list[tuple[floa
     own, drawn = p.whole()[rows[0] + 1, ids].double(), tree.draft_probs[rows[1], ids].double()
     joined = torch.cat([ids.double(), own, drawn]).tolist()  # the first synchronisation
     return [int(t) for t in joined[:n]], list(zip(joined[n : 2 * n], joined[2 * n :], strict=True))
-
-
-class _Siblings:
-    """The children of a node, tried in turn: what their rejections leave of p, and of the q they were drawn from."""
-
-    def __init__(self, p: Tensor, tree: Tree, node: int):
-        self.rest, children = p, tree.children.get(node, ())
-        assert tree.draft_probs is not None
-        self._q = tree.draft_probs[tree.parent_rows[children[0]]] if children else p
-
-    def masses(self, token: int) -> tuple[float, float]:
-        """p and q of a child's token after the rejections so far."""
-        mass, q_mass = torch.stack([self.rest[token], self._q[token].to(self.rest)]).tolist()
-        return mass, q_mass
-
-    def reject(self, token: int, *, drawn: bool) -> None:
-        if drawn:
-            self.rest, self._q = positive_part(self.rest - self._q, self.rest), without(self._q, token)
-        else:
-            # Nothing is left where rounding alone rejected the only token.
-            left = self.rest.clone()
-            left[token] = 0.0
-            self.rest = positive_part(left, self.rest)
 
 
 # The children of a node tried in turn: the accepted one or None, and what the rejections before left of p.

@@ -78,13 +78,11 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
 
 
-def lines(
-    panel: Panel, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]], style: str = "-", **more: Any
-) -> None:
+def lines(panel: Panel, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]], **more: Any) -> None:
     """A line for each name, (x, y), with a colour and a mark of its own."""
     assert len(groups) <= len(COLORS), f"{len(groups)} lines, and {len(COLORS)} colours"
     for color, marker, (name, (xs, ys)) in zip(COLORS, MARKERS, groups.items(), strict=False):
-        panel.plot(xs, ys, style, color=color, marker=marker, label=name, markeredgecolor="white", **more)
+        panel.plot(xs, ys, "-", color=color, marker=marker, label=name, markeredgecolor="white", **more)
 
 
 def stacked(

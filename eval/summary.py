@@ -137,6 +137,7 @@ def summarize(rows: Iterable[Row]) -> Summary:
     planned_depth = cycles.planned[cycles.planned > 0].mean()  # gamma of a chain, whatever ended its answers
     relative = ratio(t_q, t_p)
     kept_cost, planned_cost = (depth * relative if len(drafting) else 0.0 for depth in (kept_depth, planned_depth))
+    parts = {name: sum(seconds.tolist()) for name, seconds in rows.parts().items()}
     (dsr, esr), (dsr_of_each, esr_of_each) = _speedups(totals), _speedups(requests)
     numbers = {
         "requests": len(requests),
@@ -181,7 +182,7 @@ def summarize(rows: Iterable[Row]) -> Summary:
         accepted_histogram=tuple(np.bincount(cycles.accepted, minlength=1).tolist()),
         DSR_spread=quartiles(dsr_of_each.tolist()),
         ESR_spread=quartiles(esr_of_each.tolist()),
-        time_shares=_time_shares(rows),
+        time_shares={name: ratio(seconds, sum(parts.values())) for name, seconds in parts.items()},
         first_different=next(iter(rows.where(~rows.numbers("identical")).texts("request")), None),
         **_differences(rows),
         beyond_positions=sum(bool(details.get("beyond_positions", False)) for details in rows.details()),
@@ -237,11 +238,6 @@ def _skipped(rows: Rows) -> float | None:
     known = [(n, d["skipped_cycles"]) for n, d in zip(rows.num_cycles(), rows.details(), strict=True)
              if "skipped_cycles" in d]  # fmt: skip
     return ratio(sum(skipped for _, skipped in known), sum(int(n) for n, _ in known)) if known else None
-
-
-def _time_shares(rows: Rows) -> dict[str, float]:
-    sums = {name: sum(seconds.tolist()) for name, seconds in rows.parts().items()}
-    return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}
 
 
 def tau_of(rows: Iterable[Row]) -> float:

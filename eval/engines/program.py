@@ -53,7 +53,7 @@ def find_python(asked: str | None = None, engine: str = "vllm", *, key: str = "-
     python = asked or (os.environ.get(PYTHON) if engine == "vllm" else None) or sys.executable
     if os.sep in python:  # programs run in folders of their own; links stay, which are how an environment is found
         python = os.path.abspath(python)
-    version, name = _look(engine, python, key), _NAMES[engine]
+    version, name = version_of(engine, python, key=key), _NAMES[engine]
     if not version:
         raise UserError(f"{name} is not installed in this Python", where=python, hint=_set_up(engine, key))
     found, oldest = re.match(r"(\d+)\.(\d+)", version), _OLDEST.get(engine, (0, 0))
@@ -73,20 +73,19 @@ def check_plugin(python: str, *, patches: bool = False) -> None:
     Args:
         patches: the plugin must patch vLLM for the export, and the user has to ask for it.
     """
-    if not _look(MODULE, python, "--python"):
+    if not version_of(MODULE, python):
         raise UserError(f"{PACKAGE} is not installed in this Python, and the export names a class of it", where=python,
                         hint=f"{python} -m pip install ./serving/{PACKAGE} (in a checkout of draftsmith)")  # fmt: skip
     if patches and os.environ.get(PATCHES) != "1":
         raise UserError("the export needs patches of vLLM, and they are off", hint=f"switch them on: {PATCHES}=1")
 
 
-def version_of(engine: str, python: str) -> str:
-    """The version of an engine in an interpreter of `find_python`."""
-    return _look(engine, python, "--python")
+def version_of(engine: str, python: str, *, key: str = "--python") -> str:
+    """The version of an engine in an interpreter's environment; empty where there is none.
 
-
-def _look(engine: str, python: str, key: str) -> str:
-    """The version of an engine in an interpreter's environment; empty where there is none."""
+    Args:
+        key: what names the interpreter, for errors.
+    """
     try:
         done = subprocess.run(
             [python, "-I", "-c", _LOOK, engine], capture_output=True, text=True, check=False, timeout=_LOOK_S

@@ -87,8 +87,7 @@ def _cells(rows: Rows) -> list[JsonObject]:
     """The numbers of each method on each set at each number of requests at once, plain decoding's first."""
     many_t, many_new = len(rows.distinct("temperature")) > 1, len(rows.distinct("max_new_tokens")) > 1
     cells = []
-    for place in rows.grouped(*_PLACE):
-        mine = _where(rows, _PLACE, place)
+    for place, mine in rows.grouped(*_PLACE).items():
         temperature, new, benchmark, turn, budget = place
         named = [benchmark, turn, budget, many_t and f"T = {temperature:g}", many_new and f"{new} new"]
         plain: dict[int, float] = {}
@@ -120,13 +119,6 @@ def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, *
         "ttft_p50_s": _quantile(first, 0.5), "ttft_p95_s": _quantile(first, 0.95),
         "between_p50_s": _quantile(between, 0.5), "between_p95_s": _quantile(between, 0.95),
     }  # fmt: skip
-
-
-def _where(rows: Rows, names: Sequence[str], values: Sequence[object]) -> Rows:
-    mask = np.ones(len(rows), bool)
-    for name, value in zip(names, values, strict=True):
-        mask &= rows.has(name, value)
-    return rows.where(mask)
 
 
 def _tokens_per_s(rows: Rows) -> float:
@@ -181,8 +173,9 @@ def disagreements(rows: Rows, ours: Rows) -> tuple[list[str], str]:
     """Where an engine's tau at temperature 0 is not our own loop's on the same requests: sentences, and a summary."""
     apart, widest, count = [], 0.0, 0
     cells = rows.where(rows.has("temperature", 0.0) & ~rows.has("method", PLAIN))
+    of_ours = ours.grouped(*_PLACE, "method", "drafter")
     for place, of_engine in cells.grouped(*_PLACE, "method", "drafter", "concurrency").items():
-        own = _where(ours, (*_PLACE, "method", "drafter"), place[:-1])
+        own = of_ours.get(place[:-1], Rows())
         names = {*own.texts("request")} & {*of_engine.texts("request")}
         theirs, mine = (tau_of(row for row in some if row.request in names) for some in (of_engine, own))
         if math.isnan(theirs) or math.isnan(mine):

@@ -3,12 +3,11 @@
 from .adt import Adt, AdtTree
 from .base import Draw, DrawName, Expand, TreePolicy, TreeSection, check_combination
 from .chain import Chain, ChainTree
-from .choices import CHOICES
 from .config import TextTreeConfig, TreeConfig
 from .dynamic import Dynamic, DynamicTree
 from .product import Product, ProductTree
 from .sage import Sage, SageTree
-from .static import Static, StaticTree
+from .static import CHOICES, Static, StaticTree
 
 __all__ = [
     "CHOICES",

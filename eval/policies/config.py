@@ -24,20 +24,20 @@ from ...core.refused import Refused
 from .adt import AdtTree
 from .base import TreeSection
 from .chain import ChainTree
-from .choices import CHOICES
 from .dynamic import DynamicTree
 from .product import ProductTree
 from .sage import SageTree
-from .static import StaticTree
+from .static import CHOICES, StaticTree
 
 # Total with the root, levels, width, as Sparrow's tables name EAGLE-2's trees.
 _SIZES = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
-# SpecVLM's two trees.
 _NAMED: dict[str, JsonObject] = {
-    "chain": {"kind": "chain", "gamma": 5},
+    "chain": {"kind": "chain", "gamma": 5},  # SpecVLM's two trees
     "static": {"kind": "static", "choices": "mc_sim_7b_63"},
+    "sage": {"kind": "sage"},
+    **{name: {"kind": "static", "choices": name} for name in CHOICES},
 }
 
 
@@ -57,10 +57,6 @@ def _named_tree(value: str) -> JsonObject:
         if levels < 1:
             raise ValueError(f"{value!r} has no level (total with the root - levels - width)")
         return {"kind": "dynamic", "total": total, "depth": levels - 1, "width": width}
-    if value == "sage":
-        return {"kind": "sage"}
-    if value in CHOICES:
-        return {"kind": "static", "choices": value}
     nearest = did_you_mean(value, ["chain", "static", "30-4-8", "48-5-10", "25-5-8", "sage", *CHOICES])
     raise Refused("", "names no tree (chain, static, total-levels-width, sage or a published list)", nearest)
 

@@ -8,25 +8,52 @@ Source: SAGE, sections 3.1 to 3.3, settings of section 5.1. Its tau is `num_acce
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core.errors import did_you_mean
+from ...core.fields import MOST_LEVELS
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
+from ...core.section import Section
 from ...models.decoding.tree import ROOT, Tree
 from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
-from .choices import CHOICES
 from .draft_confidence import Drafted, confidence
 from .dynamic import candidates, most_written, read_ranked
-from .history import DepthCap, History
 from .sizing import Node, SizingRules, SizingSettings, grow_nodes
-from .static import Static
+from .static import CHOICES, Static
+
+
+class History(Section):
+    """How the deepest tree follows the drafts accepted lately (section 3.3, "adaptive history tracking").
+
+    The paper gives the window and the two thresholds; step, bounds and what a change does to the window are ours.
+    """
+
+    # Cycles that the mean is taken over.
+    window: int = Field(10, ge=1)
+    # Mean accepted drafts, without the bonus token, below which trees get one level shallower, and above which one
+    # level deeper; between the two nothing changes.
+    low: float = Field(2.0, ge=0)
+    high: float = Field(3.0, ge=0)
+    # The deepest that a tree may get; the shallowest is min_depth.
+    max_depth: int = Field(10, ge=1, le=MOST_LEVELS)
+    # Whether nothing changes before the window is full.
+    full_window: bool = True
+    # Whether a change empties the window, so that the next one is judged by trees of the new depth.
+    clear: bool = True
+
+    @model_validator(mode="after")
+    def _ordered(self) -> History:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
 
 
 class SageTree(TreeSection, SizingSettings):
@@ -38,7 +65,7 @@ class SageTree(TreeSection, SizingSettings):
     # depth and width from the last cycle; accepts more. dynamic (ours): EAGLE-2's beam with the sizing rules' depth and
     # width, for heads.
     growth: Literal["template", "online", "dynamic"] = "template"
-    # The list of the first cycle, which has no past (choices.py; the paper takes SpecVLM's 25 nodes).
+    # The list of the first cycle, which has no past (static.py; the paper takes SpecVLM's 25 nodes).
     first_tree: str = "mc_sim_7b_63"
     # Which distribution of the last cycle says how sure the drafter was (the paper does not say): after the deepest
     # accepted node that was expanded, at the root, or the mean over all that it drafted from.
@@ -59,6 +86,30 @@ class SageTree(TreeSection, SizingSettings):
     def build(self, *, grid: int | None = None, seed: int = 0) -> Sage:
         """SAGE's policy with these settings; `grid` and `seed` change nothing."""
         return Sage(self)
+
+
+class DepthCap:
+    """The deepest tree of one request. Without `settings` it stays at `start`."""
+
+    def __init__(self, settings: History | None, *, start: int, least: int):
+        self.settings, self.value, self.least = settings, start, least
+        self._window: deque[int] = deque(maxlen=settings.window if settings else 1)
+
+    def observe(self, accepted: int) -> None:
+        """Move `value` by at most one level after a cycle with `accepted` drafts (without the bonus token)."""
+        settings = self.settings
+        if settings is None:
+            return
+        self._window.append(accepted)
+        if settings.full_window and len(self._window) < settings.window:
+            return
+        mean, before = sum(self._window) / len(self._window), self.value
+        if mean < settings.low:
+            self.value = max(self.least, self.value - 1)
+        elif mean > settings.high:
+            self.value = min(settings.max_depth, self.value + 1)
+        if settings.clear and self.value != before:
+            self._window.clear()
 
 
 class SageCycle(NamedTuple):

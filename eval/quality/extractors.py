@@ -8,25 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .metric_pictures import Picture
-
-
-class Features(Protocol):
-    """uint8 [B,3,S,S] in [0, 255] to [B,D] float on any device."""
-
-    def __call__(self, images: Tensor, /) -> Tensor: ...
-
-
-class Embeddings(Protocol):
-    """B texts to [B,D] float, beside which an image's features of the same network may be laid."""
-
-    def __call__(self, texts: Sequence[str], /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -38,8 +25,9 @@ class Extractor:
 
     name: str  # stands in every result
     prepare: Callable[[Picture], Picture]  # uint8 [H,W,3] to uint8 [S,S,3], the same S for all
-    features: Features
-    texts: Embeddings | None = None
+    features: Callable[[Tensor], Tensor]  # uint8 [B,3,S,S] in [0, 255] to [B,D] float on any device
+    # B texts to [B,D] float, beside which an image's features of the same network may be laid.
+    texts: Callable[[Sequence[str]], Tensor] | None = None
 
 
 @torch.inference_mode()

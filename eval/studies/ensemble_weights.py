@@ -7,14 +7,13 @@ target takes; a good rule stays inside it. Letters: S steps, G weights on the li
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ...core.batch import Request
-from ...core.json_types import JsonMapping, JsonObject
 from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.targets.base import Target
 from ..loop import Decoding, generate
@@ -101,14 +100,8 @@ def trace_weights(
     return drafter.trace
 
 
-def as_data(trace: WeightTrace) -> JsonObject:
-    """The trace for a JSON file; `weights_over_time` takes it back."""
-    return asdict(trace)
-
-
-def weights_over_time(trace: WeightTrace | JsonMapping) -> WeightsOverTime:
-    """The curve of a trace, or of its data."""
-    kept = trace if isinstance(trace, WeightTrace) else WeightTrace(**trace)
+def weights_over_time(kept: WeightTrace) -> WeightsOverTime:
+    """The curve of a trace."""
     first, second = kept.pair
     weights = np.array([kept.cycles[c] for c in kept.cycle_of_step], dtype=float).reshape(-1, len(kept.members))
     total = weights[:, first] + weights[:, second]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from ...data.pictures.visual_budget import visual_tokens
-from ..cells import MethodInfo
-from ..held_visual import HeldVisual
+from ..cells import HeldVisual, MethodInfo
 from ..intervals import ratio
 from ..measured_rows import PLAIN, Row, grouped
 from ..style import COLORS
@@ -47,6 +47,7 @@ DSR, SAGE_SPEEDUP = Number(lambda s: s.DSR, "DSR", "x"), Number(lambda s: s.DSR,
 TOKENS = Number(lambda s: s.tokens_per_s, "tokens/s", plain=lambda s: s.plain_tokens_per_s)  # end to end
 SAGE_TAU = Number(lambda s: s.num_accepted, "tau (no bonus)")
 SAGE_TOKENS = Number(lambda s: s.decoded_per_s, "tokens/s", plain=lambda s: s.plain_decoded_per_s)
+_BENCHMARK: Callable[[Row], str] = attrgetter("benchmark")
 
 
 def video_sections(
@@ -171,18 +172,13 @@ def _line(groups: Sequence[Sequence[float | None]], average: bool) -> list[float
     return values + [mean(column) for column in zip(*groups, strict=True)] if average else values
 
 
-def of_benchmark(row: Row) -> str:
-    """The row's benchmark; a key for `methods_by`."""
-    return row.benchmark
-
-
 def sparrow_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     """tau, ESR and DSR of each set of videos (Sparrow's table 3 leaves ESR out)."""
     asked = {row.benchmark: row.budget for row in rows if row.budget}
     lengths = [*dict.fromkeys(asked.values())]
     each = lengths if len(lengths) < 2 else [f"{length} ({name})" for name, length in asked.items()]
     note = TAU_NOTE + (f" Clips at {', '.join(each)} visual tokens." if asked else "")
-    return methods_by(rows, of_benchmark, (TAU, ESR, DSR), methods, title="Sets of videos",
+    return methods_by(rows, _BENCHMARK, (TAU, ESR, DSR), methods, title="Sets of videos",
                       source="Sparrow, tables 2 and 3", note=note, average=True)  # fmt: skip
 
 
@@ -210,14 +206,14 @@ def ablation(rows: Sequence[Row], parts: Mapping[str, Mapping[str, bool]]) -> Ta
 def image_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     """tau, tokens/s and ESR of each set of pictures."""
     note = TAU_NOTE + " Tokens/s are end to end."
-    return methods_by(rows, of_benchmark, (TAU, TOKENS, ESR), methods, title="Sets of pictures",
+    return methods_by(rows, _BENCHMARK, (TAU, TOKENS, ESR), methods, title="Sets of pictures",
                       source="Sparrow, table 8", note=note, average=True)  # fmt: skip
 
 
 def sage_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     """tau without the bonus, tokens/s and speedup, under plain decoding."""
     numbers = (SAGE_TAU, SAGE_TOKENS, SAGE_SPEEDUP)
-    return methods_by(rows, of_benchmark, numbers, methods, title="Sets, as SAGE counts",
+    return methods_by(rows, _BENCHMARK, numbers, methods, title="Sets, as SAGE counts",
                       source="SAGE, tables 1 to 5", note=SAGE_NOTE, plain=True)  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..held_visual import HeldVisual
+from ..cells import HeldVisual
 from ..style import (
     BLUE,
     COLORS,

@@ -204,7 +204,7 @@ def test_a_draft_that_no_patch_serves_is_refused_with_every_reason(target, tmp_p
 
 
 def test_patches_are_asked_for_before_an_engine_is_started(monkeypatch):
-    monkeypatch.setattr(program, "_look", lambda engine, python, key: "1")
+    monkeypatch.setattr(program, "version_of", lambda engine, python: "1")
     monkeypatch.delenv("DRAFTSMITH_VLLM_PATCHES", raising=False)
     program.check_plugin("python")
     with pytest.raises(UserError, match="switch them on: DRAFTSMITH_VLLM_PATCHES=1"):

@@ -14,7 +14,7 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps
-from ...eval.held_visual import HeldVisual
+from ...eval.cells import HeldVisual
 from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
 from ...eval.rules import Codes, Rule

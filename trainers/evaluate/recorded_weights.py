@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from ...core.batch import Request
 from ...eval.row_columns import Rows
 from ...eval.studies.ensemble_weights import (
     WeightsFigure,
-    as_data,
     plot_weights,
     trace_weights,
     weights_over_time,
@@ -54,7 +54,7 @@ def _figures(measuring: Measuring, requests: ConversationSet, count: int) -> lis
         method = drafting.name.replace("*", "-adaptive")
         parts = requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method
         name = "-".join(part for part in parts if part).replace("/", "-")
-        (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
+        (folder / f"{name}.json").write_text(json.dumps({k: asdict(t) for k, t in traces.items()}))
         curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
         plot_weights(folder / f"{name}.png", curves)
         place = ", ".join(part for part in (requests.benchmark, requests.turn, requests.budget) if part)

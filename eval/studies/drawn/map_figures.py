@@ -27,30 +27,6 @@ SHOWN_TOKENS = 40  # the most likely ones, of a distribution
 
 
 @styled
-def depth_map(path: Path, pictures: Sequence[Tensor], maps: Sequence[Tensor], titles: Sequence[str] = ()) -> None:
-    """Pictures over the depth in its draft tree at which each token stood (ADT-Tree, figure 2).
-
-    Args:
-        pictures: uint8 [3,S,S] each, up to five; empty shows the maps alone.
-        maps: `maps.depth_map` of each, [G,G], or means of them.
-        titles: of the columns.
-    """
-    _maps(path, pictures, maps, titles, "depth in the draft tree (0: not drafted)")
-
-
-@styled
-def length_map(path: Path, pictures: Sequence[Tensor], maps: Sequence[Tensor], titles: Sequence[str] = ()) -> None:
-    """Pictures over the number of tokens of the cycle that emitted each; arguments as of `depth_map`."""
-    _maps(path, pictures, maps, titles, "tokens that the cycle emitted")
-
-
-@styled
-def top1_map(path: Path, pictures: Sequence[Tensor], maps: Sequence[Tensor], titles: Sequence[str] = ()) -> None:
-    """Pictures over the probability of the target's most likely token (ADT-Tree, figures 4 and 9)."""
-    _maps(path, pictures, maps, titles, "probability of the target's most likely token", limits=(0.0, 1.0))
-
-
-@styled
 def distributions_at(
     path: Path, picture: Tensor, p: Tensor, q: Tensor | None, cells: Sequence[int], *, grid: int
 ) -> None:
@@ -124,16 +100,25 @@ def set_size_grid(path: Path, maps: Mapping[str, Tensor]) -> None:
     save(figure, path)
 
 
-def _maps(
+@styled
+def picture_maps(
     path: Path,
     pictures: Sequence[Tensor],
     maps: Sequence[Tensor],
-    titles: Sequence[str],
     label: str,
+    titles: Sequence[str] = (),
     *,
     limits: tuple[float, float] | None = None,
 ) -> None:
-    """Pictures in the upper row, their maps on one scale below."""
+    """Pictures in the upper row, maps of their cells on one scale below (ADT-Tree, figures 2, 4 and 9).
+
+    Args:
+        pictures: uint8 [3,S,S] each, up to five; empty shows the maps alone.
+        maps: [G,G] of each picture, or means of them.
+        label: what the number of a cell is.
+        titles: of the columns.
+        limits: of the scale; None: the least and the largest number.
+    """
     assert 1 <= len(maps) <= MOST_COLUMNS and len(pictures) in (0, len(maps)), (len(pictures), len(maps))
     width, rows = min(1.9, WIDEST / len(maps)), 2 if pictures else 1
     # Wrapped to the width of a picture; a line takes a sixth of an inch.

@@ -26,20 +26,13 @@ def depth_map(accepted: Sequence[int], grid: int) -> Tensor:
     return _square(torch.tensor(depths), grid)
 
 
-def cycle_map(values: Sequence[float], accepted: Sequence[int], grid: int) -> Tensor:
-    """[G,G] float32, at each cell the value of the cycle that emitted it; not a number where the prefill did.
-
-    Args:
-        values: one of each cycle: tokens emitted, levels drafted ("drafted"), d or k of the adaptation.
+def length_map(accepted: Sequence[int], grid: int) -> Tensor:
+    """[G,G] float32, the number of tokens (bonus token included) of the cycle that emitted each cell; not a number
+    where the prefill did.
     """
     counts = torch.tensor([count + 1 for count in accepted])
-    spread = torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
+    spread = counts.float().repeat_interleave(counts)
     return _square(torch.cat([spread.new_full((1,), float("nan")), spread]), grid)
-
-
-def length_map(accepted: Sequence[int], grid: int) -> Tensor:
-    """[G,G] float32, the number of tokens (bonus token included) of the cycle that emitted each cell."""
-    return cycle_map([count + 1 for count in accepted], accepted, grid)
 
 
 def cell_map(values: Tensor, grid: int) -> Tensor:

@@ -18,13 +18,11 @@ from ...style import COLORS
 from ...summary import Summary, summarize
 from ...tables import Column, Figure, ReportSection, Table, text
 from .drawn_cells import AnalysisConfig, CellStatistics
-from .map_figures import MOST_COLUMNS, distributions_at, set_size_grid, top1_map
-from .map_figures import depth_map as depth_figure
-from .map_figures import length_map as length_figure
+from .map_figures import MOST_COLUMNS, distributions_at, picture_maps, set_size_grid
 from .maps import cell_map, depth_map, length_map, mean_map
 from .method_figures import TradeOff, acceptance_grid, initialisations, latency_bars, trade_off
 from .places import by_place, mixed_table, places_table
-from .share_figures import accepted_histogram, accuracy_bars, probability_bars, rank_histogram
+from .share_figures import accepted_histogram, rank_histogram, share_bars
 
 FOLDER = "analysis"
 Content = list[str | Table | Figure]
@@ -110,16 +108,19 @@ def _overall(
     place: Path, by_temperature: Mapping[float, CellStatistics], encoded: Mapping[str, CellStatistics]
 ) -> Content:
     groups = {**encoded, **{f"drawn, T = {t:g}": statistics for t, statistics in by_temperature.items()}}
-    accuracy_bars(
+    # LANTERN, figures 2b and 2c; ADT-Tree, figure 1.
+    share_bars(
         place / "accuracy.png",
         {name.replace(" ", "\n", 1): {"top-1": r.accuracy(1), "top-3": r.accuracy(3)} for name, r in groups.items()},
+        "head's accuracy for the target's\nmost likely token",
     )
-    probability_bars(
+    share_bars(
         place / "probability.png",
         {
             f"T = {t:g}": {"top-1": float(r.top1.mean()), "top-10": float(r.top10.mean())}
             for t, r in by_temperature.items()
         },
+        "mean probability under the target",
     )
     rank_histogram(place / "ranks.png", {f"T = {t:g}": r.rank_drawn for t, r in by_temperature.items()})
     return _shown(
@@ -141,10 +142,11 @@ def _drawing(
     first = [pictures[name][0] for name in names]
     accepted = [methods[name][0].accepted for name in names]
     grid = round((sum(accepted[0]) + len(accepted[0]) + 1) ** 0.5)
-    depth_figure(place / f"depth-{tag}.png", first, [depth_map(a, grid) for a in accepted], names)
-    length_figure(place / f"length-{tag}.png", first, [length_map(a, grid) for a in accepted], names)
+    depth, length = "depth in the draft tree (0: not drafted)", "tokens that the cycle emitted"
+    picture_maps(place / f"depth-{tag}.png", first, [depth_map(a, grid) for a in accepted], depth, names)
+    picture_maps(place / f"length-{tag}.png", first, [length_map(a, grid) for a in accepted], length, names)
     means = [mean_map([length_map(row.accepted, grid) for row in methods[name]]) for name in names]
-    length_figure(place / f"mean-length-{tag}.png", (), means, names)
+    picture_maps(place / f"mean-length-{tag}.png", (), means, length, names)
     accepted_histogram(
         place / f"accepted-{tag}.png",
         {name: accepted_shares(summaries[name]) for name in list(methods)[: len(COLORS)]},
@@ -170,7 +172,8 @@ def _statistics(
     """What target and head give the cells of plainly drawn pictures."""
     count = min(4, len(pictures), len(statistics.top1))
     maps = [cell_map(values, statistics.grid) for values in statistics.top1[:count]]
-    top1_map(place / f"top1-{tag}.png", list(pictures[:count]), maps, captions[:count])
+    label = "probability of the target's most likely token"
+    picture_maps(place / f"top1-{tag}.png", list(pictures[:count]), maps, label, captions[:count], limits=(0.0, 1.0))
     cells = config.cells_of(statistics.top1[0], statistics.grid)
     chosen = "the flattest and the sharpest cell" if config.cells is None else "some cells"
     distributions_at(

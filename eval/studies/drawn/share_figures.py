@@ -53,26 +53,13 @@ def rank_histogram(path: Path, ranks: Mapping[str, Tensor]) -> None:
 
 
 @styled
-def accuracy_bars(path: Path, groups: Mapping[str, Mapping[str, float]]) -> None:
-    """How often the head ranks the target's most likely token first, or among three (LANTERN 2b, ADT-Tree 1).
+def share_bars(path: Path, groups: Mapping[str, Mapping[str, float]], label: str) -> None:
+    """Shares in [0, 1] as groups of bars.
 
     Args:
-        groups: "training pictures", "held-out pictures" -> {"top-1", "top-3"} -> share.
+        groups: "training pictures", a temperature -> {"top-1", "top-3"} -> share.
+        label: what the shares are of.
     """
-    _shares(path, groups, "head's accuracy for the target's\nmost likely token")
-
-
-@styled
-def probability_bars(path: Path, groups: Mapping[str, Mapping[str, float]]) -> None:
-    """Probability of the target's most likely token and of its ten most likely (LANTERN, figure 2c).
-
-    Args:
-        groups: temperature, model or text -> {"top-1", "top-10"} -> mean probability.
-    """
-    _shares(path, groups, "mean probability under the target")
-
-
-def _shares(path: Path, groups: Mapping[str, Mapping[str, float]], label: str) -> None:
     figure, panel = one_panel((max(3.6, 1.35 * len(groups) + 1.4), 3.1))
     _grouped(panel, groups, written=True)
     panel.set(ylabel=label, ylim=(0, 1.1), yticks=[0, 0.25, 0.5, 0.75, 1])

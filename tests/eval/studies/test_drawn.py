@@ -17,7 +17,7 @@ from draftsmith.eval.policies import Draw, DynamicTree
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn import AnalysisConfig, encoded_pictures, read_pictures
 from draftsmith.eval.studies.drawn.distributions import Curves, overlap, ranks, teacher_forced, top_mass
-from draftsmith.eval.studies.drawn.maps import cell_map, cycle_map, depth_map, length_map, mean_map
+from draftsmith.eval.studies.drawn.maps import cell_map, depth_map, length_map, mean_map
 from draftsmith.eval.studies.drawn.relaxation import Relaxed, bound_cost, relaxed
 from draftsmith.eval.studies.drawn.report_section import accepted_shares, drawn_section
 from draftsmith.eval.summary import summarize
@@ -325,13 +325,11 @@ def test_cells_to_show_are_named_or_the_extremes():
 # ---- maps and rows
 
 
-def test_depths_lengths_and_cycles_cell_by_cell():
+def test_depths_and_lengths_cell_by_cell():
     accepted, grid = [0, 3, 1, 0, 2, 3], 4  # 1 + 1 + 4 + 2 + 1 + 3 + 4 tokens
     assert depth_map(accepted, grid).flatten().tolist() == [0, 0, 1, 2, 3, 0, 1, 0, 0, 1, 2, 0, 1, 2, 3, 0]
     lengths = length_map(accepted, grid).flatten().tolist()
     assert math.isnan(lengths[0]) and lengths[1:] == [1, 4, 4, 4, 4, 2, 2, 1, 3, 3, 3, 4, 4, 4, 4]
-    levels = cycle_map([5, 4, 3, 2, 1, 0], accepted, grid).flatten().tolist()
-    assert levels[1:] == [5, 4, 4, 4, 4, 3, 3, 2, 1, 1, 1, 0, 0, 0, 0]
     with pytest.raises(AssertionError, match="17 tokens"):
         depth_map([*accepted, 0], grid)
 

@@ -35,14 +35,24 @@ SETTINGS = [method_figures.TradeOff(k, d, 1 + d * k / 300, 15 + 5 * d) for k in 
 
 
 FIGURES = {
-    "one depth": lambda path: map_figures.depth_map(path, [PICTURE], [depth_map(ACCEPTED, GRID)]),
-    "five depths": lambda path: map_figures.depth_map(
-        path, [PICTURE] * 5, [depth_map(ACCEPTED, GRID)] * 5, ["a caption that is too long for its picture " * 3] * 5
+    "one depth": lambda path: map_figures.picture_maps(path, [PICTURE], [depth_map(ACCEPTED, GRID)], "depth"),
+    "five depths": lambda path: map_figures.picture_maps(
+        path,
+        [PICTURE] * 5,
+        [depth_map(ACCEPTED, GRID)] * 5,
+        "depth",
+        ["a caption that is too long for its picture " * 3] * 5,
     ),
-    "lengths": lambda path: map_figures.length_map(path, [PICTURE] * 2, [length_map(ACCEPTED, GRID)] * 2, ["a", "b"]),
-    "mean lengths": lambda path: map_figures.length_map(path, (), [length_map(ACCEPTED, GRID) / 3] * 3, list("abc")),
-    "equal cells": lambda path: map_figures.length_map(path, [PICTURE], [torch.ones(GRID, GRID)]),
-    "top-1": lambda path: map_figures.top1_map(path, [PICTURE] * 3, [cell_map(P.amax(-1), GRID)] * 3),
+    "lengths": lambda path: map_figures.picture_maps(
+        path, [PICTURE] * 2, [length_map(ACCEPTED, GRID)] * 2, "", ["a", "b"]
+    ),
+    "mean lengths": lambda path: map_figures.picture_maps(
+        path, (), [length_map(ACCEPTED, GRID) / 3] * 3, "", list("abc")
+    ),
+    "equal cells": lambda path: map_figures.picture_maps(path, [PICTURE], [torch.ones(GRID, GRID)], ""),
+    "top-1": lambda path: map_figures.picture_maps(
+        path, [PICTURE] * 3, [cell_map(P.amax(-1), GRID)] * 3, "probability", limits=(0.0, 1.0)
+    ),
     "distributions": lambda path: map_figures.distributions_at(path, PICTURE, P, Q, [0, 7, 15], grid=GRID),
     "certain": lambda path: map_figures.distributions_at(path, PICTURE, torch.eye(16), None, [3], grid=GRID),
     "sizes": lambda path: map_figures.set_size_grid(
@@ -53,8 +63,8 @@ FIGURES = {
         path, {"T = 0": torch.tensor([[1, 2], [4, 9000]]), "T = 1": torch.tensor([1, 30])}
     ),
     "few ranks": lambda path: share_figures.rank_histogram(path, {"T = 0": torch.tensor([1, 1, 2])}),
-    "accuracy": lambda path: share_figures.accuracy_bars(path, {"training": {"top-1": 0.4, "top-3": 0.6}}),
-    "probability": lambda path: share_figures.probability_bars(path, {t: {"top-1": 0.1, "top-10": 0.5} for t in "ab"}),
+    "accuracy": lambda path: share_figures.share_bars(path, {"training": {"top-1": 0.4, "top-3": 0.6}}, ""),
+    "probability": lambda path: share_figures.share_bars(path, {t: {"top-1": 0.1, "top-10": 0.5} for t in "ab"}, "p"),
     "acceptance": lambda path: method_figures.acceptance_grid(
         path, torch.tensor([[0.07, 0.2], [0.08, 0.3]]), [100, 1000], [0.05, 0.4], exact=0.04
     ),
@@ -89,7 +99,7 @@ def drawn(monkeypatch, draw, *args, **kwargs):
 
 def test_every_depth_has_its_own_colour(monkeypatch):
     """Whole numbers are classes: their colours differ, and the bar names each."""
-    figure = drawn(monkeypatch, map_figures.depth_map, [PICTURE], [depth_map(ACCEPTED, GRID)])
+    figure = drawn(monkeypatch, map_figures.picture_maps, [PICTURE], [depth_map(ACCEPTED, GRID)], "")
     image = figure.axes[1].images[0]
     colors = image.to_rgba(torch.tensor([[0.0, 1.0, 2.0, 3.0]]).numpy())[0]
     assert len({tuple(color) for color in colors}) == 4
@@ -97,7 +107,7 @@ def test_every_depth_has_its_own_colour(monkeypatch):
 
 
 def test_a_missing_cell_is_grey_and_not_a_value(monkeypatch):
-    figure = drawn(monkeypatch, map_figures.length_map, [PICTURE], [length_map(ACCEPTED, GRID)])
+    figure = drawn(monkeypatch, map_figures.picture_maps, [PICTURE], [length_map(ACCEPTED, GRID)], "")
     image = figure.axes[1].images[0]
     corner = image.to_rgba(image.get_array())[0, 0]
     assert np.allclose(corner[:3], matplotlib.colors.to_rgb(PALE), atol=0.01)
@@ -149,11 +159,11 @@ def test_trade_off_draws_a_line_for_each_k_in_order_of_delta(monkeypatch):
 def test_bars_are_the_shares_that_are_written_above_them(monkeypatch):
     """LANTERN's figures 2b and 2c, ADT-Tree's figure 1: a colour for each of top-1 and top-3, or top-10."""
     groups = {"training": {"top-1": 0.4, "top-3": 0.6}, "held-out": {"top-1": 0.3, "top-3": 0.5}}
-    for draw in (share_figures.accuracy_bars, share_figures.probability_bars):
-        panel = drawn(monkeypatch, draw, groups).axes[0]
-        assert [bar.get_height() for bar in panel.patches] == [0.4, 0.3, 0.6, 0.5]
-        assert [text.get_text() for text in panel.texts] == ["40.0%", "30.0%", "60.0%", "50.0%"]
-        assert [label.get_text() for label in panel.get_xticklabels()] == [*groups]
+    panel = drawn(monkeypatch, share_figures.share_bars, groups, "accuracy").axes[0]
+    assert [bar.get_height() for bar in panel.patches] == [0.4, 0.3, 0.6, 0.5]
+    assert [text.get_text() for text in panel.texts] == ["40.0%", "30.0%", "60.0%", "50.0%"]
+    assert [label.get_text() for label in panel.get_xticklabels()] == [*groups]
+    assert panel.get_ylabel() == "accuracy"
 
 
 def test_every_cell_of_table_1_has_its_acceptance(monkeypatch):
@@ -176,7 +186,7 @@ def test_initialisations_are_compared_by_tau_planned_depth_and_speedup(monkeypat
 def test_a_map_has_each_cells_probability_at_its_place(monkeypatch):
     """ADT-Tree's figures 4 and 9: likeliest probabilities, whatever their range on one scale from 0 to 1."""
     values = cell_map(P.amax(-1), GRID)
-    image = drawn(monkeypatch, map_figures.top1_map, [PICTURE], [values]).axes[1].images[0]
+    image = drawn(monkeypatch, map_figures.picture_maps, [PICTURE], [values], "", limits=(0.0, 1.0)).axes[1].images[0]
     assert np.asarray(image.get_array()) == pytest.approx(values.numpy()) and image.get_clim() == (0.0, 1.0)
 
 
@@ -190,14 +200,14 @@ def test_more_groups_than_colours_are_refused(tmp_path):
     with pytest.raises(AssertionError):
         share_figures.accepted_histogram(tmp_path / "x.png", many)
     with pytest.raises(AssertionError):
-        map_figures.depth_map(tmp_path / "x.png", [PICTURE] * 6, [depth_map(ACCEPTED, GRID)] * 6)
+        map_figures.picture_maps(tmp_path / "x.png", [PICTURE] * 6, [depth_map(ACCEPTED, GRID)] * 6, "")
 
 
 def test_every_figure_is_drawn_in_one_style():
     modules = (map_figures, method_figures, share_figures)
     public = {f for module in modules for name, f in vars(module).items() if not name.startswith("_")}
     figures = [f for f in public if "path" in getattr(f, "__annotations__", ()) and f.__name__ != "save"]
-    assert len(figures) == 13 and all(hasattr(f, "__wrapped__") for f in figures)
+    assert len(figures) == 10 and all(hasattr(f, "__wrapped__") for f in figures)
 
 
 def test_a_first_drafts_chance_has_a_name_of_its_own():

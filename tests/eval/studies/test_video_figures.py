@@ -1,7 +1,6 @@
 """Figures of the video track are drawn from rows and analyses as they come."""
 
-from draftsmith.eval.cells import MethodInfo
-from draftsmith.eval.held_visual import HeldVisual
+from draftsmith.eval.cells import HeldVisual, MethodInfo
 from draftsmith.eval.studies import video, video_figures
 from draftsmith.eval.studies.video import by_visual_tokens
 from PIL import Image

@@ -1,6 +1,7 @@
 """What is recorded of an ensemble's weights is what it decoded with, and what the shade says is true."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.eval.studies import ensemble_weights as weights
 from draftsmith.eval.studies.ensemble_weights import (
     WeightsFigure,
-    as_data,
     plot_weights,
     trace_weights,
     weights_over_time,
@@ -86,7 +86,7 @@ def test_steps_and_weights(models, policy):
 def test_more_than_two_members_and_none_of_the_two(models, tmp_path):
     big, draft = models
     four = trace_weights(target(big), ensemble(draft, preset("MTCP*")), request(0, 1), DECODING)
-    curve = weights_over_time(json.loads(json.dumps(as_data(four))))
+    curve = weights_over_time(WeightTrace(**json.loads(json.dumps(asdict(four)))))
     assert curve.names == ("M", "T")
     weights = np.array(four.cycles)[four.cycle_of_step]
     assert curve.weight == pytest.approx(weights[:, 0] / (weights[:, 0] + weights[:, 1]))
