@@ -47,7 +47,7 @@ class Block:
         p, draws = Distributions.of(p).whole(), iter(uniforms)
         n = tree.num_nodes
         if tree.draft_probs is None:
-            return Verified((), (), inverse_cdf(p[0], float(next(draws))), p)
+            return Verified((), (), inverse_cdf(p[0], float(next(draws))))
         rows = torch.arange(n, device=p.device)
         q = tree.draft_probs[torch.tensor(tree.parent_rows, device=p.device)]  # [N,V] row i: what node i was drawn from
         ids = tree.tokens.to(p.device)
@@ -69,7 +69,7 @@ class Block:
         rest = p[n] if kept == n else positive_part(owed[kept], p[kept])
         path = tuple(range(kept))
         bonus = inverse_cdf(rest, float(next(draws)))
-        return Verified(path, tuple(int(t) for t in tokens[:kept]), bonus, p)
+        return Verified(path, tuple(int(t) for t in tokens[:kept]), bonus)
 
 
 def _chance(owed: float, weight: float) -> float:

@@ -156,7 +156,7 @@ class Lantern:
         path = _longest(tree, joined[tree.num_nodes + 1 :])
         if (bonus := joined[path[-1] + 1 if path else 0]) < 0:
             raise NotFinite(SCORES)
-        return Verified(path, tuple(tokens[node] for node in path), bonus, scores)
+        return Verified(path, tuple(tokens[node] for node in path), bonus)
 
     def _sampling(self, tree: Tree, p: Distributions, uniforms: Sequence[float]) -> Verified:
         """Verifies as `Sampling` does, with the mass of A in the place of p(x)."""
@@ -187,7 +187,7 @@ class Lantern:
                     q = without(q, tokens[child])
             return None, rest
 
-        return descend(p, tokens, draws, trial)
+        return descend(tokens, draws, trial)
 
     def _weigh(self, values: Tensor, known: Tensor, drawn: Tensor | None) -> list[tuple[float, float, float]]:
         """(mass of A, its size, q(x) or 0) of each of N tokens, from p at their members; one synchronisation."""

@@ -84,7 +84,7 @@ class Greedy:
         """`p` [N+1,V], row 0 at the root: probabilities or scores, only their largest entry counts."""
         best = likeliest(p)
         tokens, best_ids = read_with(tree, best)
-        return _followed(tree, tokens, lambda node: best_ids[node + 1], p)
+        return _followed(tree, tokens, lambda node: best_ids[node + 1])
 
 
 class Sampling:
@@ -137,7 +137,7 @@ class Sampling:
                     rest = positive_part(left, rest)
             return None, rest
 
-        return descend(p, tokens, draws, trial)
+        return descend(tokens, draws, trial)
 
 
 def _drawn_from_p(tree: Tree, p: Distributions, uniforms: Iterable[float]) -> Verified:
@@ -146,14 +146,14 @@ def _drawn_from_p(tree: Tree, p: Distributions, uniforms: Iterable[float]) -> Ve
     """
     draws = iter(uniforms)
     if p.one_by_one:
-        return _followed(tree, tree.tokens.tolist(), lambda node: inverse_cdf(p.row(node + 1), float(next(draws))), p)
+        return _followed(tree, tree.tokens.tolist(), lambda node: inverse_cdf(p.row(node + 1), float(next(draws))))
     by_depth = [float(u) for u in itertools.islice(draws, tree.num_levels + 1)]
     own = torch.tensor([by_depth[0], *(by_depth[depth] for depth in tree.depths)], dtype=torch.float64)
     tokens, ids = read_with(tree, _at_uniforms(p.whole(), uploaded(own, p.device)))
-    return _followed(tree, tokens, lambda node: ids[node + 1], p)
+    return _followed(tree, tokens, lambda node: ids[node + 1])
 
 
-def _followed(tree: Tree, tokens: Sequence[int], after: Callable[[int], int], p: Tensor | Distributions) -> Verified:
+def _followed(tree: Tree, tokens: Sequence[int], after: Callable[[int], int]) -> Verified:
     """From the root down for as long as a child has the token that comes after its parent: -1 where there is none."""
     path, token = list[int](), after(ROOT)
     while match := [child for child in tree.children.get(path[-1] if path else ROOT, ()) if tokens[child] == token]:
@@ -161,7 +161,7 @@ def _followed(tree: Tree, tokens: Sequence[int], after: Callable[[int], int], p:
         token = after(match[0])
     if token < 0:
         raise NotFinite(SCORES)
-    return Verified(tuple(path), tuple(tokens[n] for n in path), token, p)
+    return Verified(tuple(path), tuple(tokens[n] for n in path), token)
 
 
 def _at_tokens(tree: Tree, p: Distributions) -> tuple[list[int], list[tuple[float, float]]]:
@@ -182,11 +182,10 @@ def _at_tokens(tree: Tree, p: Distributions) -> tuple[list[int], list[tuple[floa
 Trial = Callable[[int], tuple[int | None, Tensor]]
 
 
-def descend(p: Tensor | Distributions, tokens: Sequence[int], draws: Iterator[float], trial: Trial) -> Verified:
+def descend(tokens: Sequence[int], draws: Iterator[float], trial: Trial) -> Verified:
     """From the root down for as long as a child is accepted; the bonus is drawn from what the last rejections left.
 
     Args:
-        p: [N+1,V], row 0 at the root.
         tokens: of each node.
         draws: that `trial` draws from too.
     """
@@ -196,7 +195,7 @@ def descend(p: Tensor | Distributions, tokens: Sequence[int], draws: Iterator[fl
         path.append(accepted)
         accepted, rest = trial(accepted)
     bonus = inverse_cdf(rest, float(next(draws)))
-    return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, p)
+    return Verified(tuple(path), tuple(tokens[n] for n in path), bonus)
 
 
 def inverse_cdf(probs: Tensor, uniform: float) -> int:

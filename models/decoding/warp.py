@@ -6,13 +6,10 @@ which is why the two steps are apart. Letters: N positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from ...core.states import uploaded
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,3 @@ class Distributions:
             self._rows[number] = self._warp(self._scores[number])
         return self._rows[number]
 
-    def rows(self, numbers: Sequence[int]) -> Tensor:
-        """Some of them, [n,V]."""
-        if self._all is not None or not self.one_by_one:
-            return self.whole()[uploaded(torch.tensor(list(numbers)), self.device)]
-        return torch.stack([self.row(number) for number in numbers])

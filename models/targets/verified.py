@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
 from ..decoding.tree import Tree
-from ..decoding.warp import Distributions
 from .base import TargetStep
 
 
@@ -20,7 +18,6 @@ class Verified:
     path: tuple[int, ...]  # accepted nodes from the root down
     tokens: tuple[int, ...]  # their tokens
     bonus: int  # the token after them, the target's own
-    p: Any  # [N+1,V] what the rule was given: a tensor or `Distributions`
     step: TargetStep | None = None  # what the target computed at the root and along the path
     tree: Tree | None = None
     scores: Tensor | None = None  # [N+1,V] the target's at the root and at all nodes, before the temperature
@@ -40,8 +37,3 @@ class Verified:
     def num_accepted(self) -> int:
         """Drafted tokens accepted, without the bonus token: one less than the cycle emits."""
         return len(self.path)
-
-    @property
-    def target_probs(self) -> Tensor:
-        """[len(path)+1,V] p at the root and along the path; decoding never asks for it."""
-        return Distributions.of(self.p).rows([0, *(node + 1 for node in self.path)])

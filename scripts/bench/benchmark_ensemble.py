@@ -59,7 +59,7 @@ class InTurn:
         path = tuple(range(self.cycle % (tree.num_nodes + 1)))
         self.cycle += 1
         tokens, bonus = tree.tokens.tolist(), int(Distributions.of(p).row(len(path)).argmax())
-        return Verified(path, tuple(tokens[: len(path)]), bonus, p)
+        return Verified(path, tuple(tokens[: len(path)]), bonus)
 
 
 class Timed(EnsembleProposal):

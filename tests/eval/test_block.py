@@ -157,7 +157,7 @@ class OnlyWeights(Block):
             rest = (weights[kept] * rest - tree.draft_probs[kept]).clamp(min=0)
         bonus = inverse_cdf(rest if rest.any() else p[kept], uniforms[-1])
         path = tuple(range(kept))
-        return Verified(path, tuple(tree.tokens[:kept].tolist()), bonus, p)
+        return Verified(path, tuple(tree.tokens[:kept].tolist()), bonus)
 
 
 @pytest.mark.parametrize("wrong", [TokenResidual(), OnlyWeights()], ids=lambda rule: type(rule).__name__)
@@ -180,7 +180,6 @@ def test_one_token_is_verified_as_by_sampling():
         uniforms = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
         block, exact = Block()(tree, rows, uniforms), Sampling()(tree, rows, uniforms)
         assert (block.path, block.tokens, block.bonus) == (exact.path, exact.tokens, exact.bonus)
-        assert torch.equal(block.target_probs, exact.target_probs)
 
 
 def test_a_drafter_that_is_the_target_is_always_right():
@@ -211,4 +210,4 @@ def test_what_it_cannot_verify_is_refused():
 def test_nothing_proposed():
     p = torch.tensor([[0.25, 0.75]])
     result = Block()(no_tree(), p, [0.5])
-    assert (result.path, result.tokens, result.bonus) == ((), (), 1) and torch.equal(result.target_probs, p)
+    assert (result.path, result.tokens, result.bonus) == ((), (), 1)

@@ -30,7 +30,6 @@ def test_rows_one_by_one_and_all_at_once(warp, form, relaxed):
         scores, uniforms = 3 * torch.randn(p.shape, generator=generator), torch.rand(9, generator=generator).tolist()
         one, other = (accept(tree, kind(scores, warp), uniforms) for kind in (Distributions, AtOnce))
         assert (one.path, one.tokens, one.bonus) == (other.path, other.tokens, other.bonus)
-        torch.testing.assert_close(one.target_probs, warp(scores)[[0, *(n + 1 for n in one.path)]])
         depths.add(len(one.path))
     assert len(depths) > 1
 

@@ -137,11 +137,9 @@ def test_a_drafter_of_fewer_levels_plans_no_more_than_it_has():
 
 
 def test_the_end_token_of_a_path_takes_the_bonus_tokens_place():
-    probs = torch.eye(4)
-    whole = Verified((0, 2, 5), (7, 9, 8), 6, probs, None)
+    whole = Verified((0, 2, 5), (7, 9, 8), 6)
     cut = whole.until_end({9})
     assert (cut.path, cut.tokens, cut.bonus, cut.ended) == ((0,), (7,), 9, True)
-    assert torch.equal(cut.target_probs, probs[:2])
     assert whole.until_end({6}) is whole and not whole.ended, "the target's own end token was drafted by nobody"
     assert whole.until_end({7}).num_accepted == 0
 
@@ -201,7 +199,7 @@ class Enumerated:
             self.known[key] = list(found.items())
         options = self.known[key]
         (path, bonus), _ = options[self.choices.take([weight for _, weight in options])]
-        return Verified(path, tuple(int(tree.tokens[n]) for n in path), bonus, p)
+        return Verified(path, tuple(int(tree.tokens[n]) for n in path), bonus)
 
 
 @dataclass(frozen=True)

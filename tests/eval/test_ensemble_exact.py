@@ -106,7 +106,7 @@ def continuation(drafter, shape, rule, scores, warp, vocab, length, seen):
                 path = told(tree, tokens[:-1]).path
                 step = TargetStep(torch.stack([scores(rows[n + 1]) for n in (ROOT, *path)]))
                 after = copy.deepcopy(drafter)
-                after.accept(Verified(path, tokens[:-1], tokens[-1], step.logits, step, tree))
+                after.accept(Verified(path, tokens[:-1], tokens[-1], step, tree))
                 go(after, weight * chance * more)
 
     go(drafter, 1.0)

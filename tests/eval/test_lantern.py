@@ -275,7 +275,6 @@ def test_greedy(case, form, setting):
     assert [0, *(n + 1 for n in verified.path)] == rows[int(V[f"{folder}/best_row"])][: length + 1].tolist()
     assert verified.tokens == tuple(tree.tokens[list(verified.path)].tolist())
     assert verified.bonus == int(V[f"{folder}/bonus_token"])
-    assert torch.equal(verified.target_probs, scores[[0, *(n + 1 for n in verified.path)]])
 
 
 def test_ties_of_a_static_tree_go_by_path():
@@ -320,8 +319,7 @@ def random_tree(generator, form: str):
 
 
 def same(a, b) -> bool:
-    along = torch.equal(a.target_probs, b.target_probs)
-    return along and (a.path, a.tokens, a.bonus) == (b.path, b.tokens, b.bonus)
+    return (a.path, a.tokens, a.bonus) == (b.path, b.tokens, b.bonus)
 
 
 @pytest.mark.covering

@@ -44,7 +44,7 @@ def started(config, prompt, first, *, visual=(), drafter=None, capacity=20):
 
 
 def took(drafter, *tokens):
-    drafter.accept(Verified((0,) * (len(tokens) - 1), tuple(tokens[:-1]), tokens[-1], None))
+    drafter.accept(Verified((0,) * (len(tokens) - 1), tuple(tokens[:-1]), tokens[-1]))
 
 
 def chain_of(drafter, length):

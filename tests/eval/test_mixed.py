@@ -188,7 +188,7 @@ def test_weights_learn_at_the_nodes_that_were_accepted(policy):
     tokens = tuple(int(tree.tokens[node]) for node in path)
     logits = torch.arange(3.0 * vocab).view(3, vocab)
     drafter.weights.observe = lambda p, q: seen.append((p, q))
-    drafter.accept(Verified(path, tokens, 0, None, step=TargetStep(logits), tree=tree))
+    drafter.accept(Verified(path, tokens, 0, step=TargetStep(logits), tree=tree))
     ((p, q),) = seen
     prefixes = [(0,), (0, tokens[0]), (0, *tokens)][: len(p)]
     assert len(p) == 2 + (path[-1] in tree.children) and torch.equal(p, warp.apply_temperature(logits[: len(p)]))

@@ -274,7 +274,8 @@ class Watched(Static):
 
     def observe(self, verified):
         num_condition = [ROOT, *(verified.tree.expansions[node] for node in verified.path)]
-        for place, (index, scores) in enumerate(zip(num_condition, verified.target_probs, strict=True)):
+        along = verified.scores[[0, *(node + 1 for node in verified.path)]]
+        for place, (index, scores) in enumerate(zip(num_condition, along, strict=True)):
             if verified.tree.num_nodes and (place == 0 or index != ROOT):
                 torch.testing.assert_close(self.q[index], scores.softmax(-1), atol=1e-3, rtol=0)
                 self.compared += 1
