@@ -230,8 +230,8 @@ def _table(table: Table, level: int) -> list[str]:
         ]
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
-    head = [cell(column.heading) for column in table.columns]
-    grid: list[list[str]] = [head, ["---"] * len(head), *rows]
+    head: list[str] = [cell(column.heading) for column in table.columns]
+    grid = [head, ["---"] * len(head), *rows]
     lines += [*("| " + " | ".join(cells) + " |" for cells in grid), ""]
     if remark := table.remark():
         lines += [sentence(remark), ""]
