@@ -184,7 +184,7 @@ class _Siblings:
         if drawn:
             self.rest, self._q = positive_part(self.rest - self._q, self.rest), without(self._q, token)
         else:
-            # Nothing is left where rounding alone rejected the only token.
+            # p is kept where this was its only token: rounding alone rejects that, and nothing else is left.
             left = self.rest.clone()
             left[token] = 0.0
             self.rest = positive_part(left, self.rest)
