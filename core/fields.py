@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 
 def shorthand(kind: type, spelled_out: Callable[[Any], object]) -> BeforeValidator:
-    """Of a setting that may be written shorter, as a value of type `kind`: what this stands for. Other values are left
-    to the setting's own type.
+    """Return a validator of a setting that may be written shorter: `spelled_out` says what a value of type `kind`
+    stands for. Other values are left to the setting's own type.
     """
     return BeforeValidator(lambda value: spelled_out(value) if isinstance(value, kind) else value)
 

@@ -60,7 +60,7 @@ def loadable(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class FileSum:
-    """Of one file."""
+    """Size and checksum of one file."""
 
     bytes: int
     xxh3: str  # 64 bits in hex

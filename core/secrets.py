@@ -103,7 +103,7 @@ def written_over(tree: object, asked: object) -> Json:
 
 
 def only_variables(asked: object) -> object:
-    """Of a recipe's tree what environment variables gave, at its places; None: they gave nothing."""
+    """Return the parts of a recipe's tree that environment variables gave, at their places; None: there are none."""
     match asked:
         case AsWritten():
             return asked

@@ -81,7 +81,7 @@ def _choice(choice: Any, cls: type[BaseModel]) -> Any:
 
 
 class _Told(ModelMetaclass):
-    """Of sections that Python code makes: an unknown setting is pydantic's error with a note on what was meant."""
+    """Adds a note on what was meant to pydantic's error for an unknown setting, in sections that Python code makes."""
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         try:

@@ -38,7 +38,7 @@ class Answer:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def sample(self) -> tuple[str, dict[str, Tensor], JsonObject]:
-        """As shards hold it."""
+        """Return the answer as shards hold it: key, tensors, info."""
         info = {**self.request, "stop": self.stop, "seed": self.seed, "target": self.target}
         return f"{self.number:09d}", {"ids": torch.tensor(self.ids, dtype=torch.int32), **self.tensors}, info
 
@@ -49,7 +49,7 @@ def text_ids(request: Request) -> Tensor:
 
 
 def kept_tensors(kept: KeptScores | None) -> dict[str, Tensor]:
-    """As an answer's record holds them: [n,K], [n,K] and [n] for its n tokens."""
+    """Return the tensors of an answer's record, [n,K], [n,K] and [n] for its n tokens; none without kept scores."""
     if kept is None:
         return {}
     return {"top_ids": kept.ids.to(torch.int32), "top_log_probs": kept.log_probs, "log_rest": kept.log_rest}

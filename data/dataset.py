@@ -356,7 +356,7 @@ class ConversationDataset:
         return (image_reader or self._image_reader).media(record, *self.folders(file))
 
     def folders(self, file: int) -> tuple[Path, Path]:
-        """Of images and of clips, of the records of file number `file`."""
+        """Return the folders of images and of clips of the records in file number `file`."""
         images = Path(self.config.images) if self.config.images else self.records[file].folder
         return images, Path(self.config.videos) if self.config.videos else images
 

@@ -171,11 +171,11 @@ class OpenBatch:
 
     @property
     def num_supervised(self) -> int:
-        """Of the answers that are there."""
+        """Supervised tokens of the answers that are there."""
         return sum(sum(row.sample.loss_mask) for row in self.rows)
 
     def filled(self, answers: Sequence[Sequence[int]]) -> Batch:
-        """With an answer to each of the requests."""
+        """Return the batch with an answer to each of the requests, in row order."""
         own = iter(answers)
         samples = [
             row.sample if row.request is None else answered(row.request, next(own), row.sample.sample_id)

@@ -61,7 +61,7 @@ def verdict(interval: Interval) -> Verdict:
 
 
 def ratio(numerator: Any, denominator: Any) -> Any:
-    """Of numbers, or of columns of them; NaN where there is nothing to divide by."""
+    """Divide numbers, or columns of them; NaN where there is nothing to divide by."""
     if np.ndim(denominator):
         return numerator / denominator.where(denominator > 0)
     return numerator / denominator if denominator > 0 else math.nan

@@ -61,8 +61,8 @@ class Generation:
     replayed: tuple[int, int] = (0, 0)  # passes of target and drafter that CUDA graphs ran
 
     def visual_skips(self, skip: float) -> dict[str, Any]:
-        """Of ViSkip at threshold `skip`: how many cycles drafted nothing for it, and the mean attention on the picture,
-        as details of a row.
+        """Return details of a row for ViSkip at threshold `skip`: how many cycles drafted nothing because of it, and
+        the mean share of attention on the pictures.
         """
         shares = [cycle.visual_attention for cycle in self.cycles if cycle.visual_attention is not None]
         mean = sum(shares) / len(shares) if shares else 0.0

@@ -131,7 +131,7 @@ class Sampling:
                 if q_mass > 0.0:
                     rest, q = positive_part(rest - q, rest), without(q, token)
                 else:
-                    # Nothing is left where rounding alone rejected the only token.
+                    # p is kept where this was its only token: rounding alone rejects that, and nothing else is left.
                     left = rest.clone()
                     left[token] = 0.0
                     rest = positive_part(left, rest)

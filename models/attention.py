@@ -94,7 +94,7 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
 def folded(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """As `attend`, with the H/G query heads of a group as H/G times as many queries of their key-value head.
+    """Attend as `attend`, with the H/G query heads of a group as H/G times as many queries of their key-value head.
 
     Args:
         mask: None: all queries see all keys.

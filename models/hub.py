@@ -43,8 +43,8 @@ ModelSource: TypeAlias = str | JsonObject
 
 
 def recurrent_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
-    """Of each layer of a text config whether it recurs (Qwen3.5's gated DeltaNet) and has no attention; empty where the
-    config does not tell layers apart.
+    """Return for each layer of a text config whether it recurs (Qwen3.5's gated DeltaNet) and has no attention; empty
+    where none recurs.
     """
     kinds = config_value(text, "layer_types") or ()
     return tuple(kind == RECURS for kind in kinds) if RECURS in kinds else ()
@@ -66,7 +66,7 @@ def has_windows(text: PreTrainedConfig) -> bool:
 
 
 def kv_shapes(text: PreTrainedConfig) -> list[tuple[int, int]]:
-    """Of each layer of a text config its heads of keys and values, and the width of a head: Gemma 4's layers differ."""
+    """Return the key-value heads of each layer of a text config, and a head's width: Gemma 4's layers differ."""
     count = text.num_hidden_layers
     if config_value(text, "global_head_dim") is not None:  # as transformers wrote it before 5.20
         shared = config_value(text, "num_global_key_value_heads") if text.attention_k_eq_v else None

@@ -70,7 +70,7 @@ def _defaults(config_class: type[PreTrainedConfig], key: str) -> PreTrainedConfi
 
 
 def _class_of(values: JsonObject, part: object, key: str) -> Any:
-    """Of a part of a config: as it says itself, or as its family has it."""
+    """Return a part's config class, by its own model_type or its family's. Raises `Refused` where neither says it."""
     from transformers import CONFIG_MAPPING
 
     if (named := text_at(values, "model_type")) is not None and named in CONFIG_MAPPING:
@@ -97,7 +97,7 @@ def _check_rope(values: JsonObject, defaults: PreTrainedConfig, key: str) -> Non
 
 
 def _check_turning(values: JsonObject, rope: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
-    """Of one rotation, or of one for each type of layer."""
+    """Raise `Refused` for keys that nothing reads, of one rotation or of one for each type of layer."""
     if all(object_at(value) is None for value in rope.values()):
         _check_keys(rope, defaults, key)
         return

@@ -57,7 +57,7 @@ class LayerShape:
         return self.own_head_dim or self.hidden_size // self.num_heads
 
     def to_dict(self) -> JsonObject:
-        """As JSON holds it."""
+        """Return the shape as JSON holds it."""
         return {**asdict(self), "mrope_section": list(self.mrope_section)}
 
     def differs_from(self, written: JsonObject) -> tuple[str, object, object] | None:

@@ -37,7 +37,7 @@ class PackedRow:
 
     @classmethod
     def of(cls, mask: Tensor, device: torch.device) -> PackedRow:
-        """Of a batch whose tokens `mask` [B,T], on the CPU, keeps; padded on the right."""
+        """Lay out a batch whose `mask` [B,T] bool, on the CPU, is True at its tokens; it is padded on the right."""
         places = uploaded(mask.flatten().nonzero()[:, 0], device)
         width, lengths = mask.shape[1], mask.sum(1)
         bounds = F.pad(lengths[lengths > 0].cumsum(0), (1, 0))[None, None, None]

@@ -73,7 +73,7 @@ def disk_findings(output: Path) -> list[Finding]:
 
 
 def states_too_large(text: str) -> dict[str, str]:
-    """Of a dry run: stage -> why its states do not fit on the disk."""
+    """Read a dry run's text: stage -> why its states do not fit on the disk."""
     warnings, stage = {}, ""
     for line in text.splitlines():
         if line.startswith("stage "):

@@ -84,7 +84,7 @@ class _Unknown(Exception):
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
-    """Of every evaluation of every run, in their order."""
+    """Return an entry of every evaluation of every run, in their order."""
     return [_entry(run, stage, cell) for run in runs for stage, each in run.evaluations.items() for cell in each]
 
 
@@ -360,7 +360,7 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
 
 
 def title(runs: Sequence[Run]) -> str:
-    """Of the page, in both forms."""
+    """Return the title of the page, the same in Markdown and HTML."""
     return f"Runs side by side: {', '.join(run.name for run in runs)}"
 
 

@@ -67,7 +67,7 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
 
 
 def _title(plan: Planned) -> str:
-    """Of its lines. What a stage of this kind is for as a rule, its lines say."""
+    """Return a stage's first line, with its `about`; the lines after it say what such a stage is usually for."""
     about = "" if plan.stage.about is None else f": {plan.stage.about}"
     return f"stage {plan.name} ({plan.stage.kind}){about}"
 

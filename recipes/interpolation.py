@@ -153,7 +153,7 @@ def _at(tree: object, place: tuple[str, ...]) -> Json:
 
 
 def _with_tokens(text: str) -> str:
-    """With a resolver that only marks where a variable is asked for."""
+    """Replace the resolver of environment variables by ours, which only marks where a variable is asked for."""
     return re.sub(
         r"(\\*)\$\{\s*oc\.env\s*:",
         lambda match: match[0] if len(match[1]) % 2 else f"{match[1]}${{draftsmith.{_ENV}:",

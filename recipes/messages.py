@@ -239,7 +239,7 @@ def _of_type(annotation: object) -> object:
 
 
 def _problems(error: ValidationError) -> list[Any]:
-    """Of a key that takes a word or a section only what was wrong with the one that was given."""
+    """Return the errors; of a key that takes a word or a section, only what was wrong with the one that was given."""
     errors = error.errors()
     kept = []
     for problem in errors:

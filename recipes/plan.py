@@ -172,7 +172,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
 
 
 def _without_places(section: object) -> Json:
-    """Of a section and those inside it: what does not only say where models lie."""
+    """Return a section, and those inside it, without the keys that only say where models lie."""
     match section:
         case list():
             return [_without_places(part) for part in section]
@@ -226,8 +226,8 @@ def _data_identity(section: object) -> list[str]:
 
 
 def _path_identity(path: Path) -> str:
-    """Of a file, its content; of a folder of shards, its manifest's; of a suite's, that of its records; of one with a
-    published set of conversations, that of the set's files.
+    """Hash a file's content; of a folder of shards that of its manifest, of a suite that of its records, of a folder
+    with a published set of conversations that of the set's files.
     """
     if (path / INDEX).is_file():
         return suite_identity(path)
@@ -238,7 +238,7 @@ def _path_identity(path: Path) -> str:
 
 
 def _source_identity(source: JsonObject) -> list[str]:
-    """Of tars and of MS-COCO annotations. Folders of pictures count by their settings: reading all takes hours."""
+    """Hash tars, and annotations of MS-COCO. Folders of pictures count by their settings: reading all takes hours."""
     if source["kind"] == "coco":
         return [_path_identity(Path(source["annotations"]))]
     if source["kind"] != "webdataset":

@@ -14,7 +14,7 @@ from .finding import Finding, fault, ok
 
 
 def quality_findings(subject: str, stage: Section) -> list[Finding]:
-    """Of each section inside a stage that says how drawn pictures are judged."""
+    """Return the findings of each section inside a stage that says how drawn pictures are judged."""
     return [f for place, config in within(stage, QualityConfig) for f in _findings(".".join((subject, *place)), config)]
 
 

@@ -45,7 +45,7 @@ def commit() -> str | None:
 
 
 def version_of(name: str) -> str | None:
-    """Of an installed package; None: it is not."""
+    """Return the version of an installed package; None: it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

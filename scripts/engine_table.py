@@ -140,7 +140,7 @@ HEADS = ("target", "drafter", "prompts", "plain answers", "drafted answers", "ch
 
 
 def rows(target: str, drafter: str, found: Verification) -> list[tuple[str, ...]]:
-    """Of the table, one for each group of requests."""
+    """Return the rows of the table, one for each group of requests."""
     return [
         (target, drafter, cell.group, f"{cell.plain}/{cell.requests}", f"{cell.same}/{cell.requests}",
          f"{cell.equal}/{cell.chains}", f"{cell.accepted[0]}, {cell.accepted[1]}")

@@ -192,7 +192,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _written(value: Any) -> str:
-    """As YAML has it."""
+    """Return a value as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Section):

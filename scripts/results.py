@@ -95,7 +95,7 @@ def _by_drafter(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _analysis(report: dict[str, Any]) -> dict[str, Any]:
-    """Of drawn pictures by temperature: how sure the target is, in all cells and by their kind."""
+    """Return the analysis of drawn pictures by temperature: how sure the target is, in all cells and by their kind."""
     found = [section["data"] for section in report["sections"] if section["name"] == "analysis"]
     if not found:
         return {}
@@ -107,7 +107,7 @@ def _analysis(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _suite(report: dict[str, Any]) -> dict[str, Any]:
-    """Of TABED's suite: the title of each of its tables -> method -> heading -> number."""
+    """Return TABED's suite: the title of each of its tables -> method -> heading -> number."""
     found = [section["tables"] for section in report["sections"] if section["name"] == "suite"]
     if not found:
         return {}

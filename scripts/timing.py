@@ -67,7 +67,7 @@ def rounds(actions: Mapping[Name, Action], count: int, *, warm_up: int = 1) -> d
 
 
 def ratios(these: Sequence[float], those: Sequence[float]) -> list[float]:
-    """Of neighbours, pair by pair."""
+    """Divide neighbours, pair by pair."""
     return [a / b for a, b in zip(these, those, strict=True)]
 
 

@@ -65,7 +65,7 @@ class PromptSource(Section):
         return self
 
     def resolved(self, folder: Path | None) -> PromptSource:
-        """With the path inside the folder of the stage that made it."""
+        """Return the source with its path inside `folder`, that of the stage that made it; None: unchanged."""
         if folder is None or self.path is None:
             return self
         return self.model_copy(update={"path": str(folder / self.path), "from_stage": None})
@@ -123,7 +123,7 @@ def _asked(record: JsonObject) -> tuple[str, int | None] | None:
 
 
 def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    """As published, which is without quoting: quotation marks belong to their prompt."""
+    """Read PartiPrompts.tsv as published, which is without quoting: quotation marks belong to their prompt."""
     rows = _filled(path)
     columns = next(rows, (0, ""))[1].split("\t")
     if "Prompt" not in columns:

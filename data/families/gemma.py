@@ -30,7 +30,7 @@ class GemmaFamily(WholeFamily):
     """Gemma 4."""
 
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
-        """As large as the number of tokens allows, whatever the picture's size, sides cut to whole tokens.
+        """Return the largest size that the number of tokens allows, for small pictures too; sides are whole tokens.
 
         Raises:
             UserError: a fewest number of pixels is asked for, or the picture is a line.

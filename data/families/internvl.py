@@ -61,7 +61,7 @@ class InternVLFamily(PictureFamily):
         return settings.model_copy(update={"newline": "none", "pooling": "none"})
 
     def counted(self, config: PreTrainedConfig, tower: PreTrainedConfig) -> tuple[int, int, Any]:
-        """Of a tile's patches 2 x 2 become one token."""
+        """Return what the base class does; the patch is that of a token, which 2 x 2 of a tile become."""
         patch = round(tower.patch_size[0] / config.downsample_ratio)
         return tower.image_size[0], patch, SimpleNamespace(min_patches=1, max_patches=MAX_TILES)
 

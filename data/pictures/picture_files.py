@@ -208,7 +208,7 @@ def _out_of_range(found: str, expected: str) -> BadMedia:
 
 
 def _bits(image: Image.Image) -> int:
-    """Of a grey value: some TIFFs have 12 in 16."""
+    """Return how many bits of a 16-bit grey value are used: some TIFFs have 12."""
     bits = _tag(image, _BITS_PER_SAMPLE)
     return 16 if bits is None else int(bits[0])
 

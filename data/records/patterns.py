@@ -58,7 +58,7 @@ def _count(name: str) -> int:
 
 
 def unmatched(name: str) -> list[str]:
-    """Of `braces(name, ...)` the patterns that match nothing."""
+    """Return the patterns of `braces(name, ...)` that match nothing."""
     return [str(path) for path in braces(name) if is_pattern(str(path)) and not glob(str(path))]
 
 

@@ -79,7 +79,7 @@ class TableRecords(Section):
         return ", ".join(part for part in (self.path, self.name, self.split) if part)
 
     def inside(self, folder: Path) -> TableRecords:
-        """With a relative path starting at `folder`, where that is there."""
+        """Return the section with a relative path starting at `folder`, where that is there, else unchanged."""
         path = folder / self.path
         return self.model_copy(update={"path": str(path)}) if path.exists() else self
 
@@ -140,7 +140,7 @@ class TableRecords(Section):
         return file
 
     def _check_unchanged(self, digest: str, kept: Path) -> None:
-        """Of a branch on the Hub: a stage that goes on must see what it began with."""
+        """Raise `UserError` where a branch on the Hub has changed since the stage began; `kept` holds its digest."""
         hint = "delete the file: the set is then taken as it is now"
         if kept.is_file() and read_text(kept, hint=hint) != digest:
             hint = "set revision to the commit that the stage began with, or restart the stage (restart=STAGE)"

@@ -69,7 +69,7 @@ class TarRecords(Section):
         return ", ".join(self._patterns)
 
     def inside(self, folder: Path) -> TarRecords:
-        """With relative paths starting at `folder`."""
+        """Return the section with relative paths starting at `folder`."""
         return self.model_copy(update={"path": tuple(str(folder / pattern) for pattern in self._patterns)})
 
     def is_present(self) -> bool:

@@ -292,7 +292,7 @@ class TarIndex:
 
 
 def tar_index(path: Path) -> TarIndex:
-    """Of the file as it is now. Raises as `members`."""
+    """Return the index of the file as it is now. Raises as `members`."""
     state = path.stat()
     return _scan(path, state.st_size, state.st_mtime_ns)
 

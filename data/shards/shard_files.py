@@ -160,7 +160,7 @@ def tensor_places(head: Buffer) -> dict[str, TensorPlace]:
 
 
 def _places(packed: memoryview, start: int, stop: int) -> dict[str, TensorPlace]:
-    """Of the safetensors member whose content begins at `start` and ends at `stop`."""
+    """Return where each tensor of the safetensors member from `start` to `stop` lies, by name."""
     first = start + 8 + int.from_bytes(packed[start : start + 8], "little")
     if first > min(stop, len(packed)):
         raise ValueError("a header beyond the member's end")

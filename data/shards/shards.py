@@ -363,7 +363,7 @@ def checksum(packed: Buffer) -> int:
 
 
 def _indices(folder: Path) -> list[int]:
-    """Of the shards whose json is there, sorted."""
+    """Return the numbers of the shards whose JSON is there, sorted."""
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _SIDECAR.fullmatch(path.name)))
 
 

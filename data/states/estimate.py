@@ -22,7 +22,7 @@ _SHARES, _LEAST_SHARE = 8, 64
 
 @dataclass(frozen=True)
 class Size:
-    """Of `samples` records."""
+    """What `samples` records take on disk."""
 
     samples: int
     total_bytes: float
@@ -63,7 +63,7 @@ def declared_size(
     visual_tokens: float,
     position_rows: int = 1,
 ) -> Size:
-    """Of data that is not on disk: `text_tokens` and `visual_tokens` are those of all samples together."""
+    """Return the size of `samples` records; `text_tokens` and `visual_tokens` are those of all of them together."""
     mean = record_bytes(
         wanted, width, dtype, text=text_tokens / samples, visual=visual_tokens / samples, position_rows=position_rows
     )

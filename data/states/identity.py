@@ -43,7 +43,7 @@ def states_identity(
     dtype: StatesDtype | None,
     engine: JsonMapping | None = None,
 ) -> JsonObject:
-    """Of JSON types. What is None is not known, and compared with nothing.
+    """Return the settings that cached states depend on, as JSON. A None is not known: it is left out and not compared.
 
     Args:
         target: its name, revision and weights, see `weights_identity`.
@@ -84,7 +84,7 @@ def processor_settings(processor: Processor) -> JsonObject:
 
 
 def weights_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
-    """Of a target's weights: name, revision and commit of published ones; of a directory its files, wherever it lies.
+    """Identify a target's weights: published ones by path, revision and commit, a directory by its files alone.
 
     Args:
         source: what is loaded, an earlier stage's folder or `path`.
@@ -106,7 +106,7 @@ def _commit(name: str, revision: str | None) -> str | None:
 
 
 def _glance(file: Path) -> str:
-    """Of a file's size and pieces of it: reading tens of gigabytes for every start would take minutes."""
+    """Return a hash of a file's size and pieces of it: reading tens of gigabytes at every start would take minutes."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with open(file, "rb") as content:

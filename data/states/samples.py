@@ -102,7 +102,7 @@ def joined_counts(parts: Sequence[np.ndarray]) -> Counts:
 
 
 def draw_of(name: str) -> int:
-    """Of 32 bits, from a sample's name: the same samples are held out on every machine and by every source."""
+    """Return 32 bits that follow from a sample's name: every machine and every source holds out the same samples."""
     return zlib.crc32(name.encode())
 
 

@@ -71,7 +71,7 @@ class StatesWriting:
     def samples(
         self, batch: Batch, states: TargetStates, numbers: Sequence[int]
     ) -> Iterator[tuple[str, dict[str, Tensor], JsonObject]]:
-        """Of each row of `batch`, whose samples' numbers are given; a filler's row has none.
+        """Yield key, tensors and info of each row of `batch` but fillers; `numbers` are those of its samples.
 
         Raises:
             NotFinite: states of a sample hold NaN or infinity.

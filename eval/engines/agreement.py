@@ -171,7 +171,7 @@ def _other_target(cell: Cell, by_group: Mapping[str, Cell]) -> tuple[str, str]:
 
 
 def _together(cell: Cell, by_group: Mapping[str, Cell], kind: str) -> str:
-    """Of requests that draft as here when each is alone and whole."""
+    """Say why chains of a group differ whose requests draft as here when each is alone and whole."""
     if cell.group == TOGETHER or by_group.get(TOGETHER, cell).off > BOUND:
         return "alone they draft as here: the engine, or the drafter's class in it, mixes up requests of a batch"
     if kind in _UNPAIRED:

@@ -122,7 +122,7 @@ def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, *
 
 
 def _tokens_per_s(rows: Rows) -> float:
-    """Of all requests of a cell together. Drafters of several seeds were measured one after the other."""
+    """Return tokens/s of a cell. Seconds of drafters of several seeds add up: they ran one after the other."""
     seconds = 0.0
     for some in rows.grouped("drafter").values():
         details = some.details()

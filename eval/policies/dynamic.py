@@ -62,9 +62,10 @@ class Candidates:
     def best(self, count: int, *, planned: int = 0) -> Tree:
         """The tree of the `count` best, fewer where fewer are possible, of a cycle that planned so many levels."""
         chosen = np.sort(_likeliest(self.scores, count))
-        # Candidate -> its node and its expansion; the entry after the last candidate is the root's.
+        # Candidate -> its node and its expansion. The entry after the last candidate stands for the root.
         node, expansion = (np.full(len(self.scores) + 1, ROOT) for _ in range(2))
         node[chosen], expansion[self.expanded] = np.arange(len(chosen)), np.arange(len(self.expanded))
+        # The root's children are in group ROOT = -1, and Python's index -1 takes the last entry, the root's.
         above = np.append(self.expanded, len(self.scores))[chosen // self.width - 1]
         return Tree(
             torch.from_numpy(self.tokens[chosen]),

@@ -282,7 +282,7 @@ class CachedDecoder:
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
-        """As `forward`, with a mask [R,1,N,K] bool or additive over all K places that the cache hands over."""
+        """Run `forward` with the mask that it makes, [R,1,N,K] bool or additive over the K places of the cache."""
         places = self.coordinates(positions)
         if (plain := self._plain(cache, attention, more)) is not None:
             feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)

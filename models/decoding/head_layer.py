@@ -221,7 +221,7 @@ class Rotary:
 
 
 def rotation(table: Tensor, positions: Tensor) -> Rotation:
-    """Of positions [R,N] int64, from a `Rotary.table`."""
+    """Return the rotation of positions [R,N] int64, from a `Rotary.table`."""
     return Rotation(*F.embedding(positions, table).unsqueeze(-2).chunk(2, dim=-1))
 
 

@@ -120,8 +120,8 @@ def step(
 
 
 def normed(states: Tensor, norm: Norm) -> Tensor:
-    """As the modules do: in float32, cast back, then scaled. So 16 bits are rounded twice, before the gain and behind
-    it: one call with the gain would round once, and differ from transformers in the last place.
+    """Norm states as the modules do: in float32, cast back, then scaled. So 16-bit states are rounded twice, before the
+    gain and after it: one call with the gain would round once, and differ from transformers in the last place.
     """
     weight, epsilon = norm
     if states.dtype == weight.dtype == torch.float32:

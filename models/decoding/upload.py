@@ -32,7 +32,7 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
 
 
 def upload_tokens(device: torch.device, tokens: Tensor, *arrays: np.ndarray) -> list[Tensor]:
-    """As `upload`, with `tokens` [N] int64 in front, which may be on the device already."""
+    """Return `tokens` [N] int64, which may be on the device already, and then the arrays, as `upload` does."""
     if tokens.device.type != "cpu":
         return [tokens.to(device), *upload(device, *arrays)]
     return upload(device, tokens.numpy(), *arrays)

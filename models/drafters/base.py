@@ -320,7 +320,7 @@ class DrafterConfig(Kinded):
         return []
 
     def _unwritten(self, verb: str) -> UserError:
-        """Of a verb that a class of another package leaves out; of a kind that is not trained where training asks."""
+        """Return the error for a verb that a class of another package leaves out, or for a kind that is not trained."""
         if self.trains_on is None and verb not in ("load", "drafter"):
             return UserError(
                 f"a drafter of kind {self.kind} is not trained", key="drafter", hint="leave out the train stage"
@@ -392,5 +392,5 @@ class PublishedDrafter(DrafterConfig):
 
 
 def states_settings(drafter: DrafterConfig) -> JsonObject:
-    """As plain values, the settings of a drafter that say which of the target's states it reads in training."""
+    """Return a drafter's settings as plain values, without those that change nothing of the states which it reads."""
     return {key: value for key, value in drafter.model_dump(mode="json").items() if key not in drafter.beside_states}

@@ -74,7 +74,7 @@ class BlipCaptions(_Published):
 
 
 class Blip2Captions(_Published):
-    """With a decoder of its own (OPT)."""
+    """BLIP-2, whose captions a language model of its own writes (OPT)."""
 
     kind: Literal["blip2"]
     path: Place = "Salesforce/blip2-opt-2.7b"
@@ -303,7 +303,7 @@ class LvlmCaptioner:
 
 
 def _one_tile_each(request: Request) -> list[Tensor]:
-    """Of an image its first tile, which holds all of it; of a clip its middle frame."""
+    """Return one tile of each picture: an image's first, which holds all of it, or a clip's middle frame."""
     tiles, first = [], 0
     for picture in pictures_of(request):
         assert request.pixels is not None

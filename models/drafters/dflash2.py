@@ -78,7 +78,7 @@ class ConvolvedLayer(BlockLayer):
         self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
 
     def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: object) -> Tensor:
-        """As `BlockLayer.forward`."""
+        """Return blocks [B,Q,D] after the layer; arguments as of `BlockLayer.forward`."""
         mixed, corrections = self.attention_conv(self.input_layernorm(blocks))
         blocks = blocks + self.attention_conv(self.self_attn(mixed, context, turn, attend), corrections)[0]
         mixed, corrections = self.mlp_conv(self.post_attention_layernorm(blocks))

@@ -43,7 +43,7 @@ class ConfidenceHead(nn.Module):
 
 @torch.no_grad()
 def acceptance(goals: Goals, draft_scores: Tensor) -> Tensor:
-    """Of scores [S,V'], [S] float32: the chance that a token drawn from the draft is accepted at temperature 1.
+    """Return the chance [S] float32 that a token drawn from the draft's scores [S,V'] is accepted at temperature 1.
 
     Args:
         goals: the target's, of the ids that the draft scores; it never proposes another one.

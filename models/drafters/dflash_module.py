@@ -65,7 +65,7 @@ class DflashShape:
         return self.block_size - self.first
 
     def to_dict(self) -> JsonObject:
-        """As `config.json` holds it; layers of the target count as the published files count them, one less."""
+        """Return the shape as `config.json` holds it. Taps are counted as the published files count them, one less."""
         taps = [tap - 1 for tap in self.taps]
         return {
             **self.layer.to_dict(),

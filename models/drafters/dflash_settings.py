@@ -34,7 +34,7 @@ class DflashLoss(Section):
     chunk: int = Field(512, ge=1)
 
     def weights(self, block_size: int, count: int | None = None) -> list[float]:
-        """Of the `count` places of a block that answer (null: all but the first place); they sum to 1."""
+        """Return weights, which sum to 1, of the `count` places of a block that answer (None: all but the first)."""
         gamma = self.gamma or (4.0 if block_size <= 8 else 5.0 if block_size <= 10 else 7.0)
         values = torch.exp(-torch.arange(count or block_size - 1, dtype=torch.float64) / gamma)
         return (values / values.sum()).tolist()

@@ -324,7 +324,7 @@ class Places:
             self.candidates.append((values, entries_of))
 
     def goals(self, sources: Tensor, ours: Tensor, *, sums: bool) -> Goals:
-        """Of the states at `sources` [C,2]. Blocks overlap: a state that scores several places is read once."""
+        """Return the target's scores at `sources` [C,2] (row, token). Blocks overlap: a repeated state is read once."""
         distinct, back = sources.unique(dim=0, return_inverse=True)
         fewer = len(distinct) < len(sources)
         row, token = uploaded((distinct if fewer else sources).T.contiguous(), self.feature.device)

@@ -83,7 +83,7 @@ class OnlineGoal:
 
 
 class KeptGoal:
-    """As `OnlineGoal`, of the target's likeliest tokens as they were kept, and all others as one outcome."""
+    """The verbs of `OnlineGoal`, over the target's likeliest tokens as they were kept and all others as one outcome."""
 
     def __init__(self, kept: KeptScores):
         self.kept = kept

@@ -78,7 +78,7 @@ class OwnVocabulary(nn.Module):
 
 
 def entries(ids: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `tokens` [S], their entries [S] in the vocabulary `ids` [V'], and whether they are in it: [S] bool."""
+    """Return the entries [S] of `tokens` [S] in the vocabulary `ids` [V'], and whether they are in it, [S] bool."""
     entry = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
     return entry, ids[entry] == tokens
 

@@ -170,7 +170,7 @@ class Eagle3Head(StateHead):
         image: Tensor | None = None,
         depths: Tensor | None = None,
     ) -> Tensor:
-        """As `FusedHead.forward`; what comes out is normed under `norm_output` alone."""
+        """Predict features as `FusedHead.forward` does; they are normed under `norm_output` alone."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
         rope: Any
         if isinstance(positions, Rotation):

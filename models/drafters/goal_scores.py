@@ -24,7 +24,7 @@ ROWS = 1 << 14
 
 @dataclass(frozen=True)
 class Goals:
-    """Of C states."""
+    """The target's scores of C states."""
 
     scores: Tensor  # [C,V'] float32 at least, of the draft's ids
     known: Tensor  # [C] bool: no other id scores higher

@@ -62,10 +62,14 @@ class HeadTraining(nn.Module):
         return {"head": [(name, p) for name, p in self.head.named_parameters() if p.requires_grad]}
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
-        """Sums over trained inputs: those whose token is supervised.
+        """Return sums over trained inputs.
+
+        An input holds token j + 1 and state j. It is trained where token j + 1 is supervised and not visual; its goal
+        is state j + 1, which scores token j + 2.
 
         Metrics are sums as well: hits of the target's best token by the first pass (top1, top3) and the last one
-        (top1_last), and alpha of the first, the chance that a drafted token is accepted.
+        (top1_last), and alpha of the first, the chance that a drafted token is accepted. For a draft with its own
+        vocabulary, alpha is the chance under the target's distribution over the draft's ids alone.
         """
         filled, positions = self.fill(batch, states)
         kept = filled.layout.trained(batch.on_host("loss_mask"))
@@ -242,7 +246,7 @@ class TokenTerms:
     def _terms(self, log_p: Tensor, theirs: Tensor, ours: Tensor, never: Tensor) -> Tensor:
         """[C,W], from the target's log-probabilities and scores [C,V] and those of all passes [C,W,V].
 
-        Apart from what is measured, so that what it makes of a vocabulary is gone before that.
+        A function of its own, so that its [C,W,V] temporaries are freed before the metrics are computed.
         """
         objective = self.objective
         if objective.token and objective.token_divergence == "soft_ce":

@@ -211,7 +211,7 @@ class MtpHead(StateHead):
         image: Tensor | None = None,
         depths: Tensor | None = None,
     ) -> Tensor:
-        """As `FusedHead.forward`; states [B,N,D] are features, which the head norms itself."""
+        """Predict features as `FusedHead.forward` does; `states` [B,N,D] are features, which the head norms itself."""
         assert direct is None and image is None, "pictures are ordinary inputs of this head"
         joined = torch.cat([self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(states)], dim=-1)
         return self.norm(self.layers[0](self.fc(joined), self.rotary(positions), mask, cache))

@@ -96,7 +96,7 @@ class ShapeAlone:
         return self._scores_of(slice(None), feature)
 
     def score_parts(self, size: int) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
-        """As `LanguageTarget.score_parts`."""
+        """Return the parts of `scores` as `LanguageTarget.score_parts` does."""
         return [
             (first, partial(self._scores_of, slice(first, first + size))) for first in range(0, self.vocab_size, size)
         ]

@@ -21,7 +21,7 @@ _WHOLE = ("norm", "layernorm")
 
 
 def weight_bytes(config: PreTrainedConfig, dtype: str, size: int = 1) -> dict[str, float]:
-    """Of each part of a model on each rank, where `size` ranks hold it together. A tower is whole on all of them."""
+    """Return the bytes of each part of a model on one of the `size` ranks that share it; each holds a whole tower."""
     counts = dict(parameter_counts(config))
     if size > 1:
         counts["language_model"] = _share(config, size)
@@ -54,7 +54,7 @@ def cache_bytes(config: PreTrainedConfig, dtype: str, positions: int, size: int 
 
 
 def _channels(text: PreTrainedConfig) -> int:
-    """Of a recurrent layer's convolution: queries, keys and values."""
+    """Return the channels of a recurrent layer's convolution: queries, keys and values."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     return 2 * keys + text.linear_num_value_heads * text.linear_value_head_dim
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Of any target or drafter of the language tracks, on the meta device; `dtype` None: torch's default type."""
+    """Build a target or drafter of the language tracks on the meta device; `dtype` None: torch's default type."""
     with torch.device("meta"):
         model: Any = family_of(config).new(config)
     made: PreTrainedModel = model if dtype is None else model.to(dtype)

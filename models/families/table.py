@@ -51,7 +51,7 @@ _TEXTS = {name: text for family in FAMILIES.values() for name, text in family.te
 
 
 def _outside() -> dict[tuple[str, str], Family]:
-    """As `FAMILIES`, of sections of other packages, which a recipe's import path has imported."""
+    """Return the records of all imported sections, as `FAMILIES`: a recipe's import path adds other packages'."""
     families: dict[tuple[str, str], Family] = {}
     sections = TargetSection.__subclasses__()
     for section in sections:

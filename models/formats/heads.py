@@ -113,7 +113,7 @@ def import_head(
 
 
 def _section(config: HeadConfig | MedusaConfig) -> JsonObject:
-    """As a recipe's `drafter` says it."""
+    """Return the settings as a recipe's `drafter` writes them, without defaults."""
     return config.model_dump(mode="json", exclude_defaults=True)
 
 

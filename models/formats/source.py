@@ -84,7 +84,7 @@ class Source:
 
     @property
     def dtype(self) -> str:
-        """Of its weights, as configs name it."""
+        """The type of its weights, as configs name it."""
         return str(next(self.head.parameters()).dtype).removeprefix("torch.")
 
 

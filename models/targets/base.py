@@ -86,7 +86,7 @@ class TargetShape:
 
 
 def language_shape(text: PreTrainedConfig) -> TargetShape:
-    """Of a language model, from transformers' text config."""
+    """Return the shape of a language model, from transformers' text config."""
     return TargetShape(text.vocab_size, text.hidden_size, text.num_hidden_layers, text=text)
 
 
@@ -153,7 +153,7 @@ class SeeingTarget(Target, Protocol):
         ...
 
     def prefill(self, request: Any, taps: Taps, *, capacity: int, embedded: Any = None) -> tuple[Any, TargetStep]:
-        """As every target's; None embeds the request anew."""
+        """Run the prompt as every target does; `embedded` None embeds the request anew."""
         ...
 
     def watched(self, taps: Taps) -> Taps:

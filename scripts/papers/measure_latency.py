@@ -106,7 +106,7 @@ class Run:
         return random_model(build, dtype=self.dtype, device=self.device, seed=self.seed)
 
     def target(self, name: str, config: LlavaConfig) -> LlavaTarget | None:
-        """With room for the caches of all prompts, and for the states of the longest one's prefill."""
+        """Build the target; None where it does not fit beside all prompts' caches and the longest prefill's states."""
         text: Any = config.text_config
         places = [n * config.image_seq_length + self.sizes.num_text + self.sizes.num_tokens for n in self.sizes.images]
         states = 16 * max(places) * text.intermediate_size * self.dtype.itemsize

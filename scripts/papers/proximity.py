@@ -134,7 +134,7 @@ class Setting:
 
     @property
     def rule(self) -> dict[str, Any]:
-        """As a recipe spells it."""
+        """The rule as a recipe spells it."""
         multiplicative = {"bound": "multiplicative"} if self.bound == "lambda" else {}
         return {"kind": "lantern", **self.to_json(), **multiplicative}
 

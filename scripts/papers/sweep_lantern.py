@@ -204,7 +204,7 @@ def of_temperature(options: Options, report: dict[str, Any], rows: Sequence[Row]
 
 
 def seconds(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Of each caption, plainly and by the method."""
+    """Return the seconds of each caption, decoded plainly and by the method."""
     return [row.plain_total_s for row in rows], [row.total_s for row in rows]
 
 

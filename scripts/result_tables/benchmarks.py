@@ -114,7 +114,7 @@ def states_reading() -> Rows:
 
 @table
 def engines_served() -> Rows:
-    """Of the engines' tables a row a drafter: drafted chains that are our loop's, on text and with pictures."""
+    """A row a drafter, from the engines' tables: drafted chains equal to our loop's, on text and with pictures."""
     counts: dict[tuple[str, str, bool], list[int]] = {}
     whole = ("text", "one picture", "two pictures", "resized picture")  # one request at a time
     lines = [line for name in ("engines", "engines-own") for line in printed(name)[1:] if line[2] in whole]

@@ -30,7 +30,7 @@ FIRST = "lvlm-from-nothing"  # the first demo with its target, recorded with the
 
 @table
 def demo_bounds() -> Rows:
-    """Of the demos, a value for each seed."""
+    """Bounds of the demos, each with a value for every seed."""
     rows = [["demo", "what", "bound", "measured, seed by seed"]]
     for recipe in (FIRST, "compare", "video"):
         rows.append([f"`demo/{recipe}`", "greedy outputs identical to plain decoding", "all", all_same(recipe)])
@@ -57,7 +57,7 @@ def demo_bounds() -> Rows:
 
 @table
 def benchmark_bounds() -> Rows:
-    """Of the benchmark scripts, every line that has a bound."""
+    """Every line of the benchmark scripts that has a bound."""
     shown = {
         "benchmark_loop": (benchmarks.loop(), 1, 2),
         "benchmark_visual": (benchmarks.visual(), 1, 3),

@@ -184,7 +184,7 @@ def _visual(length: int | str, data: ConversationData, config: PreTrainedConfig)
 def _whole_model(
     model: TargetConfig | Literal["target"], positions: int, config: PreTrainedConfig, section: TargetConfig
 ) -> Sizes:
-    """Of a model's section, or of "target"."""
+    """Return the sizes of a whole model that drafts: `model` is its section, or "target"."""
     if model == "target":
         own = cache_bytes(config, held_dtype(section), positions, section.tensor_parallel_size)
         return Sizes("sibling", 0.0, own, is_targets=True)

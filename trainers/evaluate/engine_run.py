@@ -168,7 +168,7 @@ def _drafted(plan: Served) -> int:
 
 
 def _most_pictures(stage: EvaluateSettings, sets: list[ConversationSet], opening: Opening) -> int:
-    """Of a request. Pictures of a conversation stand in its first turn."""
+    """Return the most pictures that a request has. Those of a conversation stand in its first turn."""
     counts = [int(part.dataset.column("images").max()) for part in sets]
     for talk in _talks(stage, opening):
         records = talk.suite.first_turns(talk.name, talk.section.convention, talk.section.data.max_samples)

@@ -122,7 +122,7 @@ def about_graphs(config: GraphsConfig, target: LanguageTarget, drafting: Sequenc
 
 
 def _about(captured: Sequence[tuple[str, PassGraphs]]) -> str:
-    """Of rank 0's graphs, each after whose they are; and other ranks on which a capture failed, as their rows tell."""
+    """Describe rank 0's graphs, each after its method's title, and name other ranks on which a capture failed."""
     failed = ranks.gather(any(graphs.failure is not None for _, graphs in captured))
     others = [str(rank) for rank, has in enumerate(failed) if has and rank]
     said = "; ".join(f"{whose}{graphs.summary}" for whose, graphs in captured)

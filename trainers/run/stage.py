@@ -170,11 +170,11 @@ class Stage(Section):
         return set()
 
     def reads_of_target(self, target: JsonObject) -> JsonObject:
-        """Of the recipe's target, as plain values, what its results depend on."""
+        """Return what the results depend on of the recipe's target, given as plain values."""
         return target
 
     def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
-        """Of the recipe's drafter, a section or None, what its results depend on; None: nothing."""
+        """Return what the results depend on of the recipe's drafter, a section or None; None: nothing."""
         return None if drafter is None else drafter.model_dump(mode="json")
 
     @model_validator(mode="after")

@@ -225,7 +225,7 @@ class GenerateStage(Stage):
                     raise Refused(key, problem, "write the same in both")
 
     def reads_of_target(self, target: JsonObject) -> JsonObject:
-        """Of which family it is, for the processor, and where that lies."""
+        """Return the target's family and where it lies: they decide the processor."""
         return {key: target[key] for key in ("kind", "path", "revision") if key in target}
 
     def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:

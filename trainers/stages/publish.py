@@ -97,6 +97,7 @@ class PublishStage(Stage):
     license: str | None = None
     # Hub ids of the training data, for the card's front matter.
     datasets: list[str] = Field(default_factory=list)
+    # Languages that the drafter writes, as codes of the Hub (en, de), for the card's front matter.
     languages: list[str] = Field(["en"])
     # Tries of each request to the Hub.
     attempts: int = Field(5, ge=1)

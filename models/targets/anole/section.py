@@ -77,7 +77,7 @@ class AnoleTargetConfig(ImageTargetSection):
 
     @property
     def codebook_size(self) -> int:
-        """Of its image tokenizer."""
+        """Number of codes of its image tokenizer."""
         shape: Any = self.model_config_of().vq_config
         return int(shape.num_embeddings)
 
@@ -88,11 +88,11 @@ class AnoleTargetConfig(ImageTargetSection):
 
     @property
     def prompt_places(self) -> int:
-        """Of a long caption."""
+        """Places of a long caption."""
         return 128
 
     def cached_sizes(self) -> tuple[int, int, int]:
-        """Of Chameleon's layers."""
+        """Return the number of Chameleon's layers, the width of all keys of a place, and that of the feed-forward."""
         config = self.model_config_of()
         heads = config.num_key_value_heads or config.num_attention_heads
         return config.num_hidden_layers, heads * config.hidden_size // config.num_attention_heads, (
@@ -136,7 +136,7 @@ class AnoleTargetConfig(ImageTargetSection):
         return _TextIds(self)
 
     def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
-        """Of its caption."""
+        """Return a function from a sample to the text ids [t] of its caption."""
         text = _TextIds(self)
         return lambda sample: text(sample.info["caption"], None)
 
@@ -157,7 +157,7 @@ class AnoleTargetConfig(ImageTargetSection):
         return self.vq_path
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
-        """With the weights and the VQ-GAN where the reader has them."""
+        """Return the section with the places where the reader has the weights and the VQ-GAN."""
         named = {"path": parts.get("target"), "vq_path": parts.get("vq")}
         return self.model_copy(update={key: str(place) for key, place in named.items() if place is not None})
 

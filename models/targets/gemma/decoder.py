@@ -56,8 +56,8 @@ class GemmaDecoder(CachedDecoder):
         pool: int = 1,
         seen: Any = None,
     ) -> Tensor:
-        """As every decoder's, with the layers' own tables beside it, [R,N,D+L*E]: of a visual token, the pad token's
-        row.
+        """Return every decoder's embeddings, with the layers' own tables beside them, [R,N,D+L*E]; these have the pad
+        token's row at a visual token.
         """
         embeds = self.language_model.get_input_embeddings()(ids)
         if pixels is not None:
@@ -71,7 +71,7 @@ class GemmaDecoder(CachedDecoder):
         return see_whole(self.model, pixels, pictures)
 
     def prompts(self, ids: Tensor, modality: Tensor, *args: Any, **settings: Any) -> PromptRows:
-        """As every decoder's; also numbers the pictures whose tokens see each other."""
+        """Embed prompts as every decoder does, and number the pictures whose tokens see each other."""
         prompts = super().prompts(ids, modality, *args, **settings)
         if not self.two_way:
             return prompts

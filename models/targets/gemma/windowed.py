@@ -16,7 +16,7 @@ from ...decoding.model_cache import ModelCache
 
 
 class WindowedCache(ModelCache):
-    """As every cache; `place` comes before the forward that writes keys and values.
+    """A cache as any other, whose `place` is called before the forward that writes keys and values.
 
     Args:
         num_layers: that have keys and values of their own; layers that share another's write none.

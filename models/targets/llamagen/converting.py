@@ -83,7 +83,7 @@ _Read = tuple[dict[str, Tensor], Any, list[str]]  # weights, config, and what wa
 
 
 def _from_pickle(asked: Conversion) -> _Read:
-    """Of an official `.pt` file."""
+    """Read an official `.pt` file."""
     path = Path(asked.source)
     loaded = published_files.load_pickle(path)
     state = published_files.weights_in(loaded, where=str(path))
@@ -103,7 +103,7 @@ def _from_pickle(asked: Conversion) -> _Read:
 
 
 def _from_folder(asked: Conversion) -> _Read:
-    """Of a directory or a Hub id, which leaves nothing out."""
+    """Read a directory or a Hub id, leaving nothing out. Raises `UserError` for options of `.pt` files."""
     for name in ("vq", "size", "image_size", "heads"):
         if vars(asked)[name]:
             problem = f"--{name.replace('_', '-')} is for .pt files; a directory says what it is"

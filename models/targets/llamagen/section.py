@@ -138,7 +138,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     @property
     def codebook_size(self) -> int:
-        """Of the image tokenizer."""
+        """Number of codes of the image tokenizer."""
         return self.model_config_of().vocab_size if self.own_vq is None else self.own_vq.codebook_size
 
     @property
@@ -147,7 +147,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return self.model_config_of().num_condition_tokens
 
     def cached_sizes(self) -> tuple[int, int, int]:
-        """Of the transformer."""
+        """Return the number of layers, the width of all keys of a place, and that of the feed-forward."""
         config = self.model_config_of()
         return config.num_layers, config.dim, config.hidden
 
@@ -157,7 +157,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return Guidance(self.cfg_scale, self.cfg_interval)
 
     def mirrored(self) -> TargetShape:
-        """As in LANTERN's published heads."""
+        """Return what heads mirror, as LANTERN's published heads do."""
         return llamagen_shape(self.model_config_of())
 
     def count(self) -> dict[str, int]:
@@ -172,7 +172,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return {name: num_parameters([part]) for name, part in parts.items()}
 
     def load(self, folders: Folders, *, device: torch.device) -> LlamaGenTarget:
-        """Of a stage's folder, or else of `path`."""
+        """Load the target from a stage's folder, or else from `path`."""
         return LlamaGenTarget(load_transformer(self, folders, device=device), self.guidance)
 
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
@@ -245,7 +245,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
             label_of(caption, label)
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
-        """As it is: its parts are read from `parts`. Raises `UserError` for those that lie nowhere."""
+        """Return the section as it is: its parts are read from `parts`. Raises `UserError` where one lies nowhere."""
         places = {"target": self.path, "vq": str(self.vq) if self.own_vq is None else None}
         if self.trains_text_encoder:
             places["text"] = None

@@ -56,7 +56,7 @@ class VqConfig(Section):
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """Of each level, finest first."""
+        """Channels of each level, finest first."""
         return tuple(self.base_channels * m for m in self.ch_mult)
 
     @property

@@ -30,7 +30,7 @@ class LlavaDecoder(CachedDecoder):
 
     @property
     def reads_first(self) -> bool:
-        """As its config says."""
+        """Whether the model reads a prompt's first token, as its config says."""
         return reading_of(self.model.config).first_token
 
     def selected(self, pixels: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Reading:
 
     @property
     def lines(self) -> list[str]:
-        """Of a dry run; none for a plain draft."""
+        """Lines of a dry run: what the draft reads otherwise than a plain LLaVA."""
         words = [] if self.is_plain else ["its projector reads the target's projected features"]
         words += [] if self.first_token else ["a prompt's first token is left out"]
         return [f"  {'; '.join(words)}"] if words else []
@@ -53,12 +53,12 @@ class Reading:
 
 
 def reading_of(config: PreTrainedConfig) -> Reading:
-    """Of a model config."""
+    """Return what a model's config says of how a draft reads; the defaults where it says nothing."""
     return Reading(**(config_value(config, _SECTION) or {}))
 
 
 def reading_beside(target: PreTrainedConfig, projector_input: ProjectorInput, first_token: bool) -> Reading:
-    """Of a draft for a target. Raises `UserError` for projected features that are no LLaVA-1.5's."""
+    """Return how a draft reads beside a target. Raises `UserError` for projected features that are no LLaVA-1.5's."""
     if projector_input == "tower":
         return Reading(first_token=first_token)
     if target.model_type != "llava" or config_value(target, "projector_hidden_act") != "gelu":

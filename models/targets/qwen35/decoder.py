@@ -56,7 +56,7 @@ class HybridDecoder(QwenDecoder):
         queries: Tensor | None = None,
         chunk: int | None = None,
     ) -> DecoderStates:
-        """As every decoder's. Raises `UserError` where attention is wanted of a layer that has none."""
+        """Run prompts as every decoder does. Raises `UserError` where attention is wanted of a layer that has none."""
         from .recurrent import HybridCache
 
         assert isinstance(cache, HybridCache) and prompts.row is None, "samples in one row would share a state"
@@ -83,7 +83,7 @@ def _use_our_cache(module: nn.Module) -> None:
 def _forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **more: Any
 ) -> Tensor:
-    """As transformers' forward of a gated DeltaNet; [R,N,width] of both states."""
+    """Return what transformers' forward of a gated DeltaNet does, over our cache; [R,N,width] in and out."""
     from .recurrent import HybridCache, RecurrentLayer
 
     if not isinstance(cache_params, HybridCache):

@@ -189,7 +189,7 @@ class HybridCache(ModelCache):
         return None if self._real is None else self._real[:, first : first + count, None]
 
     def crop_to(self, length: int) -> None:
-        """As of `Cache`, among the places that are not committed yet, or to 0."""
+        """Crop as `Cache.crop_to` does, to a place that recurrent layers have not committed yet, or to 0."""
         super().crop_to(length)
         for layer in self.recurrent:
             layer.move_to(length)
@@ -202,7 +202,7 @@ class HybridCache(ModelCache):
             layer.finish(length)
 
     def commit(self, written: Sequence[int]) -> None:
-        """As of `Cache`; each of `written` is the next one's parent."""
+        """Commit as `Cache.commit` does; each of `written` is the next one's parent."""
         length = self.length + len(written)
         self._gather(written)
         for layer in self.recurrent:

@@ -40,7 +40,7 @@ class Qwen35TargetConfig(QwenSection):
 
 
 class Qwen35Target(QwenTarget):
-    """As every Qwen-VL, with layers that recur."""
+    """A Qwen-VL of whose layers some recur."""
 
     decoder_class = HybridDecoder
 

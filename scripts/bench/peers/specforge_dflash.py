@@ -51,7 +51,7 @@ class Theirs:
         }
 
     def loss(self, batch: Batch, states: TargetStates, anchors: Tensor) -> Tensor:
-        """As `Ours.loss`."""
+        """Return the loss as `Ours.loss` does."""
         joined = torch.cat([states.layers[tap] for tap in TAPS], dim=-1)
         same = anchors[None], torch.ones_like(anchors[None]).bool()
         with watched([(self.model, "_sample_anchor_positions")], partial(drawn, same)):

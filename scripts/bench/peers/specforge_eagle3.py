@@ -58,7 +58,7 @@ class Theirs:
         }  # fmt: skip
 
     def loss(self, batch: Batch, states: TargetStates, _: Any) -> Tensor:
-        """As `Ours.loss`."""
+        """Return the loss as `Ours.loss` does."""
         joined = torch.cat([states.layers[tap] for tap in self.taps], dim=-1)
         supervised, feature = batch.loss_mask[:, 1:], states.feature
         assert feature is not None

@@ -80,7 +80,7 @@ class Theirs:
         }  # fmt: skip
 
     def loss(self, batch: Batch, states: TargetStates, entropy: float) -> Tensor:
-        """As `Ours.loss`."""
+        """Return the loss as `Ours.loss` does."""
         joined = torch.cat([states.layers[tap] for tap in self.taps], dim=-1)
         # Token, the state before it, the state that scores what follows, and whether that is supervised.
         _, loss, _ = self.model(

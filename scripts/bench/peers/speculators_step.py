@@ -114,7 +114,7 @@ class Theirs:
         }  # fmt: skip
 
     def loss(self, batch: Batch, states: TargetStates, anchors: Tensor) -> Tensor:
-        """As `Ours.loss`."""
+        """Return the loss as `Ours.loss` does."""
         joined = torch.cat([states.layers[tap] for tap in TAPS], dim=-1)
         with watched([(self.core, "select_anchors")], partial(drawn, (anchors, torch.ones_like(anchors).bool()))):
             _, loss, _ = self.model(

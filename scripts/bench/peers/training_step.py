@@ -86,7 +86,7 @@ class Theirs:
         self.optimizer = torch.optim.AdamW(self.trained.values(), lr=0.0)
 
     def loss(self, ids: Tensor, supervised: Tensor) -> Tensor:
-        """As `Ours.loss`."""
+        """Return the loss as `Ours.loss` does."""
         before = torch.cat([supervised[:, 1:], torch.zeros_like(supervised[:, :1])], dim=1).long()
         losses, _, _ = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), loss_mask=before)
         return sum(0.8**number * loss for number, loss in enumerate(losses)) * ids.shape[1] / before.sum()

@@ -12,7 +12,7 @@ class OtherVersion(RuntimeError):
 
 
 def version() -> str | None:
-    """Of the vLLM that is installed; None: there is none."""
+    """Return the version of the vLLM that is installed; None: there is none."""
     for name in _PACKAGES:
         try:
             return metadata.version(name)

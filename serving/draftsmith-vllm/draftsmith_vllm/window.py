@@ -60,7 +60,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one request's inputs in a pass.
+    """What stays of one request's inputs in a pass.
 
     Args:
         places: [n] numbers of the inputs that stay, among all of the request; of its last one in any case.
