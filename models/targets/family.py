@@ -23,7 +23,6 @@ class Pictures:
     """How pictures fill a prompt, which dry runs ask: here in square tiles, of which each patch is a token."""
 
     one_by_one = False  # each picture is a pass of the tower
-    most_tokens: int | None = None  # of a picture, of the published files; None: as its size says
 
     def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         """Sides in pixels of a patch, and of what the image processor sizes: a tile, or a token of a whole picture."""

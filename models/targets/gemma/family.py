@@ -19,7 +19,6 @@ class GemmaPictures(Pictures):
     """Pictures that the tower reads whole, one after another."""
 
     one_by_one = True
-    most_tokens = SOFT_TOKENS
 
     def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         vision = config.vision_config
