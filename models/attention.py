@@ -160,13 +160,22 @@ def use_grouped(config: PreTrainedConfig) -> None:
 
 def use_own(config: Any) -> None:
     """Run a decoder of transformers over `attend`, where it would run sdpa."""
+    run_over(config, GROUPED, attend)
+
+
+def run_over(config: Any, name: str, attention: Callable[..., Tensor], *reads: str) -> None:
+    """Run a decoder or tower of transformers over `attention`, under this name, where it would run sdpa.
+
+    Args:
+        reads: as of `as_interface`.
+    """
     if config._attn_implementation == "sdpa":
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
-        AttentionInterface.register(GROUPED, as_interface(attend))
-        AttentionMaskInterface.register(GROUPED, sdpa_mask)
-        config._attn_implementation = GROUPED
+        AttentionInterface.register(name, as_interface(attention, *reads))
+        AttentionMaskInterface.register(name, sdpa_mask)
+        config._attn_implementation = name
 
 
 def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -45,7 +45,7 @@ class ModelTraining(nn.Module):
         super().__init__()
         self.add_module("llava", model)  # so checkpoints name it, whatever the family
         self.trains_vision = "vision_tower" in trainable
-        for part, module in self.by_part().items():
+        for part, module in self.parts_of(self.model).items():
             module.requires_grad_(part in trainable)
         decoder: Any = language_model_of(model)
         if lora is not None:
@@ -75,15 +75,11 @@ class ModelTraining(nn.Module):
         """A model's modules by part; the LM head belongs to the language model."""
         raise NotImplementedError
 
-    def by_part(self) -> dict[Part, nn.Module]:
-        """The model's modules by part."""
-        return self.parts_of(self.model)
-
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Trainable parameters by part, for the optimizer's groups."""
         by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
         seen: set[int] = set()
-        for part, module in self.by_part().items():
+        for part, module in self.parts_of(self.model).items():
             named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
             seen.update(id(p) for _, p in named)
             if named:

@@ -182,12 +182,11 @@ def load_captioner(
     config: Florence2Captions | BlipCaptions | Blip2Captions, device: torch.device
 ) -> PublishedCaptioner:
     """A published captioner. Raises `UserError` where its files are missing or of another model."""
+    model = _load(config, device)
     if isinstance(config, BlipCaptions):
-        model = _load(config, device)
         # `generate` begins with a token of its own.
         return PublishedCaptioner(model, *_reader("BlipImageProcessor", config), config, num_echoed=1)
     if isinstance(config, Blip2Captions):
-        model = _load(config, device)
         queries, settings = model.config.num_query_tokens, model.config
         if settings.image_token_index is None or not settings.use_decoder_only_language_model:
             raise UserError(
@@ -199,7 +198,6 @@ def load_captioner(
         prompt = torch.tensor([settings.image_token_index] * queries + [settings.text_config.bos_token_id])
         reader = _reader("BlipImageProcessor", config)
         return PublishedCaptioner(model, *reader, config, prompt=prompt, num_echoed=len(prompt))
-    model = _load(config, device)
     tokenizer, images = _reader("CLIPImageProcessor", config)
     asked = tokenizer(_FLORENCE_TASKS[config.task], add_special_tokens=False).input_ids
     run = [model.config.image_token_id] * _florence_tokens(model, images)

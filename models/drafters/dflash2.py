@@ -106,22 +106,13 @@ class Dflash2Head(DflashHead):
     """DFlash's draft with convolutions and a selector."""
 
     shape: Dflash2Shape
+    walks = True
 
     def __init__(self, shape: Dflash2Shape, draft_ids: Tensor | None = None):
         super().__init__(shape, draft_ids)
         layer = shape.layer
+        self.num_candidates = min(shape.selector_top_k, layer.vocab_size if draft_ids is None else len(draft_ids))
         self.candidate_selector = PathSelector(layer.hidden_size, layer.vocab_size, shape.selector_rank)
-
-    @property
-    def walks(self) -> bool:
-        """Return that a place reads the token before it."""
-        return True
-
-    @property
-    def num_candidates(self) -> int:
-        """Return how many the selector chooses from, of all that the draft scores at most."""
-        ids = self.draft_ids
-        return min(self.shape.selector_top_k, self.shape.layer.vocab_size if ids is None else len(ids))
 
     def made_layer(self) -> nn.Module:
         """Return a layer with convolutions."""

@@ -121,6 +121,9 @@ class DflashHead(OwnVocabulary):
         draft_ids: [V'] int64 ascending, the ids that its own LM head scores; None: the target's LM head scores all.
     """
 
+    walks = False  # whether a place reads the token before it (`Conditional`)
+    num_candidates = 0  # how many of a place's likeliest tokens a selector chooses from; 0: there is none
+
     def __init__(self, shape: DflashShape, draft_ids: Tensor | None = None):
         super().__init__()
         self.shape, layer = shape, shape.layer
@@ -139,16 +142,6 @@ class DflashHead(OwnVocabulary):
     def confidence_reads(self) -> int:
         """Width of what the confidence head reads beside the outputs."""
         return 0
-
-    @property
-    def num_candidates(self) -> int:
-        """How many of a place's likeliest tokens a selector chooses from; 0: there is none."""
-        return 0
-
-    @property
-    def walks(self) -> bool:
-        """Whether a place reads the token before it (`Conditional`)."""
-        return False
 
     def made_layer(self) -> nn.Module:
         """One of its layers."""

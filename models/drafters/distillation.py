@@ -186,15 +186,16 @@ class DistillTraining(LvlmTraining):
         assert states is not None, "distillation compares with the target"
         places = places_of(batch.predicting, batch.ids.device)
         labels = at_places(batch.ids, places, 1)  # [S]
-        goal = KeptGoal(states.kept) if states.kept is not None else self._online(states, places)
+        goal: Goal
+        if states.kept is not None:
+            goal = KeptGoal(states.kept)
+        else:
+            assert states.feature is not None and self.teacher is not None
+            kept = at_places(states.feature, places)
+            goal = OnlineGoal(kept, self.teacher.lm_head, self.banned, self.objective.temperature)
         hidden = at_places(self.hidden_states(batch), places)  # [S,D]
         loss, sums = self.head(hidden, functools.partial(self._compare, goal, labels))
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
-
-    def _online(self, states: TargetStates, places: Tensor) -> OnlineGoal:
-        assert states.feature is not None and self.teacher is not None
-        kept = at_places(states.feature, places)
-        return OnlineGoal(kept, self.teacher.lm_head, self.banned, self.objective.temperature)
 
     def _compare(self, goal: Goal, labels: Tensor, piece: slice, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The loss summed over a piece, with the draft's scores [C,V] there, and the metrics' sums [3]."""

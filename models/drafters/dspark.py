@@ -132,16 +132,12 @@ class DsparkHead(DflashHead):
     def __init__(self, shape: DsparkShape, draft_ids: Tensor | None = None):
         super().__init__(shape, draft_ids)
         layer, self.markov_head = shape.layer, None
-        if shape.markov_rank:
+        self.walks = shape.markov_rank > 0
+        if self.walks:
             self.markov_head = MarkovHead(
                 shape.markov_head_type, shape.markov_rank, layer.hidden_size, layer.vocab_size,
                 layer.vocab_size if draft_ids is None else len(draft_ids), above=shape.markov_above,
             )  # fmt: skip
-
-    @property
-    def walks(self) -> bool:
-        """Return whether there is a Markov head."""
-        return self.markov_head is not None
 
     @property
     def confidence_reads(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
 
 from ...core.errors import UserError, not_loaded
@@ -183,21 +183,14 @@ def _check_shape(folder: Path, shape: LayerShape) -> None:
 
 
 class _Written(BaseModel):
-    """Keys of a published head's `config.json` that its layer is built from; null: the file does not say."""
+    """Keys of a published head's `config.json` that its layer is built from; null: the file does not say. Each is named
+    as the field of the layer, which the drafter's setting of the same name chooses.
+    """
 
-    num_attention_heads: PositiveInt | None = None
+    num_heads: PositiveInt | None = Field(None, alias="num_attention_heads")
     intermediate_size: PositiveInt | None = None
-    rms_norm_eps: PositiveFloat | None = None
+    norm_eps: PositiveFloat | None = Field(None, alias="rms_norm_eps")
     rope_theta: PositiveFloat | None = None
-
-
-# Key of a published config -> field of the layer, which the drafter's setting of the same name chooses.
-_FIELDS = {
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "intermediate_size",
-    "rms_norm_eps": "norm_eps",
-    "rope_theta": "rope_theta",
-}
 
 
 def stored_layer(config: HeadSettings, folder: Path, mirrored: LayerShape, state: Mapping[str, Tensor]) -> LayerShape:
@@ -244,7 +237,7 @@ def _written_fields(values: JsonMapping, folder: Path) -> JsonObject:
         raise UserError(
             f"{first['loc'][0]}: {first['msg']}", where=str(folder / CONFIG), hint="download the file again"
         ) from error
-    return {_FIELDS[key]: value for key, value in written.model_dump(exclude_none=True).items()}
+    return written.model_dump(exclude_none=True)
 
 
 def check_manifest(config: HeadSettings, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:

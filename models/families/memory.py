@@ -49,14 +49,11 @@ def cache_bytes(config: PreTrainedConfig, dtype: str, positions: int, size: int 
         keys += 8 * positions  # where each key stands
     if not recurring:
         return keys
-    state = text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * BYTES["float32"]
-    return keys + recurring * (state + (text.linear_conv_kernel_dim - 1) * _channels(text) * BYTES[dtype])
-
-
-def _channels(text: PreTrainedConfig) -> int:
-    """Return the channels of a recurrent layer's convolution: queries, keys and values."""
-    keys = text.linear_num_key_heads * text.linear_key_head_dim
-    return 2 * keys + text.linear_num_value_heads * text.linear_value_head_dim
+    key_heads, value_heads = text.linear_num_key_heads, text.linear_num_value_heads
+    state = value_heads * text.linear_key_head_dim * text.linear_value_head_dim * BYTES["float32"]
+    # Of the convolution: queries, keys and values.
+    channels = 2 * key_heads * text.linear_key_head_dim + value_heads * text.linear_value_head_dim
+    return keys + recurring * (state + (text.linear_conv_kernel_dim - 1) * channels * BYTES[dtype])
 
 
 def _layer_bytes(text: PreTrainedConfig, width: int, places: int) -> float:

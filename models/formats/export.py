@@ -154,7 +154,8 @@ def _head(
         source = without_pictures(source)
     if source.layout == "dflash":
         source, notes = _whole_blocks(source, cast(DflashConfig, source.config))
-    _check_named(engine, whose)
+    if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
+        raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None
     weights = named_target(folder, target)[1]
     if engine == "eagle" and source.layout == "eagle":
@@ -262,12 +263,6 @@ def _write_manifest(folder: Path, manifest: JsonObject, prompts: Prompts, made: 
     export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),
               "served": served}  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(manifest | {"export": export}, indent=1, sort_keys=True))
-
-
-def _check_named(engine: Engine, whose: Target) -> None:
-    """vLLM starts from a speculators folder alone, so that must name a target that others can find."""
-    if engine == "speculators" and whose.name is None:
-        raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
 
 
 def _of_pictures(whose: Target, prompts: Prompts, engine: Engine, layout: str) -> list[str]:

@@ -14,15 +14,6 @@ from ..layer import LayerShape, stretched, written_rope
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Key -> field of the layer, as far as they mean the same.
-_KEYS = {
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-}
-
 
 def llama_values(shape: LayerShape, text: PreTrainedConfig) -> JsonObject:
     """A one-layer Llama of the head's shape, for readers of transformers 4 and 5."""
@@ -34,7 +25,11 @@ def llama_values(shape: LayerShape, text: PreTrainedConfig) -> JsonObject:
     return {
         "model_type": "llama",
         "num_hidden_layers": 1,
-        **{key: getattr(shape, field) for key, field in _KEYS.items()},
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": shape.norm_eps,
         "rope_theta": shape.rope_theta,

@@ -105,8 +105,9 @@ class AnoleTargetConfig(ImageTargetSection):
         return Guidance(self.cfg_scale)
 
     def model_config_of(self) -> ChameleonConfig:
-        """Chameleon's config; of the published weights the pinned one."""
-        return anole_config(self, network=False)
+        """Chameleon's config; of the published weights the pinned one, which names no image codes."""
+        source = PINNED if self.path == PUBLISHED else self.path
+        return _chameleon(read_config(source, key="target.path", revision=self.revision, network=False), self.path)
 
     def mirrored(self) -> TargetShape:
         """A layer of Chameleon's."""
@@ -175,19 +176,13 @@ class _TextIds:
         return torch.tensor(self.tokenizer(caption, add_special_tokens=False)["input_ids"], dtype=torch.int64)
 
 
-def anole_config(config: AnoleTargetConfig, *, network: bool) -> ChameleonConfig:
-    """The model's config. A dry run takes the pinned one for the published weights; it names no image codes."""
-    source = PINNED if config.path == PUBLISHED and not network else config.path
-    return _chameleon(read_config(source, key="target.path", revision=config.revision, network=network), config.path)
-
-
 def load_anole(
     path: str | Path,
     *,
     revision: Revision | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device_map: DeviceMap | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | None = None,
     guidance: Guidance = DEFAULT_GUIDANCE,
 ) -> AnoleTarget:
     """A frozen target. Only safetensors are read.
@@ -203,8 +198,7 @@ def load_anole(
     _chameleon(read_config(str(path), key="target.path", revision=revision), path)
     maker: Any = transformers.ChameleonForConditionalGeneration
     hint = "check the name and the network; the layout is transformers', in safetensors"
-    place = None if device is None else torch.device(device)
-    placed = onto(place) if device_map is None else spread(device_map, offload=None, key="target")
+    placed = onto(device) if device_map is None else spread(device_map, offload=None, key="target")
     with reading_pretrained(path, "cannot load", key="target.path", hint=hint):
         model, report = maker.from_pretrained(
             path, revision=revision, dtype=dtype, use_safetensors=True, weights_only=True, output_loading_info=True,

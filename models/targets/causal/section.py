@@ -17,7 +17,7 @@ from ...parts import TokenIds
 from ..family import Family
 from ..language import LanguageTarget
 from ..section import TargetSection
-from .family import FAMILIES
+from .family import CAUSAL, FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -54,9 +54,7 @@ class CausalTargetConfig(TargetSection):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def model_class(self, model_type: str, source: str) -> Any:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM
+        return CAUSAL.model_class
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> CausalTarget:
         return CausalTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)

@@ -34,11 +34,6 @@ class QwenDecoder(CachedDecoder):
         self.scheme = position_scheme(config, resume)
         self.num_deepstack = num_deepstack(config)
 
-    @property
-    def reads_images(self) -> bool:
-        """True: every Qwen-VL has a vision tower."""
-        return True
-
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
         """`SeenPatches` of patches [P,C]."""
         return see_patches(self.model, pixels, pictures)

@@ -9,7 +9,6 @@ no pass waits for a GPU. Letters: R rows, H heads, E head width, S patches, W wi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....core.states import uploaded
-from ...attention import as_interface
+from ...attention import run_over
 from ...hub import config_value
 
 if TYPE_CHECKING:
@@ -32,13 +31,7 @@ def use_windows(config: PreTrainedConfig) -> None:
     Args:
         config: the tower's own.
     """
-    if config._attn_implementation == "sdpa":
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
-
-        AttentionInterface.register(WINDOWS, as_interface(attend_in_windows, "cu_seq_lens_q"))
-        AttentionMaskInterface.register(WINDOWS, sdpa_mask)
-        config._attn_implementation = WINDOWS
+    run_over(config, WINDOWS, attend_in_windows, "cu_seq_lens_q")
 
 
 def attend_in_windows(
@@ -60,7 +53,10 @@ def attend_in_windows(
     assert mask is None, "a window sees itself whole"
     windows = [(end - start, start) for start, end in itertools.pairwise(cu_seq_lens_q.tolist()) if end > start]
     by_length = sorted(windows, key=lambda window: window[0])  # stable: those of a length keep their order
-    order = None if by_length == windows else uploaded(_patches(by_length), q.device)
+    order = None
+    if by_length != windows:
+        patches = [torch.arange(start, start + length) for length, start in by_length]
+        order = uploaded(torch.cat(patches), q.device)
     # [S,H,E], windows of a length one after another.
     parts = [part[0].transpose(0, 1) for part in (q, k, v)]
     if order is not None:
@@ -79,11 +75,6 @@ def attend_in_windows(
     if order is not None:
         whole = torch.empty_like(whole).index_copy(0, order, whole)
     return whole.transpose(0, 1)[None]
-
-
-def _patches(windows: Sequence[tuple[int, int]]) -> Tensor:
-    """[S] the patches of windows (length, first patch), one window after the other."""
-    return torch.cat([torch.arange(start, start + length) for length, start in windows])
 
 
 def tower_inputs(tower: Any, sizes: Tensor, device: torch.device) -> dict[str, Any]:

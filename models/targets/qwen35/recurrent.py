@@ -44,17 +44,13 @@ class RecurrentLayer(SizedLayer):
 
     def move_to(self, length: int) -> None:
         """Where the next places stand. After `base` it may move over written places; before it there is no state."""
-        assert self.base <= length <= self.base + self.num_written or length == 0, (
+        count = 0 if self.written is None else self.written.keys.shape[2]
+        assert self.base <= length <= self.base + count or length == 0, (
             f"a recurrent state after {self.base} places cannot go back to {length}"
         )
         if length == 0:
             self.reset()
         self.length = length
-
-    @property
-    def num_written(self) -> int:
-        """P."""
-        return 0 if self.written is None else self.written.keys.shape[2]
 
     def convolve(self, columns: Tensor, weight: Tensor, seen: Tensor | None) -> Tensor:
         """[R,N,D] in float32 or wider: each place's channels with those of its W nearest ancestors.
@@ -110,10 +106,6 @@ class RecurrentLayer(SizedLayer):
             self.inputs = self.inputs[:, : self.window]
         self.written = None
         self.length = self.base = self.base + len(path)
-
-    def finish(self, length: int) -> None:
-        """Commit the written places up to `length` and drop the others; a prompt's pass has committed its own."""
-        self.commit(range(length - self.base))
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; what is not committed goes."""
@@ -199,7 +191,7 @@ class HybridCache(ModelCache):
         length = self.length + count
         super().crop_to(length)
         for layer in self.recurrent:
-            layer.finish(length)
+            layer.commit(range(length - layer.base))  # a prompt's pass has committed its own
 
     def commit(self, written: Sequence[int]) -> None:
         """Commit as `Cache.commit` does; each of `written` is the next one's parent."""

@@ -21,7 +21,6 @@ from draftsmith.models.decoding.tree import chain
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.anole.section import (
     AnoleTargetConfig,
-    anole_config,
     load_anole,
     refuse_lumina,
 )
@@ -349,7 +348,7 @@ def test_recipe_section():
 
 
 def test_the_pinned_config_has_the_published_size():
-    config = anole_config(AnoleTargetConfig(kind="anole"), network=False)
+    config = AnoleTargetConfig(kind="anole").model_config_of()
     with torch.device("meta"):
         model = ChameleonForConditionalGeneration(config)
     assert sum(p.numel() for p in model.parameters()) == 7_043_090_432
