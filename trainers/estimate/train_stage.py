@@ -42,7 +42,18 @@ _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares n
 def describe_lvlm(plan: Planned) -> list[str]:
     """A draft LVLM's stage, its captioner's, or its target's."""
     config, image_reader = _lvlm_of(plan)
-    return _lvlm(plan, config, image_reader) + _beside(plan, target_shape(plan.recipe))
+    stage, files = plan.stage, on_disk(plan.stage)
+    counts, trained = parameter_counts(config), trainable_counts(stage, config)
+    number, how = samples(plan, files)
+    steps = stage.steps if number is None else stage.num_steps(number)
+    lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
+    lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
+    lines += _steps_line(steps, stage)
+    lines.append(_rows_line(steps, stage, image_reader))
+    lines += tokens(stage, files, image_reader)
+    disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
+    lines.append(f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)")
+    return lines + _beside(plan, target_shape(plan.recipe))
 
 
 def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
@@ -92,20 +103,6 @@ def _trainable(described: Described) -> dict[str, int]:
     with torch.device("meta"):
         module = training_of(empty_model(described.config), trainable, gradient_checkpointing=False, lora=lora)
     return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
-
-
-def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) -> list[str]:
-    stage, files = plan.stage, on_disk(plan.stage)
-    counts, trained = parameter_counts(config), trainable_counts(stage, config)
-    number, how = samples(plan, files)
-    steps = stage.steps if number is None else stage.num_steps(number)
-    lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
-    lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
-    lines += _steps_line(steps, stage)
-    lines.append(_rows_line(steps, stage, image_reader))
-    lines += tokens(stage, files, image_reader)
-    disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
-    return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)"]
 
 
 def _steps_line(steps: int | None, stage: TrainSettings) -> list[str]:
@@ -198,7 +195,9 @@ def describe_head(
         lines += describe_states(plan)
     else:
         lines.append("  states are read from shards")
-    return [*lines, _head_disk(plan, trained)]
+    keep = stage.checkpoints.keep
+    disk = keep * 12 * trained + 4 * trained
+    return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"]
 
 
 def _head_samples(
@@ -221,12 +220,6 @@ def head_length(plan: Planned) -> int | None:
     if plan.stage.data is not None:
         return plan.stage.data.max_length
     return max((cache.stage.data.max_length for cache in _caches(plan)), default=None)
-
-
-def _head_disk(plan: Planned, trained: int) -> str:
-    keep = plan.stage.checkpoints.keep
-    disk = keep * 12 * trained + 4 * trained
-    return f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"
 
 
 def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
