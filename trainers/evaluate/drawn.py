@@ -131,7 +131,7 @@ def _codes(generator: Generator, context: Context) -> Codes:
 
 
 def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> JsonObject:
-    real, source, distance = judge.score_of_real(), stage.prompts, judge.fid_of_real()
+    real, source, distance = judge.score_of_real(), stage.drawing.prompts, judge.fid_of_real()
     fid = "" if distance is None else f"; their FID on its features is {distance:.3g}"
     return {
         "prompts": f"{len(prompts)} of {source.path or f'{source.classes} classes'}",
