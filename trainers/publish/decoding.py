@@ -12,7 +12,6 @@ from typing import Any, cast
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import PLACES
 from ...core.json_types import JsonMapping, JsonObject
-from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
 from ...eval.published_section import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.base import DrafterConfig
@@ -58,9 +57,8 @@ def published_section(
     if stage.draws:
         return PublishedSection(target=target, decoding=decoding, **common)
     decoding = decoding.model_copy(update={"end_ids": list(end_ids(context.processor(), stage.format))})
-    return PublishedSection(
-        target=target, decoding=decoding, prompt_format=stage.format, looking=_looking(stage.data[0]), **common
-    )
+    looking = ImageSettings(**stage.data[0].model_dump(include=set(ImageSettings.model_fields)))
+    return PublishedSection(target=target, decoding=decoding, prompt_format=stage.format, looking=looking, **common)
 
 
 def _typed(section: Any, dtype: str | None, context: Context) -> Any:
@@ -98,10 +96,6 @@ def _elsewhere(values: JsonMapping) -> JsonObject:
 
 def _name(value: str) -> str:
     return Path(value).name if value.startswith(("/", "~", ".")) or Path(value).is_dir() else value
-
-
-def _looking(data: ConversationData) -> ImageSettings:
-    return ImageSettings(**data.model_dump(include=set(ImageSettings.model_fields)))
 
 
 def _chosen(names: list[str], method: str | None, what: str) -> str:
