@@ -101,7 +101,10 @@ def _judged(
     generator: Generator, judge: Judge, tokens: Mapping[float, JsonMapping], shown: int, stop: Stop
 ) -> tuple[dict[float, JsonObject], dict[float, dict[str, Tensor]]]:
     """temperature -> method -> scores of all of its pictures, and the first of them."""
-    quality = {t: {m: judge(_drawn(generator, codes, stop)) for m, codes in by.items()} for t, by in tokens.items()}
+    decode = stop.checked(generator.pictures, "while pictures were judged; all of them are kept")
+    quality = {
+        t: {m: judge(Drawn(decode, codes_of(generator, codes))) for m, codes in by.items()} for t, by in tokens.items()
+    }
     first = {
         t: {m: generator.pictures(codes_of(generator, codes[:shown])) for m, codes in by.items()}
         for t, by in tokens.items()
@@ -139,8 +142,3 @@ def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePro
     } | (
         {} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned{fid}"}
     )
-
-
-def _drawn(generator: Generator, tokens: Sequence[Sequence[int]], stop: Stop) -> Drawn:
-    decode = stop.checked(generator.pictures, "while pictures were judged; all of them are kept")
-    return Drawn(decode, codes_of(generator, tokens))
