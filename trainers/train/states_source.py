@@ -240,9 +240,20 @@ class FirstEpoch:
         if not trains:
             return self.online.steps(indices, make_loader, first, last, trains=False)
         whole = self.online.loader(indices, make_loader, 0, last)
-        self._writing = _EpochShards(self, whole, indices)
-        self._next = first * whole.accumulation
-        return Steps(whole, lambda: self._steps(indices, make_loader, first, last, self._writing))
+        writing = self._writing = _EpochShards(self, whole, indices)
+        self._next, epoch = first * whole.accumulation, writing.num_steps
+
+        def iterate() -> Iterator[StepBatches]:
+            if first <= epoch:
+                writing.claim()
+                yield from self.online.loader(indices, make_loader, first, min(last, epoch + 1))
+            if last > epoch + 1:
+                reader = writing.finish()
+                assert len(reader) == len(indices), f"{len(reader)} records of {len(indices)} samples"
+                cached, every = Cached(reader, self.builder.collate.seed), np.arange(len(reader))
+                yield from cached.steps(every, make_loader, max(first, epoch + 1), last, trains=True)
+
+        return Steps(whole, iterate)
 
     def __call__(self, batch: Batch) -> TargetStates:
         """Computed, and kept in the first epoch; read with the batch from the shards later."""
@@ -257,21 +268,6 @@ class FirstEpoch:
 
     def held_out(self, batch: Batch) -> TargetStates:
         return self.online(batch)
-
-    def _steps(
-        self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, writing: _EpochShards
-    ) -> Iterator[StepBatches]:
-        epoch = writing.num_steps
-        if first <= epoch:
-            writing.claim()
-            yield from self.online.loader(indices, make_loader, first, min(last, epoch + 1))
-        if last > epoch + 1:
-            reader = writing.finish()
-            assert len(reader) == len(indices), f"{len(reader)} records of {len(indices)} samples"
-            cached = Cached(reader, self.builder.collate.seed)
-            yield from cached.steps(
-                np.arange(len(reader)), make_loader, max(first, epoch + 1), last, trains=True
-            )  # fmt: skip
 
 
 class _EpochShards:
