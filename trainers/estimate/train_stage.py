@@ -16,7 +16,7 @@ from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
-from ...models.families.generators import AnyTarget, language_section
+from ...models.families.generators import language_section
 from ...models.families.sizes import Described, empty_model, parameter_counts
 from ...models.families.table import training_of
 from ..run.stage import Planned
@@ -126,9 +126,10 @@ def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
         return [f"  distills by {objective.divergence} from kept log-probabilities: no target in memory"]
     held = held_bytes(section) * sum(parameter_counts(target).values())
     chunk = 40 * objective.chunk * target.text_config.vocab_size
+    where = "per rank" if language_section(section).device_map is None else "over the devices of a rank"
     return [
         f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
-        f"{_where(section)}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
+        f"{where}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
     ]
 
 
@@ -160,10 +161,6 @@ def told_steps(plan: Planned) -> int | None:
 def _caches(plan: Planned) -> list[Planned]:
     """The stages whose states it reads."""
     return [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
-
-
-def _where(target: AnyTarget) -> str:
-    return "per rank" if language_section(target).device_map is None else "over the devices of a rank"
 
 
 def lvlm_memory(plan: Planned) -> Memory:

@@ -11,13 +11,13 @@ from ...core import ranks
 from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...data.stage_folders import DATASET_FOLDER
-from ...eval.measured_rows import Row, grouped
+from ...eval.measured_rows import grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
 from ...models.families.generators import Generator, image_section
 from ..run.context import Context
 from ..run.stopping import Stop
-from .drafters import Drafters, Drafting
+from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
 from .kept_pictures import KeptPicture, identity_of, keep
@@ -48,22 +48,27 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         size=target.image_size,
         device=device,
     )
-    drafting = Drafters(stage, context, pair).all(
-        _codes(generator, context), grid=generator.target.grid, wanted=stage.is_drawn
-    )
+    # What LANTERN's rules read of the target.
+    codebook = generator.codebook.to(generator.target.device)
+    codes = Codes(codebook, generator.first_id, context.seed, context.folder / "neighbours")
+    drafting = Drafters(stage, context, pair).all(codes, grid=generator.target.grid, wanted=stage.is_drawn)
+    measuring = Measuring(stage, context, generator.target, drafting, ())
     if benchmark.untimed is not None:
-        _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
+        _scored(stage, context, generator, prompts, judge, measuring)
         return
     for check in CHECKS_OF_PICTURES:
         check(stage, generator, drafting)
-    measuring = Measuring(stage, context, generator.target, drafting, ())
     (name,) = stage.benchmarks
     requests = PromptSet(name, prompts, generator)
     measuring.announce([requests])
     rows = measuring.all([requests])
     with context.stop.together():
         if ranks.is_main():
-            _keep(stage, context, prompts, drafting, rows)
+            # For tables of quality with the same settings.
+            for (temperature, method, drafter), its in grouped(rows, "temperature", "method", "drafter").items():
+                one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
+                drawn = (KeptPicture(row.tokens, row.num_cycles) for row in its)
+                keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
             quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown, context.stop)
             reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
             grids = picture_grids(context.folder, shown, prompts)
@@ -110,27 +115,6 @@ def _judged(
         for t, by in tokens.items()
     }
     return quality, first
-
-
-def _keep(
-    stage: EvaluateSettings,
-    context: Context,
-    prompts: Sequence[ImagePrompt],
-    drafting: Sequence[Drafting],
-    rows: Sequence[Row],
-) -> None:
-    """Keep what was drawn for tables of quality with the same settings."""
-    by_setting = grouped(rows, "temperature", "method", "drafter")
-    for (temperature, method, drafter), its in by_setting.items():
-        one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
-        identity = identity_of(stage, context, temperature, one)
-        keep(context.folder.parent, identity, prompts, (KeptPicture(row.tokens, row.num_cycles) for row in its))
-
-
-def _codes(generator: Generator, context: Context) -> Codes:
-    """What LANTERN's rules read of the target."""
-    codebook = generator.codebook.to(generator.target.device)
-    return Codes(codebook, generator.first_id, context.seed, context.folder / "neighbours")
 
 
 def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> JsonObject:
