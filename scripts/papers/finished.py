@@ -112,7 +112,7 @@ class Finished(Generic[Options]):
 
     def prompts(self, inputs: dict[str, Path]) -> tuple[PromptSource, list[ImagePrompt]]:
         """The requested number of prompts, and their source."""
-        source = self.stage.prompts.resolved(inputs["data"] / DATASET_FOLDER if "data" in inputs else None)
+        source = self.stage.drawing.prompts.resolved(inputs["data"] / DATASET_FOLDER if "data" in inputs else None)
         prompts, count = read_prompts(source), self.options.count
         if len(prompts) < count:
             raise UserError(f"count={count}, and there are {len(prompts)} prompts", where=str(source.path),

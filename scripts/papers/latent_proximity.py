@@ -154,7 +154,7 @@ def run(arguments: list[str]) -> None:
         "command": shlex.join(["scripts/papers/latent_proximity.py", *(redact_argument(a) for a in arguments)]),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
         "ranks": ranks.world_size(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
-        "seed": recipe.seed, "prompts": stage.prompts.path or f"{stage.prompts.classes} classes",
+        "seed": recipe.seed, "prompts": stage.drawing.prompts.path or f"{stage.drawing.prompts.classes} classes",
         "prompts drawn": len(prompts),
         "drawing": f"temperature {options.temperature:g}, guidance {recipe.target.cfg_scale:g}, "
         f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",

@@ -4,9 +4,7 @@ both rows of guidance, drafters, and a tree's scores.
 
 from __future__ import annotations
 
-from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import ImageTargetConfig, image_section
-from ...models.targets.base import TargetShape
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes
 from .evaluation_memory import Memory
@@ -31,8 +29,9 @@ def drawing_memory(plan: Planned) -> Memory:
     parts["key-value cache"] = 2.0 * rows * layers * keys * positions * width
     held = set()
     for one in proposals(plan, stage.is_drawn):
-        weights, cache = _drafter(one.config, shape, rows * positions, width)
-        parts["drafters"] = parts.get("drafters", 0.0) + (0.0 if one.weights in held else weights)
+        weights = 0.0 if one.weights in held else float(width * sum(one.config.count(shape).values()))
+        cache = float(one.config.cached_numbers(shape)[0] * rows * positions * width)
+        parts["drafters"] = parts.get("drafters", 0.0) + weights
         parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
         held.add(one.weights)
     places = rows * max(section.prompt_places, nodes)
@@ -49,9 +48,3 @@ def _target(section: ImageTargetConfig, width: int) -> dict[str, int]:
     if section.reads_features:
         sizes.setdefault("text encoder", 2 * T5_XL)
     return sizes
-
-
-def _drafter(config: DrafterConfig, shape: TargetShape, places: int, width: int) -> tuple[float, float]:
-    """Memory of the weights, and of keys and values at this number of tokens of all rows."""
-    weights = float(width * sum(config.count(shape).values()))
-    return weights, float(config.cached_numbers(shape)[0] * places * width)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +17,7 @@ from ...models.families.generators import language_section
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
 from ..run.stage import Planned
-from ..serve.states_builder import StatesStore
+from ..serve.states_builder import StatesStore, wanted_taps
 from .data import OnDisk, image_reader_of, on_disk, samples, text_lengths, visual_tokens
 from .models import target_shape
 
@@ -47,9 +45,7 @@ def caching(plan: Planned, drafter: DrafterConfig | None, target: PreTrainedConf
     store: StatesStore = stage.states if stage.kind == "cache" else stage.source.states
     text = target.get_text_config()
     heads = [drafter, *stage.drafters] if stage.kind == "cache" else [stage.drafter or drafter]
-    shape = language_shape(text)
-    readers = [head for head in heads if head is not None and head.trains_on == "states"]
-    keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in readers))
+    keeps = wanted_taps(heads, language_shape(text))
     files = on_disk(stage)
     number, how = samples(plan, files)
     counted = None if number is None else token_counts(plan, number, files, target)

@@ -16,7 +16,7 @@ from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
-from ...models.families.generators import AnyTarget, language_section
+from ...models.families.generators import language_section
 from ...models.families.sizes import Described, empty_model, parameter_counts
 from ...models.families.table import training_of
 from ..run.stage import Planned
@@ -42,7 +42,18 @@ _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares n
 def describe_lvlm(plan: Planned) -> list[str]:
     """A draft LVLM's stage, its captioner's, or its target's."""
     config, image_reader = _lvlm_of(plan)
-    return _lvlm(plan, config, image_reader) + _beside(plan, target_shape(plan.recipe))
+    stage, files = plan.stage, on_disk(plan.stage)
+    counts, trained = parameter_counts(config), trainable_counts(stage, config)
+    number, how = samples(plan, files)
+    steps = stage.steps if number is None else stage.num_steps(number)
+    lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
+    lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
+    lines += _steps_line(steps, stage)
+    lines.append(_rows_line(steps, stage, image_reader))
+    lines += tokens(stage, files, image_reader)
+    disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
+    lines.append(f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)")
+    return lines + _beside(plan, target_shape(plan.recipe))
 
 
 def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
@@ -94,20 +105,6 @@ def _trainable(described: Described) -> dict[str, int]:
     return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
 
 
-def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) -> list[str]:
-    stage, files = plan.stage, on_disk(plan.stage)
-    counts, trained = parameter_counts(config), trainable_counts(stage, config)
-    number, how = samples(plan, files)
-    steps = stage.steps if number is None else stage.num_steps(number)
-    lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
-    lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
-    lines += _steps_line(steps, stage)
-    lines.append(_rows_line(steps, stage, image_reader))
-    lines += tokens(stage, files, image_reader)
-    disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
-    return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)"]
-
-
 def _steps_line(steps: int | None, stage: TrainSettings) -> list[str]:
     return [] if steps is None else [f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept"]
 
@@ -129,9 +126,10 @@ def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
         return [f"  distills by {objective.divergence} from kept log-probabilities: no target in memory"]
     held = held_bytes(section) * sum(parameter_counts(target).values())
     chunk = 40 * objective.chunk * target.text_config.vocab_size
+    where = "per rank" if language_section(section).device_map is None else "over the devices of a rank"
     return [
         f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
-        f"{_where(section)}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
+        f"{where}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
     ]
 
 
@@ -165,10 +163,6 @@ def _caches(plan: Planned) -> list[Planned]:
     return [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
 
 
-def _where(target: AnyTarget) -> str:
-    return "per rank" if language_section(target).device_map is None else "over the devices of a rank"
-
-
 def lvlm_memory(plan: Planned) -> Memory:
     """The memory of training a draft LVLM, its captioner or its target."""
     config, image_reader = _lvlm_of(plan)
@@ -198,7 +192,9 @@ def describe_head(
         lines += describe_states(plan)
     else:
         lines.append("  states are read from shards")
-    return [*lines, _head_disk(plan, trained)]
+    keep = stage.checkpoints.keep
+    disk = keep * 12 * trained + 4 * trained
+    return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"]
 
 
 def _head_samples(
@@ -221,12 +217,6 @@ def head_length(plan: Planned) -> int | None:
     if plan.stage.data is not None:
         return plan.stage.data.max_length
     return max((cache.stage.data.max_length for cache in _caches(plan)), default=None)
-
-
-def _head_disk(plan: Planned, trained: int) -> str:
-    keep = plan.stage.checkpoints.keep
-    disk = keep * 12 * trained + 4 * trained
-    return f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"
 
 
 def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:

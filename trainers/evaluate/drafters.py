@@ -155,13 +155,6 @@ class Drafters:
                             hint="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
         return [Source(folder.name if folder is not None else config.display_name, config, folder)]
 
-    def _one_source(self, name: str, method: Method) -> list[Source]:
-        sources = self.sources(name, method)
-        if len(sources) > 1:
-            raise UserError(f"member {name!r} has {len(sources)} drafters, and an ensemble takes one of each member",
-                            key=self._key(name), hint="name a drafter in place of the method")  # fmt: skip
-        return sources
-
     def _named(self, name: str) -> Source:
         if name in self.stage.drafters:
             key = f"stages.{self.context.name}.drafters.{name}"
@@ -188,7 +181,12 @@ class Drafters:
                 members.append(self._drafter(Source(member.display_name, section, None), section, options, name))
             elif member in self.stage.methods:
                 method = self.stage.methods[member]
-                (source,) = self._one_source(member, method)
+                source, *others = self.sources(member, method)
+                if others:
+                    raise UserError(
+                        f"member {member!r} has {1 + len(others)} drafters, and an ensemble takes one of each member",
+                        key=self._key(member), hint="name a drafter in place of the method",
+                    )  # fmt: skip
                 config_of_member = decoding_with(source.config, method.settings, self._key(member))
                 members.append(self._drafter(source, config_of_member, options, member))
             else:

@@ -11,13 +11,13 @@ from ...core import ranks
 from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...data.stage_folders import DATASET_FOLDER
-from ...eval.measured_rows import Row, grouped
+from ...eval.measured_rows import grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
 from ...models.families.generators import Generator, image_section
 from ..run.context import Context
 from ..run.stopping import Stop
-from .drafters import Drafters, Drafting
+from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
 from .kept_pictures import KeptPicture, identity_of, keep
@@ -48,22 +48,27 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         size=target.image_size,
         device=device,
     )
-    drafting = Drafters(stage, context, pair).all(
-        _codes(generator, context), grid=generator.target.grid, wanted=stage.is_drawn
-    )
+    # What LANTERN's rules read of the target.
+    codebook = generator.codebook.to(generator.target.device)
+    codes = Codes(codebook, generator.first_id, context.seed, context.folder / "neighbours")
+    drafting = Drafters(stage, context, pair).all(codes, grid=generator.target.grid, wanted=stage.is_drawn)
+    measuring = Measuring(stage, context, generator.target, drafting, ())
     if benchmark.untimed is not None:
-        _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
+        _scored(stage, context, generator, prompts, judge, measuring)
         return
     for check in CHECKS_OF_PICTURES:
         check(stage, generator, drafting)
-    measuring = Measuring(stage, context, generator.target, drafting, ())
     (name,) = stage.benchmarks
     requests = PromptSet(name, prompts, generator)
     measuring.announce([requests])
     rows = measuring.all([requests])
     with context.stop.together():
         if ranks.is_main():
-            _keep(stage, context, prompts, drafting, rows)
+            # For tables of quality with the same settings.
+            for (temperature, method, drafter), its in grouped(rows, "temperature", "method", "drafter").items():
+                one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
+                drawn = (KeptPicture(row.tokens, row.num_cycles) for row in its)
+                keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
             quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown, context.stop)
             reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
             grids = picture_grids(context.folder, shown, prompts)
@@ -101,7 +106,10 @@ def _judged(
     generator: Generator, judge: Judge, tokens: Mapping[float, JsonMapping], shown: int, stop: Stop
 ) -> tuple[dict[float, JsonObject], dict[float, dict[str, Tensor]]]:
     """temperature -> method -> scores of all of its pictures, and the first of them."""
-    quality = {t: {m: judge(_drawn(generator, codes, stop)) for m, codes in by.items()} for t, by in tokens.items()}
+    decode = stop.checked(generator.pictures, "while pictures were judged; all of them are kept")
+    quality = {
+        t: {m: judge(Drawn(decode, codes_of(generator, codes))) for m, codes in by.items()} for t, by in tokens.items()
+    }
     first = {
         t: {m: generator.pictures(codes_of(generator, codes[:shown])) for m, codes in by.items()}
         for t, by in tokens.items()
@@ -109,29 +117,8 @@ def _judged(
     return quality, first
 
 
-def _keep(
-    stage: EvaluateSettings,
-    context: Context,
-    prompts: Sequence[ImagePrompt],
-    drafting: Sequence[Drafting],
-    rows: Sequence[Row],
-) -> None:
-    """Keep what was drawn for tables of quality with the same settings."""
-    by_setting = grouped(rows, "temperature", "method", "drafter")
-    for (temperature, method, drafter), its in by_setting.items():
-        one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
-        identity = identity_of(stage, context, temperature, one)
-        keep(context.folder.parent, identity, prompts, (KeptPicture(row.tokens, row.num_cycles) for row in its))
-
-
-def _codes(generator: Generator, context: Context) -> Codes:
-    """What LANTERN's rules read of the target."""
-    codebook = generator.codebook.to(generator.target.device)
-    return Codes(codebook, generator.first_id, context.seed, context.folder / "neighbours")
-
-
 def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> JsonObject:
-    real, source, distance = judge.score_of_real(), stage.prompts, judge.fid_of_real()
+    real, source, distance = judge.score_of_real(), stage.drawing.prompts, judge.fid_of_real()
     fid = "" if distance is None else f"; their FID on its features is {distance:.3g}"
     return {
         "prompts": f"{len(prompts)} of {source.path or f'{source.classes} classes'}",
@@ -139,8 +126,3 @@ def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePro
     } | (
         {} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned{fid}"}
     )
-
-
-def _drawn(generator: Generator, tokens: Sequence[Sequence[int]], stop: Stop) -> Drawn:
-    decode = stop.checked(generator.pictures, "while pictures were judged; all of them are kept")
-    return Drawn(decode, codes_of(generator, tokens))

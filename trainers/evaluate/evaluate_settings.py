@@ -11,7 +11,6 @@ from ...core.errors import UserError, did_you_mean
 from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP, shorthand
 from ...core.json_types import object_at, text_at, value_at
 from ...core.refused import Refused
-from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.contrasts import Comparison
@@ -144,8 +143,6 @@ class EvaluateSettings(Stage):
         check_benchmarks(self.benchmarks, template=self.format.template)
         if not self.draws and any(benchmark.draws for benchmark in self.benchmarks.values()):
             raise ValueError("benchmarks of text and of prompts of an image generator want an evaluation each")
-        if self.draws and len(self.benchmarks) > 1:
-            raise ValueError("prompts of an image generator: one benchmark in an evaluation")
         listed = self.listed_lengths()
         for length in (length for lengths in listed.values() for length in lengths):
             check_length(length)
@@ -326,14 +323,9 @@ class EvaluateSettings(Stage):
         (benchmark,) = of_class(self.benchmarks, PromptsBenchmark)
         return benchmark
 
-    @property
-    def prompts(self) -> PromptSource:
-        """The prompts of an image generator."""
-        return self.drawing.prompts
-
     def with_count(self, count: int) -> Self:
         """The same evaluation of an image generator with so many prompts."""
-        prompts = self.prompts.model_copy(update={"max_samples": count})
+        prompts = self.drawing.prompts.model_copy(update={"max_samples": count})
         drawing = self.drawing.model_copy(update={"prompts": prompts})
         return self.model_copy(update={"benchmarks": dict.fromkeys(self.benchmarks, drawing)})
 

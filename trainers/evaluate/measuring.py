@@ -190,24 +190,13 @@ class Measuring:
                 details=about | logs[drafting], **common,
             )  # fmt: skip
             if decodings[drafting].rule is RULES["greedy"] and not row.identical:
-                row = self._explained(row, plain, generations, opened, plainly, embedded)
+                # With the gap of the scores where its answer parts from plain decoding's.
+                ours = next((g.tokens for g in (*generations, *plain) if g.tokens != plain[0].tokens), None)
+                assert ours is not None, "see `measure`"
+                difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly, embedded)
+                row = replace(row, details={**row.details, "difference": difference.to_json()})
             rows.append(row)
         return rows
-
-    def _explained(
-        self,
-        row: Row,
-        plain: Sequence[Generation],
-        drafted: Sequence[Generation],
-        opened: Opened,
-        plainly: Decoding,
-        embedded: EmbeddedRequest | None,
-    ) -> Row:
-        """A row of a greedy method whose answer is not plain decoding's, with the gap of the scores where they part."""
-        ours = next((g.tokens for g in (*drafted, *plain) if g.tokens != plain[0].tokens), None)
-        assert ours is not None, "see `measure`"
-        difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly, embedded)
-        return replace(row, details={**row.details, "difference": asdict(difference)})
 
     def _about_plain(self, tokens: list[int], opened: Opened) -> JsonObject:
         """Whether the target's own answer is the data's, word for word."""

@@ -78,6 +78,7 @@ class Reporting:
         name = device_name(device)
         left_out = self.measuring.left_out
         path = None if context.target.path is None else shipped_name(context.target.path)
+        was_auto = any(key.endswith("target.dtype") for key in context.resolved)
         trained = "trained in this run" + ("" if path is None else f" from {path}")
         return {
             "run": f"{context.folder.parent.name}, stage {context.name}",
@@ -86,7 +87,7 @@ class Reporting:
             "date": time.strftime("%Y-%m-%d"),
             "seed": context.seed,
             "target": trained if "target" in context.inputs else path,
-            "dtype": _dtype(context),
+            "dtype": context.target.dtype + (" (auto)" if was_auto else ""),
             "temperatures": stage.temperatures,
             "truncation": f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",
             "repeats": stage.repeats,
@@ -100,11 +101,6 @@ class Reporting:
 def device_name(device: torch.device) -> str:
     """What reports call a device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
-
-
-def _dtype(context: Context) -> str:
-    """In which type the target was held, and whether `auto` chose it."""
-    return context.target.dtype + (" (auto)" if any(key.endswith("target.dtype") for key in context.resolved) else "")
 
 
 def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:

@@ -97,7 +97,13 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
-            measure_quality(quality, suite_run, _draft_models(stage, drafters), scorers[id(suite_run.section)])
+            # Draft LVLMs answer on their own.
+            models = {
+                name: model
+                for called, method in stage.methods.items()
+                for name, model in drafters.modules(method, called, kind="lvlm").items()
+            }
+            measure_quality(quality, suite_run, models, scorers[id(suite_run.section)])
     ranks.barrier()
 
 
@@ -133,12 +139,3 @@ def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchm
                             key=f"stages.{stage}.benchmarks",
                             hint="name the sets that are wanted with `sets`, or measure in two stages")  # fmt: skip
         names = names | more
-
-
-def _draft_models(stage: EvaluateSettings, drafters: Drafters) -> dict[str, object]:
-    """Models of draft LVLMs, by name: they answer on their own."""
-    return {
-        name: model
-        for called, method in stage.methods.items()
-        for name, model in drafters.modules(method, called, kind="lvlm").items()
-    }

@@ -77,6 +77,8 @@ class TabedRun:
         silent: dict[str, int] = {}
         # Second turns follow the answers, which differ with temperature and length.
         place = self.folder / f"T{temperature:g}-{max_new_tokens}"
+        end = "blank" if self.section.transcript == "released" else "end"
+        second_form = self.form.model_copy(update={"answer_end": end})
         self.first_turns = []
         for name, info in self.sets.items():
             records = self.suite.first_turns(name, convention, limit)
@@ -90,7 +92,7 @@ class TabedRun:
                 if len(records) < len(answers):
                     silent[name] = len(answers) - len(records)
                 if records:
-                    second = self._turn(name, task, records, self._second_form(), place / name)
+                    second = self._turn(name, task, records, second_form, place / name)
                     rows.extend(self._measure(second, temperature, max_new_tokens).rows)
         return rows, silent
 
@@ -99,10 +101,6 @@ class TabedRun:
         (measured,) = self.measuring.at([requests], temperature, max_new_tokens)
         self.measuring.tell(requests, measured)
         return measured
-
-    def _second_form(self) -> PromptFormat:
-        end = "blank" if self.section.transcript == "released" else "end"
-        return self.form.model_copy(update={"answer_end": end})
 
     def _turn(
         self, name: str, turn: str, records: Sequence[JsonObject], form: PromptFormat, folder: Path

@@ -12,7 +12,6 @@ from typing import Any, cast
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import PLACES
 from ...core.json_types import JsonMapping, JsonObject
-from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
 from ...eval.published_section import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.base import DrafterConfig
@@ -58,9 +57,8 @@ def published_section(
     if stage.draws:
         return PublishedSection(target=target, decoding=decoding, **common)
     decoding = decoding.model_copy(update={"end_ids": list(end_ids(context.processor(), stage.format))})
-    return PublishedSection(
-        target=target, decoding=decoding, prompt_format=stage.format, looking=_looking(stage.data[0]), **common
-    )
+    looking = ImageSettings(**stage.data[0].model_dump(include=set(ImageSettings.model_fields)))
+    return PublishedSection(target=target, decoding=decoding, prompt_format=stage.format, looking=looking, **common)
 
 
 def _typed(section: Any, dtype: str | None, context: Context) -> Any:
@@ -100,28 +98,20 @@ def _name(value: str) -> str:
     return Path(value).name if value.startswith(("/", "~", ".")) or Path(value).is_dir() else value
 
 
-def _looking(data: ConversationData) -> ImageSettings:
-    return ImageSettings(**data.model_dump(include=set(ImageSettings.model_fields)))
-
-
-def _chosen(names: list[str], method: str | None, what: str) -> str:
-    if method is not None and method not in names:
-        raise UserError(f"method: no exact {what} {method!r} drafts with what is published",
-                        key="method", hint=did_you_mean(method, names))  # fmt: skip
-    if not names:
-        raise UserError(
-            f"no exact {what} of this evaluation drafts with what is published", key="report",
-            hint="name another evaluation, or measure the drafter that is published with an exact rule",
-        )  # fmt: skip
-    return method or names[0]
-
-
 def _decoding(
     stage: EvaluateSettings, method: str | None, measured: Collection[str], *, kind: str
 ) -> PublishedDecoding:
     """An exact method whose drafter is what is published, alone."""
     fitting = {name: m for name, m in stage.methods.items() if name in measured and _opens(m)}
-    name = _chosen(list(fitting), method, "method")
+    if method is not None and method not in fitting:
+        raise UserError(f"method: no exact method {method!r} drafts with what is published",
+                        key="method", hint=did_you_mean(method, fitting))  # fmt: skip
+    if not fitting:
+        raise UserError(
+            "no exact method of this evaluation drafts with what is published", key="report",
+            hint="name another evaluation, or measure the drafter that is published with an exact rule",
+        )  # fmt: skip
+    name = method or next(iter(fitting))
     chosen = fitting[name]
     common: JsonObject = {"name": name, "tree": chosen.tree, "draw": chosen.draw, "top_k": stage.top_k,
                               "top_p": stage.top_p,

@@ -259,7 +259,10 @@ def _changes(planned: Planned, output: Path) -> list[str]:
     ]
     if not told and old.get(HIDDEN) != new.get(HIDDEN):
         told.append("a hidden value changed")
-    told += [f"the weights or files at {key} ({_named(after, key)}) have changed" for key in _changed_outside(old, new)]
+    told += [
+        f"the weights or files at {key} ({shortened(str(after.get(key, key)), 200)}) have changed"
+        for key in _changed_outside(old, new)
+    ]
     if not _is_same_data(old.get("data", ()), new.get("data", ())):
         told.append(f"the files of stage {planned.name} changed")
     told += _changed_inputs(planned, output, old.get("inputs", {}))
@@ -278,11 +281,6 @@ def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str])
         elif maker in anew:
             told.append(f"stage {maker}, which it builds on, has run anew since")
     return told
-
-
-def _named(values: JsonMapping, key: str) -> str:
-    """The path that a setting names."""
-    return shortened(str(values.get(key, key)), 200)
 
 
 def _shown(values: JsonMapping, key: str) -> str:

@@ -9,20 +9,22 @@ from ...core.json_types import JsonObject
 from ...core.states import Taps
 from ...data.families.processor import Processor
 from ...data.states.samples import StatesSamples
+from ...eval.engines.program import find_python, version_of
 from ...models.decoding.warp import Warp
 from ...models.hub import read_config
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from .engine_settings import ServedSettings
-from .rank_engine import engine_process, identity_of_engine
-from .served import ServedAnswers, ServedStates, check_layers, layers_for
+from .rank_engine import engine_process
+from .served import ServedAnswers, ServedStates, check_layers
 
 
 class ServedEngine(ServedSettings):
     """A serving engine at work."""
 
     def installed_identity(self, key: str) -> JsonObject:
-        return identity_of_engine(self, key)
+        python = find_python(self.python, self.name, key=f"{key}.python")
+        return self.identity | {"version": version_of(self.name, python)}
 
     def side_by_side(self, batch_size: int) -> int:
         return self.max_num_seqs
@@ -55,7 +57,9 @@ class ServedEngine(ServedSettings):
     ) -> ServedStates:
         target.check(wanted)
         data = samples.dataset
-        most_pictures, layers = int(data.column("images").max()), layers_for(wanted, target.decoder.num_layers)
+        most_pictures = int(data.column("images").max())
+        # The last layer gives the feature, before its norm.
+        layers = tuple(sorted({*wanted.layers, target.decoder.num_layers}))
         if most_pictures:
             source = context.target_source()
             check_layers(self.name, layers, read_config(str(source), key="target", revision=context.target.revision))

@@ -12,8 +12,8 @@ from pathlib import Path
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import unwritable
-from ...core.json_types import JsonMapping, JsonObject
-from ...eval.engines.program import find_python, version_of
+from ...core.json_types import JsonMapping
+from ...eval.engines.program import find_python
 from ...models.formats.target import export_target, vllm_reads
 from ..run.context import Context
 from .engine_process import EngineProcess
@@ -21,19 +21,6 @@ from .engine_settings import ServedSettings
 
 _TARGET = "served-target"
 _WHOLE = 8192  # tokens of a pass at least, where prompts are computed in one piece
-
-
-def identity_of_engine(section: ServedSettings, key: str = "engine") -> JsonObject:
-    """What identifies the engine in what it writes.
-
-    Args:
-        key: that names the section, for errors.
-
-    Raises:
-        UserError: it is not installed in the interpreter that the section names.
-    """
-    python = find_python(section.python, section.name, key=f"{key}.python")
-    return section.identity | {"version": version_of(section.name, python)}
 
 
 @contextmanager
@@ -62,7 +49,12 @@ def engine_process(
         UserError: several ranks would each start an engine on all GPUs.
     """
     key = f"stages.{context.name}.{key}"
-    _check_ranks(section, key)
+    if section.tensor_parallel_size > 1 and ranks.world_size() > 1:
+        raise UserError(
+            f"engine.tensor_parallel_size is {section.tensor_parallel_size}, and each of {ranks.world_size()} ranks "
+            "would start an engine on all GPUs", key=f"{key}.tensor_parallel_size",
+            hint="start one rank, or leave the key out: each rank then has an engine on its own GPU",
+        )  # fmt: skip
     on_gpu = context.device().type == "cuda"
     with _place(section, context, key) as place:
         # A prompt whose states are wanted is answered by one token.
@@ -79,15 +71,6 @@ def engine_process(
             devices=_own_gpu(context) if on_gpu and section.tensor_parallel_size == 1 else None,
         ) as process:  # fmt: skip
             yield process
-
-
-def _check_ranks(section: ServedSettings, key: str) -> None:
-    if section.tensor_parallel_size > 1 and ranks.world_size() > 1:
-        raise UserError(
-            f"engine.tensor_parallel_size is {section.tensor_parallel_size}, and each of {ranks.world_size()} ranks "
-            "would start an engine on all GPUs", key=f"{key}.tensor_parallel_size",
-            hint="start one rank, or leave the key out: each rank then has an engine on its own GPU",
-        )  # fmt: skip
 
 
 @contextmanager

@@ -117,11 +117,6 @@ class ServedStates:
         return kept_states(batch.to(device), self.taps, feature, layers, positions.to(device))
 
 
-def layers_for(taps: Taps, num_layers: int) -> tuple[int, ...]:
-    """The layers that an engine must hand out for these taps; the last one is the feature before its norm."""
-    return tuple(sorted({*taps.layers, num_layers}))
-
-
 def check_layers(engine: str, layers: Sequence[int], config: PreTrainedConfig) -> None:
     """Raises `UserError` for layers whose states the engine hands out without what the target adds to them.
 

@@ -6,8 +6,8 @@ import functools
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +35,7 @@ from ...data.sources import AnsweredSamples, AnswersConfig, learns_records
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
 from ...data.states.estimate import Size, check_disk, record_bytes
 from ...data.states.identity import states_identity, weights_identity
-from ...data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
+from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_counts
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import language_section
@@ -115,9 +115,14 @@ def open_target(context: Context, processor: Processor, *, tables_only: bool = F
     )
 
 
-def wanted_taps(context: Context, shape: TargetShape, others: Sequence[DrafterConfig] = ()) -> Taps:
-    """What the recipe's drafter, and `others` beside it, read of the target in training."""
-    readers = [config for config in (context.drafter, *others) if config is not None and config.trains_on == "states"]
+def readers_of(drafters: Iterable[DrafterConfig | None]) -> list[DrafterConfig]:
+    """Those that learn the target's states."""
+    return [config for config in drafters if config is not None and config.trains_on == "states"]
+
+
+def wanted_taps(drafters: Iterable[DrafterConfig | None], shape: TargetShape) -> Taps:
+    """What drafters read of the target in training."""
+    readers = readers_of(drafters)
     return functools.reduce(operator.or_, (config.taps_for(shape, training=True) for config in readers))
 
 
@@ -278,7 +283,7 @@ class Builder:
 
 def as_measured(measured: Measured) -> JsonObject:
     """For the manifest."""
-    return {"head distribution": asdict(measured)["loss"]}
+    return {"head distribution": measured.loss}
 
 
 def looked_ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
@@ -330,8 +335,3 @@ def _away(goal: Tensor, scores: Tensor) -> tuple[float, float]:
 def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
     """Rank 0 looks at the disk, and all ranks stop where it cannot hold the states."""
     ranks.on_main(check_disk, builder.folder, size.total_bytes - done_bytes)
-
-
-def chosen(samples: StatesSamples, counts: Counts, indices: np.ndarray) -> Chosen:
-    """The samples of these indices; their lengths are negative without pictures."""
-    return Chosen(samples, indices, counts.signed[indices])

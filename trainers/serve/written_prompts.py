@@ -100,8 +100,8 @@ class Prompts:
             written = write_answers(
                 self.target.decoder, requests, self.warp,
                 limits=[min(self.max_new_tokens, self.most - len(request.ids)) for request in requests],
-                seeds=[self._seed(number) for number in part], eos_ids=self.ends,
-                prefill_chunk=self.target.prefill_chunk,
+                seeds=[zlib.crc32(f"{self.context.seed}/{self.split}/{number}".encode()) for number in part],
+                eos_ids=self.ends, prefill_chunk=self.target.prefill_chunk,
             )  # fmt: skip
             texts += map(self._text, part, written)
             self.context.progress.add(len(part))
@@ -112,9 +112,6 @@ class Prompts:
         request = self.target.view(self.dataset.request(number)[0])
         kept = len(request.ids) - self.behind[self.begun[number].begin][0]
         return replace(request, ids=request.ids[:kept], modality=request.modality[:kept])
-
-    def _seed(self, number: int) -> int:
-        return zlib.crc32(f"{self.context.seed}/{self.split}/{number}".encode())
 
     def _text(self, number: int, written: Written) -> str | None:
         begin = self.begun[number].begin

@@ -43,6 +43,7 @@ from ..serve.states_builder import (
     identity_of,
     open_samples,
     open_target,
+    readers_of,
     sample_needs,
     wanted_taps,
 )
@@ -104,10 +105,7 @@ class CacheStage(Stage):
 
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses a recipe none of whose drafters reads states, and an entry of `drafters` that does not."""
-        readers = [
-            config for config in (drafter, *self.drafters) if config is not None and config.trains_on == "states"
-        ]
-        if not readers:
+        if not readers_of([drafter, *self.drafters]):
             of = "none" if drafter is None else drafter.kind
             raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")
         self.engine.check(target, states=True, aspect=self.data.aspect)
@@ -132,7 +130,7 @@ class CacheStage(Stage):
         target = open_target(context, processor, tables_only=self.engine.is_served)
         check_fit(context, samples.dataset, target.decoder, as_cut=True)
         folder, store = context.folder / STATES, self.states
-        wanted = wanted_taps(context, target.shape, self.drafters)
+        wanted = wanted_taps([context.drafter, *self.drafters], target.shape)
         builder = Builder(
             samples, counts, target, wanted, store, folder,
             SeededCollate(processor.pad_id, processor.image_size, seed=0), self.batch_size,

@@ -31,7 +31,7 @@ from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
-from ..run.progress import StageLine, of_shards
+from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
 from ..train.engine import init_distributed
 
@@ -136,7 +136,12 @@ class EncodeStage(Stage):
         line.count("picture", *of_shards(total, self.samples_per_shard, ranks.share(num_shards), left), is_share=True)
         with context.stop.together():
             for index in left:
-                self._write_shard(index, source, duplicates, encoder, context, line)
+                counts: Counter[str] = Counter()
+                items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
+                watched = context.stop.watch(items, "inside a shard; finished ones are kept")
+                log = context.folder / f"refused-{index:06d}.jsonl"
+                pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
+                write_shard(folder, index, encoder.samples(pictures), counts)
         if ranks.is_main():
             finish(folder, identity, num_shards=num_shards)
             context.say(summary(folder))
@@ -145,22 +150,6 @@ class EncodeStage(Stage):
     def decoded(self, item: Captioned, size: int) -> Image.Image | Refused:
         """The picture as it is encoded, of the codes' `size`; or why not."""
         return decode_image(item, size, min_side=self.min_side or size)
-
-    def _write_shard(
-        self,
-        index: int,
-        source: CaptionedSource,
-        duplicates: Duplicates | None,
-        encoder: _Encoder,
-        context: Context,
-        line: StageLine,
-    ) -> None:
-        counts: Counter[str] = Counter()
-        items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
-        log = context.folder / f"refused-{index:06d}.jsonl"
-        watched = context.stop.watch(items, "inside a shard; finished ones are kept")
-        pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
-        write_shard(context.folder / CODES, index, encoder.samples(pictures), counts)
 
 
 def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:

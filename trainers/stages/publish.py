@@ -126,11 +126,6 @@ class PublishStage(Stage):
             raise ValueError("a pull request is made against main; leave revision out")
         return self
 
-    @property
-    def builds_only(self) -> bool:
-        """Whether the folder is built and nothing is uploaded."""
-        return not self.upload or self.repo is None
-
     def makes(self) -> set[str]:
         return {"publication"}
 
@@ -226,7 +221,8 @@ def _publish(stage: PublishStage, context: Context) -> None:
         raise UserError("the stored prompt is published word for word, and an environment variable gives it",
                         key=f"stages.{context.name}.prompt", hint="write it out: prompt.text='...'")  # fmt: skip
     # Before anything is built: a login that is missing.
-    hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts, stop=context.stop)
+    uploads = stage.upload and stage.repo is not None
+    hub = Hub(context.say, attempts=stage.attempts, stop=context.stop) if uploads else None
     report = context.inputs["report"]
     evaluation = EvaluateStage.model_validate(stages[report.name])
     context = replace(context, target=evaluation.target or context.target)

@@ -32,10 +32,10 @@ class TrainStates(StatesSettings, TrainHead):
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses also an engine that does not run this target, and terms of a loss that the drafter has by itself."""
         super().check(target, drafter)
-        if self._engine is not None:
+        if (engine := self.source.serving_engine) is not None:
             assert self.data is not None
             try:
-                self._engine.check(target, states=True, aspect=self.data.aspect)
+                engine.check(target, states=True, aspect=self.data.aspect)
             except Refused as refused:
                 raise refused.under("source") from None
         trained = self.drafter or drafter

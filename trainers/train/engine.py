@@ -12,10 +12,11 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -83,20 +84,14 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     ranks.check_own_gpu()
 
 
-@contextmanager
-def _patient_barriers() -> Iterator[None]:
+def _patient_barriers() -> AbstractContextManager[object]:
     """DeepSpeed's barriers wait for slow disks inside, as ours do: NCCL's end a run after a bound.
 
     All of a checkpoint's barriers are of all ranks. Its few other collectives follow one, so nobody is late for them.
     """
     from deepspeed import comm
 
-    before = comm.barrier
-    comm.barrier = lambda *_, **__: ranks.barrier()
-    try:
-        yield
-    finally:
-        comm.barrier = before
+    return patch.object(comm, "barrier", lambda *_, **__: ranks.barrier())
 
 
 @contextmanager

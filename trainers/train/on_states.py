@@ -100,7 +100,7 @@ def open_states(
     stage: StatesSettings, context: Context, processor: Processor, target: LanguageTarget, seed: int
 ) -> States:
     """The stage's source, whose states are checked to be this target's."""
-    taps, source = wanted_taps(context, target.shape), stage.source
+    taps, source = wanted_taps([context.drafter], target.shape), stage.source
     if isinstance(source, CachedStates):
         expected = identity_of(context, processor, stage.format, None, taps, None)
         folders = [context.inputs["states" if n is None else f"states/{n}"] / STATES for n in source.stages]

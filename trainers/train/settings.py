@@ -28,7 +28,6 @@ from ...models.drafters.head_objective import HeadObjective
 from ...models.lora import LoraConfig
 from ...models.parts import Part
 from ..serve.states_builder import check_answers
-from ..serve.target_engine import TargetEngine
 from .fit import FitSettings
 from .states_source import OnlineStates, StatesSource
 from .validate import HeadValidation, RecordsValidation, Validation
@@ -186,14 +185,9 @@ class StatesSettings(HeadSettings):
         return (self.epochs or 0) // 2 if self.text_epochs is None else self.text_epochs
 
     @property
-    def _engine(self) -> TargetEngine | None:
-        """The serving engine that computes the target's states in each step."""
-        return self.source.serving_engine
-
-    @property
     def reads_tables(self) -> bool:
         """Whether it loads the target's embedding and LM head alone: the target does not run in this process."""
-        is_elsewhere = self.source.kind == "cached" or self._engine is not None
+        is_elsewhere = self.source.kind == "cached" or self.source.serving_engine is not None
         return is_elsewhere and self.decoding is None
 
     @model_validator(mode="after")

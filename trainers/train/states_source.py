@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -28,9 +28,10 @@ from ...data.states.estimate import shown
 from ...data.states.identity import Acceptable
 from ...data.states.memory import prefetched
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
+from ...data.states.samples import Chosen
 from ..run.stopping import Stop
 from ..serve.engines import EngineSection
-from ..serve.states_builder import Builder, Measured, StatesStore, as_measured, check_room, chosen, looked_ahead
+from ..serve.states_builder import Builder, Measured, StatesStore, as_measured, check_room, looked_ahead
 from ..serve.target_engine import TargetEngine, TransformersEngine
 
 
@@ -131,16 +132,12 @@ class States(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Steps:
-    """Stands where a `Loader` does: its numbers, and steps whose micro-batches become states.
+    """Stands where a `Loader` does: its numbers, and steps that `iterate` makes."""
 
-    Args:
-        loader: its shape alone counts where `iterate` is given.
-        iterate: makes the steps themselves; None: the loader's.
-    """
-
-    def __init__(self, loader: Loader, iterate: Callable[[], Iterator[StepBatches]] | None = None):
-        self.loader, self._iterate = loader, iterate
+    loader: Loader
+    iterate: Callable[[], Iterator[StepBatches]]
 
     @property
     def batch_size(self) -> int:
@@ -152,11 +149,8 @@ class Steps:
         """Micro-batches of one optimizer step on each rank."""
         return self.loader.accumulation
 
-    def __len__(self) -> int:
-        return len(self.loader)
-
     def __iter__(self) -> Iterator[StepBatches]:
-        return iter(self.loader) if self._iterate is None else self._iterate()
+        return self.iterate()
 
 
 class Online:
@@ -170,7 +164,7 @@ class Online:
     def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
         loader = self.loader(indices, make_loader, first, last)
         if not trains or not self.builder.ahead:
-            return Steps(loader)
+            return Steps(loader, lambda: iter(loader))
         # Begun steps, each of `accumulation` batches; the loop itself looks one step ahead.
         return Steps(loader, lambda: looked_ahead(self._beginning(loader), self.builder.ahead // loader.accumulation))
 
@@ -192,8 +186,8 @@ class Online:
 
     def loader(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int) -> Loader:
         """Steps `first` to `last` over these samples, with the builder's collate and without states."""
-        samples = chosen(self.builder.samples, self.builder.counts, indices)
-        return make_loader(samples, self.builder.collate, first, last)
+        samples, lengths = self.builder.samples, self.builder.counts.signed[indices]
+        return make_loader(Chosen(samples, indices, lengths), self.builder.collate, first, last)
 
     def supervised_ids(self, index: int) -> Tensor:
         outline = self.builder.samples.outline(index)
@@ -246,9 +240,20 @@ class FirstEpoch:
         if not trains:
             return self.online.steps(indices, make_loader, first, last, trains=False)
         whole = self.online.loader(indices, make_loader, 0, last)
-        self._writing = _EpochShards(self, whole, indices)
-        self._next = first * whole.accumulation
-        return Steps(whole, lambda: self._steps(indices, make_loader, first, last, self._writing))
+        writing = self._writing = _EpochShards(self, whole, indices)
+        self._next, epoch = first * whole.accumulation, writing.num_steps
+
+        def iterate() -> Iterator[StepBatches]:
+            if first <= epoch:
+                writing.claim()
+                yield from self.online.loader(indices, make_loader, first, min(last, epoch + 1))
+            if last > epoch + 1:
+                reader = writing.finish()
+                assert len(reader) == len(indices), f"{len(reader)} records of {len(indices)} samples"
+                cached, every = Cached(reader, self.builder.collate.seed), np.arange(len(reader))
+                yield from cached.steps(every, make_loader, max(first, epoch + 1), last, trains=True)
+
+        return Steps(whole, iterate)
 
     def __call__(self, batch: Batch) -> TargetStates:
         """Computed, and kept in the first epoch; read with the batch from the shards later."""
@@ -263,21 +268,6 @@ class FirstEpoch:
 
     def held_out(self, batch: Batch) -> TargetStates:
         return self.online(batch)
-
-    def _steps(
-        self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, writing: _EpochShards
-    ) -> Iterator[StepBatches]:
-        epoch = writing.num_steps
-        if first <= epoch:
-            writing.claim()
-            yield from self.online.loader(indices, make_loader, first, min(last, epoch + 1))
-        if last > epoch + 1:
-            reader = writing.finish()
-            assert len(reader) == len(indices), f"{len(reader)} records of {len(indices)} samples"
-            cached = Cached(reader, self.builder.collate.seed)
-            yield from cached.steps(
-                np.arange(len(reader)), make_loader, max(first, epoch + 1), last, trains=True
-            )  # fmt: skip
 
 
 class _EpochShards:

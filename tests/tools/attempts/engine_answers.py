@@ -75,13 +75,16 @@ def _with_stand_in(work: Callable[[], int], workers: Path, damage: dict[str, obj
 
     def run() -> int:
         from draftsmith.trainers.serve import engine_process as engine
+        from draftsmith.trainers.serve import engine_section
         from draftsmith.trainers.serve import rank_engine as opened
 
         workers.mkdir(exist_ok=True)
         shutil.copy(stand_in.__file__, workers / "vllm_worker.py")
         (workers / "damage.json").write_text(json.dumps(damage | {"workers": str(engine._WORKERS)}))
         engine._WORKERS = workers
-        vars(opened).update(find_python=lambda asked, engine, key: sys.executable, version_of=lambda *asked: "1.0")
+        for module in (opened, engine_section):
+            vars(module).update(find_python=lambda asked, engine, key: sys.executable)
+        vars(engine_section).update(version_of=lambda *asked: "1.0")
         return work()
 
     return run

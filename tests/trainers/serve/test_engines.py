@@ -23,8 +23,7 @@ from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.serve import engine_process as process
-from draftsmith.trainers.serve import rank_engine as opened
-from draftsmith.trainers.serve import served
+from draftsmith.trainers.serve import engine_section, served
 from draftsmith.trainers.serve.engine_pictures import shown
 from draftsmith.trainers.serve.engine_section import SglangEngine, VllmEngine
 from draftsmith.trainers.serve.engines import EngineSection
@@ -86,7 +85,7 @@ def test_answers_are_those_of_our_own_passes(made, tmp_path, monkeypatch):
     assert identities[1].pop("engine") == {"kind": "vllm", "quantization": None, "options": {}, "version": "1.0"}
     assert identities[0] == identities[1]
     # What one engine began is not continued by another.
-    monkeypatch.setattr(opened, "version_of", lambda package, python: "1.1")
+    monkeypatch.setattr(engine_section, "version_of", lambda package, python: "1.1")
     fails_with(r"another engine.version: '1.0', now '1.1'", answers, made, theirs, engine=VLLM)
 
 
