@@ -7,7 +7,6 @@ drops every multi-turn sample of a tokenizer in which a blank and `USER` are one
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +148,6 @@ def encode(
     form: PromptFormat,
     processor: Processor,
     *,
-    num_images: int = 0,
     pictures: Sequence[Picture] = (),
     open_ended: bool = False,
     record: JsonMapping | None = None,
@@ -163,7 +161,6 @@ def encode(
 
     Args:
         pictures: of the images and clips, in the order of their marks.
-        num_images: in place of `pictures`, so many images of one tile each.
         record: that the turns are of: template chat reads its `tools` and `chat_template_kwargs`.
         most: ids; text that has far more is not tokenized whole. None: it is, however long.
 
@@ -173,8 +170,6 @@ def encode(
             tokenizer.
     """
     check_template(form, processor)
-    assert not (num_images and processor.reads_whole), "a picture that is read whole has tokens of its own number"
-    pictures = pictures or [Picture(math.isqrt(processor.num_image_tokens))] * num_images
     has_clip = any(picture.modality == VIDEO for picture in pictures)
     family, record = processor.picture_family, record or {}
     if form.template == "chat":

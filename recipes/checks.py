@@ -99,15 +99,12 @@ def _finished(name: str, folder: Path) -> Finding:
     """Whether a finished stage's files are still there. A cache that nothing reads any more may have been removed."""
     mark = read_mark(folder / DONE)
     listed = {} if mark is None or mark.files is None else mark.files
-    gone = [file for file, entry in listed.items() if not _has_size(folder / file, entry.bytes)]
+    sizes = {file: path.stat().st_size for file in listed if (path := folder / file).is_file()}
+    gone = [file for file, entry in listed.items() if sizes.get(file) != entry.bytes]
     if not gone:
         return ok(f"stages.{name}", "finished before, same inputs: skipped")
     what = f"finished before, and {len(gone)} of its {len(listed)} files are not there as written, the first: {gone[0]}"
     return warning(f"stages.{name}", what, f"restart={name} makes them again, if anything is to read them")
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def stages_findings(

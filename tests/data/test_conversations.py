@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
+from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode, place_marks, render
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.table import TEMPLATES, TemplateName
@@ -24,9 +25,7 @@ def processor(folder: str) -> SimpleNamespace:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(VECTORS / folder / "tokenizer.json"), unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
-    return SimpleNamespace(
-        tokenizer=tokenizer, bos_id=1, image_token_id=-200, num_image_tokens=1, picture_family=LLAVA, reads_whole=False
-    )
+    return SimpleNamespace(tokenizer=tokenizer, bos_id=1, image_token_id=-200, picture_family=LLAVA)
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
@@ -67,7 +66,7 @@ def test_label_masks_equal_the_vectors(record):
         turns = turns_of(record["prompt"], record["template"])
     form = PromptFormat(template=record["template"])
     images = record["prompt"].count("<image>") if record["has_image"] else 0
-    encoded = encode(turns, form, processor(record["tokenizer"]), num_images=images)
+    encoded = encode(turns, form, processor(record["tokenizer"]), pictures=[Picture(1)] * images)
     assert encoded.text == record["prompt"]
     limit = record["model_max_length"]  # the official recipe cuts; we refuse or skip, so the test cuts
     assert encoded.ids[:limit] == record["ids"]
@@ -96,15 +95,17 @@ def test_a_prompt_for_decoding_begins_the_training_ids(name, folder):
         turns = [*turns, {"from": "gpt", "value": "Yes."}]
     images = render(turns, PromptFormat(), has_image=sample["has_image"]).text.count("<image>")
     images = images if sample["has_image"] else 0
-    whole = encode(turns, PromptFormat(), processor(folder), num_images=images)
-    prompt = encode(turns, PromptFormat(), processor(folder), num_images=images, open_ended=True)
+    whole = encode(turns, PromptFormat(), processor(folder), pictures=[Picture(1)] * images)
+    prompt = encode(turns, PromptFormat(), processor(folder), pictures=[Picture(1)] * images, open_ended=True)
     assert whole.ids[: len(prompt.ids)] == prompt.ids and not any(prompt.loss_mask[-1:])
     assert whole.loss_mask[len(prompt.ids)]
 
 
 def test_wrong_number_of_marks_is_refused():
     turns = talk("no mark", "yes")
-    fails_with("0 <image> marks for 1 images", encode, turns, PromptFormat(), processor("tokenizer_a"), num_images=1)
+    fails_with(
+        "0 <image> marks for 1 images", encode, turns, PromptFormat(), processor("tokenizer_a"), pictures=[Picture(1)]
+    )
 
 
 def test_unknown_role_is_named():

@@ -166,7 +166,7 @@ def test_a_clip_s_mark_is_found_whether_the_tokenizer_knows_it_or_not(family, jo
     asked = "<image><video>\nthen <image>?"
     encoded = encode(turns(asked), form, processor(family), pictures=pictures)
     assert runs(encoded.ids, encoded.modality) == [(IMAGE, 9), (VIDEO, 8), (IMAGE, 4)]
-    plain = encode(turns(asked.replace("<video>", "<image>")), form, processor(family), num_images=3)
+    plain = encode(turns(asked.replace("<video>", "<image>")), form, processor(family), pictures=[Picture(3)] * 3)
     text = [i for i, m in zip(encoded.ids, encoded.modality, strict=True) if m == TEXT]
     assert text == [i for i, m in zip(plain.ids, plain.modality, strict=True) if m == TEXT]
 
@@ -186,7 +186,7 @@ class TestQwen:
 
     def test_rendering_and_supervision(self):
         conversation = [*turns("<image>\nWhich?", "3."), *turns("Why?", "It is.")]
-        encoded = encode(conversation, FORMS["llava_onevision"], self.MADE, num_images=1)
+        encoded = encode(conversation, FORMS["llava_onevision"], self.MADE, pictures=[Picture(3)])
         assert encoded.text == (
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<image>\nWhich?<|im_end|>\n"
             "<|im_start|>assistant\n3.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
@@ -197,7 +197,7 @@ class TestQwen:
         assert [i for i in supervised if i == end] == [end] * 2 and supervised[-1] == end
         said = self.MADE.tokenizer.decode(supervised, skip_special_tokens=True)
         assert said.replace(" ", "") == "3.Itis."
-        prompt = encode(conversation, FORMS["llava_onevision"], self.MADE, num_images=1, open_ended=True)
+        prompt = encode(conversation, FORMS["llava_onevision"], self.MADE, pictures=[Picture(3)], open_ended=True)
         assert encoded.ids[: len(prompt.ids)] == prompt.ids and prompt.text.endswith("<|im_start|>assistant\n")
 
     def test_no_system_sentence_and_no_first_token(self):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from draftsmith.core.batch import IMAGE, Batch
 from draftsmith.core.errors import UserError
+from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
@@ -206,7 +207,7 @@ def test_a_saved_draft_is_an_ordinary_llava(processor, tmp_path):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))
     turns = [{"from": "human", "value": "<image>\nWhich picture is it?"}, {"from": "gpt", "value": ""}]
     form = PromptFormat(system="", image_join="hf")
-    ours = encode(turns, form, processor, num_images=1, open_ended=True)
+    ours = encode(turns, form, processor, pictures=[Picture(processor.patches)], open_ended=True)
 
     theirs = AutoProcessor.from_pretrained(folder)(
         text="USER: <image>\nWhich picture is it? ASSISTANT:", images=image, return_tensors="pt"

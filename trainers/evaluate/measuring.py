@@ -194,7 +194,7 @@ class Measuring:
                 ours = next((g.tokens for g in (*generations, *plain) if g.tokens != plain[0].tokens), None)
                 assert ours is not None, "see `measure`"
                 difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly, embedded)
-                row = replace(row, details={**row.details, "difference": difference.to_json()})
+                row = replace(row, details={**row.details, "difference": asdict(difference)})
             rows.append(row)
         return rows
 

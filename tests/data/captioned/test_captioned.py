@@ -275,7 +275,7 @@ def test_a_hostile_tar_runs_nothing_and_each_refusal_is_counted(tmp_path, monkey
                               "second member of one name": 1}  # fmt: skip
     assert len(items) == len(good(items)) + 20, "each has a number of its own"
     assert decode_image(good(items)[2], 8).reason == "unreadable image"
-    large = Counter(m.reason for m in tars.members(path, max_bytes=500) if isinstance(m, tars.RefusedMember))
+    large = Counter(m.reason for m in tars.samples(path, max_bytes=500) if isinstance(m, tars.RefusedMember))
     assert large["member too large"] == 1
     assert sorted(tmp_path.rglob("*")) == before and not marker.exists()
 
@@ -320,13 +320,14 @@ def test_addresses_are_refused_and_not_run(tmp_path, monkeypatch, address):
 
 def test_truncated_and_damaged_tars_are_told_by_name(tmp_path):
     whole = caption_tar(tmp_path / "whole.tar", 0, 3).read_bytes()
-    end = max(m.offset + -(-m.size // 512) * 512 for m in tars.members(tmp_path / "whole.tar"))
+    members = [m for sample in tars.samples(tmp_path / "whole.tar") for m in sample.members.values()]
+    end = max(m.offset + -(-m.size // 512) * 512 for m in members)
     cut = tmp_path / "cut.tar"
     given = source(kind="webdataset", path=str(cut))
     for length in (end, end - 1, end - 512, end - 513, 1536, 1400, 600):
         cut.write_bytes(whole[:length])
         fails_with(r"truncated tar(.|\n)*cut\.tar", list, read(given))
-    header = next(m for m in tars.members(tmp_path / "whole.tar") if m.name == "00001.jpg").offset - 512
+    header = next(m for m in members if m.name == "00001.jpg").offset - 512
     cut.write_bytes(whole[:header] + b"\1" + whole[header + 1 :])  # `tarfile` takes that for the end
     fails_with(rf"damaged tar(.|\n)*cut\.tar, byte {header}", list, read(given))
     for other in (b"\x1f\x8b" + bytes(1022), b"hello" * 200):
