@@ -193,8 +193,10 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
         found = quality.get(temperature, {}).get(method, {}).get(metric)
         return None if found is None else float(found["value"])
 
-    for m in metrics:
-        columns.append((Column(m, ".4g"), lambda c, m=m: score(c.temperature, c.method, m)))
+    def of_cell(metric: str) -> Callable[[Cell], Value]:
+        return lambda c: score(c.temperature, c.method, metric)
+
+    columns += [(Column(m, ".4g"), of_cell(m)) for m in metrics]
     lines: list[tuple[Value, ...]] = []
     # With scores, each temperature's lines stand under those of plain decoding.
     for t in dict.fromkeys(cell.temperature for cell in cells) if metrics else [None]:

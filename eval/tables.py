@@ -34,11 +34,6 @@ class Column:
     ranked: bool = True  # more is better: the best of compared lines is marked
 
     @property
-    def depends_on_tau(self) -> bool:
-        """Whether it holds speedups, expected or measured: only they have the unit x."""
-        return self.unit == "x"
-
-    @property
     def heading(self) -> str:
         """Group and name in one line; the name alone without a group."""
         return f"{self.group} {self.name}".strip() if self.group else self.name
@@ -91,7 +86,8 @@ class Table:
 
     def on_tau(self) -> str:
         """A sentence that names the columns which depend on tau, and at what tau they hold; "" where none does."""
-        names = list(dict.fromkeys(column.name for column in self.columns if column.depends_on_tau))
+        # Speedups, expected or measured: only they have the unit x.
+        names = list(dict.fromkeys(column.name for column in self.columns if column.unit == "x"))
         if not names:
             return ""
         has_tau = any(column.name.split(" ")[0] == "tau" for column in self.columns)
@@ -231,7 +227,7 @@ def _table(table: Table, level: int) -> list[str]:
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
     head = [cell(column.heading) for column in table.columns]
-    lines += [*("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)), ""]
+    lines += [*("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]), ""]
     if remark := table.remark():
         lines += [sentence(remark), ""]
     return [*lines, *(f"- {sentence(footnote)}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
