@@ -61,7 +61,9 @@ class Block:
             weights.append(min(1.0, weights[-1] * target[i] / draft[i]))
         scale = torch.tensor(weights[:n], dtype=p.dtype, device=p.device)[:, None]
         owed = (scale * p[:n] - q).clamp(min=0.0)  # [N,V] row i: after i accepted tokens
-        chances = [_chance(s, w) for s, w in zip(owed.sum(-1).tolist(), weights[:n], strict=True)] + [weights[n]]
+        # Where nothing is owed, the block never ends.
+        sums = zip(owed.sum(-1).tolist(), weights[:n], strict=True)
+        chances = [s / (s + 1.0 - w) if s > 0 else 0.0 for s, w in sums] + [weights[n]]
         kept = 0
         for length in range(1, n + 1):
             if float(next(draws)) < chances[length]:
@@ -70,11 +72,6 @@ class Block:
         path = tuple(range(kept))
         bonus = inverse_cdf(rest, float(next(draws)))
         return Verified(path, tuple(int(t) for t in tokens[:kept]), bonus)
-
-
-def _chance(owed: float, weight: float) -> float:
-    """The chance of a prefix that is not the whole chain. Where nothing is owed, the block never ends."""
-    return owed / (owed + 1.0 - weight) if owed > 0 else 0.0
 
 
 def _check(tree: Tree) -> None:

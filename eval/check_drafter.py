@@ -290,7 +290,8 @@ class _Checks:
             return "not formed: nothing is trained"
         while True:
             shares = self._accepted()
-            if not (low := [level for level, share in enumerate(shares) if share < self._enough(level)]):
+            least = [_ACCEPTED if level == 0 or self.by_level else _ACCEPTED_BELOW for level in range(len(shares))]
+            if not (low := [level for level, share in enumerate(shares) if share < least[level]]):
                 said = ", ".join(f"{share:.0%}" for share in shares)
                 return f"of an answer that it was trained on, drafts of levels 1 to {len(shares)} are accepted: {said}"
             if not self.lesson.learn():
@@ -307,9 +308,6 @@ class _Checks:
             f"training knows the answer, decoding has {said} accepted where those before it are: expand reads other "
             "states or tokens than the loss, or the loss does not train this level (max_levels says how many it has)"
         )
-
-    def _enough(self, level: int) -> float:
-        return _ACCEPTED if level == 0 or self.by_level else _ACCEPTED_BELOW
 
     def _accepted(self) -> list[float]:
         """Level -> share of its drafts accepted where those before it are, in chains and a tree."""

@@ -46,11 +46,7 @@ def html_page(title: str, parts: Sequence[Part], folder: Path) -> str:
 
     template = Path(__file__).parent / "page.html.jinja"
     page = filled(template, picture, pictures, inline, title=title, parts=parts, zip=zip)
-    return outside_pictures(page, _without_secrets)
-
-
-def _without_secrets(text: str) -> str:
-    return redact(text).replace(HIDDEN, escape(HIDDEN))
+    return outside_pictures(page, lambda text: redact(text).replace(HIDDEN, escape(HIDDEN)))
 
 
 def outside_pictures(page: str, change: Callable[[str], str]) -> str:

@@ -29,12 +29,8 @@ class Reached(NamedTuple):
     depth: int  # of the node: 0 is the root
     children: int
     accepted: int | None  # rank of the child that stood; None: none did
-    confidence: float | None  # of the draft's distribution there; None: it expanded no such node
-
-    @property
-    def entropy(self) -> float | None:
-        """Over its largest value."""
-        return None if self.confidence is None else 1.0 - self.confidence
+    # Of the draft's distribution there: 1 less its entropy over the largest; None: it expanded no such node.
+    confidence: float | None
 
 
 class Watched:
@@ -122,7 +118,7 @@ def entropy_autocorrelation(requests: Iterable[Sequence[Reached]]) -> list[Lag]:
 
     A lag without two different values has no correlation and is left out.
     """
-    series = [[p.entropy for p in places if p.depth == 0 and p.entropy is not None] for places in requests]
+    series = [[1.0 - p.confidence for p in places if p.depth == 0 and p.confidence is not None] for places in requests]
     results = []
     for lag in range(1, LAGS + 1):
         pairs = [pair for values in series for pair in zip(values, values[lag:], strict=False)]

@@ -7,8 +7,7 @@ Letters: R rows, H heads, N queries, K keys, T prompt places, D width, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,12 +79,13 @@ def head_shares(target: LanguageTarget, head: Drafter, request: Request) -> dict
     with eager(head):
         head.start(request, step, Warp(0.0), capacity=8)
         head.begin(int(step.logits[-1].argmax()))
-        with _observed() as calls:
+        with _Observer() as observer:
             head.root()
-    held = calls[-1].shape[-1]
+    weights = observer.calls[-1]
+    held = weights.shape[-1]
     text = kinds[kinds != KINDS.index("visual")]
     assert held in (len(kinds), len(text)), f"{held} inputs, of {len(kinds)} with {len(text)} of text"
-    shares = attention_shares(calls[-1].mean((0, 1)), kinds if held == len(kinds) else text)
+    shares = attention_shares(weights.mean((0, 1)), kinds if held == len(kinds) else text)
     return {kind: float(share) for kind, share in shares.items()}
 
 
@@ -103,13 +103,6 @@ class _Observer(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             self.calls.append(_last_weights(*args, **named))
         return func(*args, **named)
-
-
-@contextmanager
-def _observed() -> Iterator[list[Tensor]]:
-    observer = _Observer()
-    with observer:
-        yield observer.calls
 
 
 def _last_weights(

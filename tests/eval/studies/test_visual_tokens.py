@@ -156,11 +156,11 @@ def test_observed_attention_is_that_of_the_eager_computation(target):
     request = tiny.request(5, images=2)
     drafter: IndependentProposal = tiny.proposal(tiny.llava(7))
     _, step = target.prefill(request, drafter.taps, capacity=8)
-    with analysis._observed() as calls:
+    with analysis._Observer() as observer:
         drafter.start(request, step, Warp(0.0), capacity=8)
     own = tiny.target(tiny.llava(7))
     _, step = own.prefill(request, Taps(prefill_attention=(0, 1), attention_queries="last"), capacity=1)
-    for layer, seen in enumerate(calls[-2:]):
+    for layer, seen in enumerate(observer.calls[-2:]):
         torch.testing.assert_close(seen[0], step.attention[layer][0], atol=1e-5, rtol=1e-5)
 
 
