@@ -20,7 +20,7 @@ from draftsmith.core.secrets import redact_argument
 
 Name = TypeVar("Name", bound=Hashable)
 Action = Callable[[], Any]
-Clock = Callable[[], Any]  # the moment in seconds, or several clocks' as an array
+Clock = Callable[[], float]  # the moment in seconds
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -40,14 +40,14 @@ def wall() -> float:
     return time.perf_counter()
 
 
-def timed(action: Action, clock: Clock = wall) -> Any:
+def timed(action: Action, clock: Clock = wall) -> float:
     """Seconds that `action` takes, as `clock` counts them."""
     start = clock()
     action()
     return clock() - start
 
 
-def in_turn(actions: Mapping[Name, Action], number: int, clock: Clock = wall) -> dict[Name, Any]:
+def in_turn(actions: Mapping[Name, Action], number: int, clock: Clock = wall) -> dict[Name, float]:
     """Times of one run of each, back to back; which one goes first changes with `number`."""
     names = list(actions) if number % 2 else list(actions)[::-1]
     return {name: timed(actions[name], clock) for name in names}
@@ -71,24 +71,19 @@ def ratios(these: Sequence[float], those: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(these, those, strict=True)]
 
 
-def median(values: Sequence[float], scale: float = 1.0) -> float | tuple[float, float, float] | None:
-    """Median and quartiles, as a column of kind interval takes them; None where a clock told nothing."""
-    if any(value != value for value in values):
-        return None
+def median(values: Sequence[float], scale: float = 1.0) -> float | tuple[float, float, float]:
+    """Median and quartiles, as a column of kind interval takes them."""
     if len(values) == 1:
         return scale * values[0]
     low, middle, high = (scale * v for v in statistics.quantiles(values, n=4, method="inclusive"))
     return middle, low, high
 
 
-def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
-    """Median with quartiles as text; "-" where a clock told nothing."""
+def spread(values: Sequence[float], scale: float = 1.0) -> str:
+    """Median with quartiles as text."""
     value = median(values, scale)
-    if value is None:
-        return "-"
     middle, *ends = value if isinstance(value, tuple) else (value,)
-    around = f" [{', '.join(f'{end:.{digits}f}' for end in ends)}]" if ends else ""
-    return f"{middle:.{digits}f}{unit}{around}"
+    return f"{middle:.3f}" + (f" [{', '.join(f'{end:.3f}' for end in ends)}]" if ends else "")
 
 
 def machine() -> str:

@@ -1,6 +1,5 @@
 """Clocks and spreads: what is compared ran in turn, and rounds stay aligned."""
 
-import math
 import time
 
 import pytest
@@ -46,10 +45,8 @@ def test_wall_waits_for_the_device(monkeypatch):
 
 
 def test_spread_tells_median_and_quartiles():
-    assert spread([4.0, 1.0, 2.0, 3.0, 5.0], 1) == "3.0 [2.0, 4.0]"
-    assert spread([0.25], 0, 100, "%") == "25%"
-    assert spread([1.0, math.nan]) == "-"
-    assert median([4.0, 1.0, 2.0, 3.0, 5.0], 10) == (30, 20, 40) and median([1.0, math.nan]) is None
+    assert spread([4.0, 1.0, 2.0, 3.0, 5.0]) == "3.000 [2.000, 4.000]" and spread([0.25], 100) == "25.000"
+    assert median([4.0, 1.0, 2.0, 3.0, 5.0], 10) == (30, 20, 40)
 
 
 def test_ratios_are_of_neighbours():

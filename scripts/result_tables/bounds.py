@@ -59,9 +59,9 @@ def demo_bounds() -> Rows:
 def benchmark_bounds() -> Rows:
     """Every line of the benchmark scripts that has a bound."""
     shown = {
-        "benchmark_loop": (benchmarks.loop(), 1, 2),
+        "benchmark_loop": (benchmarks.printed("loop"), 1, 2),
         "benchmark_visual": (benchmarks.visual(), 1, 3),
-        "benchmark_ensemble": (benchmarks.ensemble_steps()[1:] + benchmarks.ensemble_weights()[1:], 2, 3),
+        "benchmark_ensemble": (benchmarks.printed("ensemble")[1:] + benchmarks.printed("ensemble", 1)[1:], 2, 3),
         "benchmark_starting": (benchmarks.printed("starting"), 1, 2),
     }  # fmt: skip
     names = {"MTCP": "a draft step of MTCP over one of M", "MT*": "choosing the weights of MT*, of a cycle"}
@@ -69,7 +69,7 @@ def benchmark_bounds() -> Rows:
     for script, (lines, bound, measured) in shown.items():
         rows += [[f"`{script}`", names.get(line[0], line[0]), line[bound], line[measured]]
                  for line in lines if re.search(r"\d", line[bound])]  # fmt: skip
-    cold, warm = (line[2] for line in benchmarks.data()[1:])
+    cold, warm = (line[2] for line in benchmarks.printed("data")[1:])
     rows.append(["`benchmark_data`", "opening 665,000 records for the first time, and again", "at most 10 s",
                  f"{cold}, {warm}"])  # fmt: skip
     share = benchmarks.states_reading()[3]

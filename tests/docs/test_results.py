@@ -225,13 +225,13 @@ def test_what_cannot_be_measured_is_refused_and_nothing_is_kept(benchmarks, clon
 
 def test_what_misses_its_bound_is_marked(tables):
     rows = [["what", "median"], ["a", "1.12 [1.0, 1.2]"], ["b", "0.9 [0.8, 1.0]"], ["c", "6.1% [5, 7]"], ["d", "-"]]
-    found = tables.benchmarks.judged(rows, {"a": 1.1, "b": 1.1, "c": 0.05, "d": 1.0})
+    found = tables.benchmarks.judged(rows, 1, "{:g}", {"a": 1.1, "b": 1.1, "c": 0.05, "d": 1.0})
     assert [line[2] for line in found[1:]] == [
         "**1.12 [1.0, 1.2]: missed**", "0.9 [0.8, 1.0]", "**6.1% [5, 7]: missed**", "-"
     ]  # fmt: skip
     assert found[0] == ["what", "bound", "median"] and found[1][1] == "at most 1.1"
     with pytest.raises(AssertionError, match="no line for"):
-        tables.benchmarks.judged(rows, {"e": 1.0})
+        tables.benchmarks.judged(rows, 1, "{:g}", {"e": 1.0})
 
 
 def test_the_fastest_method_of_each_run_is_held_to_its_bound(tables, monkeypatch):

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from draftsmith.eval.policies import Chain
 from draftsmith.models.targets.causal.section import CausalTarget
-from metering import watched
 from peers.clones import DEEPSPEC, DFLASH, clone, crops_to_lengths
 from peers.ours import SIZES, prompt, settings, side, target_config, text
-from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
+from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare, watched
 from peers.speculators_step import KINDS, TAPS, draft_config, with_bias
 from torch import Tensor
 from transformers import LlamaForCausalLM, set_seed

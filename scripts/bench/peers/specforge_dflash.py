@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import TargetStates
-from metering import watched
 from peers.clones import specforge
+from peers.pairs import watched
 from peers.speculators_step import MASKS, PASS, SCORES, TAPS, Ours, draft_config, drawn, over_blocks
 from torch import Tensor
 

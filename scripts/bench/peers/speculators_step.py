@@ -23,9 +23,9 @@ from draftsmith.models.drafters import dflash_training
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.targets.causal.section import CausalTarget
-from metering import watched
 from peers import clones, step_pairs
 from peers.ours import SIZES, layers_config, prompt, target_config
+from peers.pairs import watched
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3Config
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from draftsmith.scripts.timing import in_turn, ratios, row, spread, table
-from metering import Meter, watched
-from peers.pairs import Method
+from peers.pairs import Meter, Method, watched
 from torch import Tensor, nn, optim
 from torch.profiler import ProfilerActivity, profile
 
