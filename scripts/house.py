@@ -25,12 +25,18 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
 
+# Folders of the target families.
+TARGETS = tuple(sorted(path.parent.name for path in (ROOT / "models" / "targets").glob("*/__init__.py")))
+# Those that every user's targets are near to; the further ones are extras.
+_NEAR = ("anole", "causal", "llamagen", "llava", "qwen")
+_FURTHER = tuple(name for name in TARGETS if name not in _NEAR)
+
 # What each group of extras is made of: folders end with a slash, beginnings of names with a
 # low line. Everything else in TOPS is core.
 EXTRAS = {
-    "further families": (
-        *(f"data/families/{n}.py" for n in ("gemma", "internvl", "mistral")),
-        *(f"models/targets/{n}/" for n in ("gemma", "internvl", "mistral", "qwen35")),
+    "families": (
+        *(f"models/targets/{n}/" for n in _FURTHER),
+        *(f"data/families/{n}.py" for n in _FURTHER if (ROOT / "data" / "families" / f"{n}.py").exists()),
     ),
     "baseline drafters": tuple(
         f"models/drafters/{n}.py"
@@ -53,8 +59,27 @@ EXTRAS = {
     ),
     "shapes": ("data/shapes/", "models/shapes_reader.py", "trainers/stages/generate.py"),
 }  # fmt: skip
-# Words by which code names a family; files with the word in their path are the family's own.
-FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")
+# Tests of the extras that mirror no file of theirs: files or folders, the project's own tools and pages among them.
+_TESTS = (
+    "docs", "papers", "pretend_cuda", "serving",
+    "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py", "test_torture.py",
+    "test_timing.py", "test_wheel.py",
+    "data/captioned", "data/families/test_towers.py", "eval/test_combinations.py", "eval/test_cycle_operations.py",
+    "eval/test_quality.py", "eval/test_specvlm.py", "eval/test_text_quality.py", "eval/test_tiled.py",
+    "eval/test_block.py", "eval/test_block_targets.py",
+    "models/test_assistant.py", "models/test_captioners.py", "models/test_dflash2_layouts.py", "models/test_exports.py",
+    "models/test_gguf.py", "models/test_served_drafts.py", "models/test_imports.py", "models/test_speculators.py",
+    "models/test_delta_rule.py", "models/test_tiled_drafts.py", "models/test_windows.py",
+    "models/targets/test_hybrid.py", "models/targets/test_outside_section.py", "models/targets/test_towers.py",
+    "recipes/test_fingerprints.py", "recipes/test_imports.py", "recipes/test_leaderboard.py",
+    "recipes/test_over_seeds.py", "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",
+    "trainers/serve", "trainers/test_demo_ov.py", "trainers/test_distill_demo.py", "trainers/test_heads_stages.py",
+    "trainers/test_judge.py", "trainers/test_outside_start.py", "trainers/test_recorded_ends.py",
+    "trainers/test_suite_stage.py", "trainers/test_tower_stages.py", "trainers/test_weights_stage.py",
+)  # fmt: skip
+# Words by which code names a family; files with the word in their path are the family's own. `causal` is a word of
+# everybody's, and qwen35 has qwen in it.
+FAMILIES = tuple(n for n in TARGETS if n != "causal" and not any(n != o and n.startswith(o) for o in TARGETS))
 METHODS = ("dflash", "dflash2", "dspark", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "peagle",
            "sparrow", "vispec")  # fmt: skip
 # Names of files that mean the same in each room: what its classes derive from, its section of a recipe, its settings,
@@ -78,6 +103,27 @@ class Import(NamedTuple):
 def is_extra(path: str) -> bool:
     """Whether a file of the package is an extra, and so no part of the core."""
     return any(path == part or path.startswith(part) for group in EXTRAS.values() for part in group)
+
+
+def mirrors(parts: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Files and folders below tests/ that are named as these parts of the package."""
+    tests, found = root / "tests", list[Path]()
+    for part in parts:
+        end = "*.py" if part.endswith("_") else "" if part.endswith(".py") else ".py"
+        found += (tests / part).parent.glob(f"test_{Path(part).name}{end}")
+        found += [tests / part] if part.endswith("/") and (tests / part).is_dir() else []
+    return [str(path.relative_to(tests)) for path in found]
+
+
+def extra_tests() -> tuple[str, ...]:
+    """Files and folders below tests/ that are tests of extras.
+
+    Raises:
+        SystemExit: one of `_TESTS` is not there.
+    """
+    if gone := [place for place in _TESTS if not (ROOT / "tests" / place).exists()]:
+        raise SystemExit(f"scripts/house.py lists as tests of extras what is not there: {', '.join(gone)}")
+    return (*mirrors(part for group in EXTRAS.values() for part in group), *_TESTS)
 
 
 def room(path: str) -> str:
@@ -149,8 +195,7 @@ def repeated_names(files: Iterable[str]) -> dict[str, int]:
     called as users call them, whatever else has that name. The folder of a target family has the files of each
     (`IN_EACH_FAMILY`).
     """
-    of_families = {f"models/targets/{family.name}/{name}.py" for family in (ROOT / "models" / "targets").iterdir()
-                   for name in IN_EACH_FAMILY}  # fmt: skip
+    of_families = {f"models/targets/{family}/{name}.py" for family in TARGETS for name in IN_EACH_FAMILY}
     counts = Counter(Path(path).name for path in files if room(path) not in TYPED and path not in of_families)
     same = {f"{name}.py" for name in ("__init__", *FAMILIES, *METHODS, *IN_EACH_ROOM)}
     return {name: n for name, n in sorted(counts.items()) if n > 1 and name not in same}

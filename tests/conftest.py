@@ -4,38 +4,18 @@ None is collected before the first test runs: looking for it takes a quarter of 
 """
 
 import gc
+import importlib.util
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-# Tests of the extras, files or folders: further families, baseline drafters, formats of other tools, engines, the
-# studies of papers, the synthetic dataset, the project's own tools and pages. Everything else is the core.
-EXTRAS = (
-    "docs", "papers", "pretend_cuda", "serving",
-    "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py", "test_torture.py",
-    "test_timing.py", "test_wheel.py",
-    "data/captioned", "data/shapes", "data/families/test_gemma.py", "data/families/test_towers.py",
-    "eval/engines", "eval/studies", "eval/test_combinations.py", "eval/test_cycle_operations.py",
-    "eval/test_quality.py", "eval/test_specvlm.py",
-    "eval/test_text_quality.py", "eval/test_tiled.py", "eval/test_block.py", "eval/test_block_targets.py",
-    "models/test_assistant.py", "models/test_captioners.py", "models/test_dflash2_layouts.py", "models/test_exports.py",
-    "models/test_formats.py", "models/test_gguf.py", "models/test_served_drafts.py",
-    "models/test_imports.py", "models/test_speculators.py", "models/test_delta_rule.py", "models/test_tiled_drafts.py",
-    "models/test_windows.py",
-    "models/drafters/test_dflash.py", "models/drafters/test_dflash2.py", "models/drafters/test_dflash_confidence.py",
-    "models/drafters/test_dflash_images.py", "models/drafters/test_dspark.py", "models/drafters/test_msd.py",
-    "models/drafters/test_mtp.py", "models/drafters/test_peagle.py", "models/drafters/test_pruned.py",
-    "models/drafters/test_vispec.py",
-    "models/targets/test_gemma.py", "models/targets/test_hybrid.py", "models/targets/test_outside_section.py",
-    "models/targets/test_towers.py",
-    "recipes/test_fingerprints.py", "recipes/test_imports.py", "recipes/test_leaderboard.py",
-    "recipes/test_over_seeds.py", "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",
-    "trainers/serve", "trainers/test_demo_ov.py", "trainers/test_distill_demo.py", "trainers/test_heads_stages.py",
-    "trainers/test_judge.py", "trainers/test_outside_start.py", "trainers/test_recorded_ends.py",
-    "trainers/test_suite_stage.py", "trainers/test_tower_stages.py", "trainers/test_weights_stage.py",
-)  # fmt: skip
+_SPEC = importlib.util.spec_from_file_location("house", HERE.parent / "scripts" / "house.py")
+house = sys.modules["house"] = importlib.util.module_from_spec(_SPEC)  # its classes look their module up
+_SPEC.loader.exec_module(house)
+EXTRAS = house.extra_tests()  # everything else is the core
 
 
 gc.disable()
@@ -48,11 +28,6 @@ def pytest_collection_finish():
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("core", "extras", "all"), default="all", help="which of the default tests")
-
-
-def pytest_configure(config):
-    if gone := [place for place in EXTRAS if not (HERE / place).exists()]:
-        raise pytest.UsageError(f"tests/conftest.py lists as extras what is not there: {', '.join(gone)}")
 
 
 def pytest_ignore_collect(collection_path, config):

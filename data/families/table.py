@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .gemma import GEMMA
 from .internvl import INTERNVL
@@ -17,7 +17,10 @@ USUAL: PictureFamily = LLAVA  # reads what no family claims
 FAMILIES: dict[str, PictureFamily] = {family.name: family for family in _ALL}
 TEMPLATES = {one.name: one for family in (*_ALL, CAUSAL_LM) for one in family.templates}
 # A recipe's `format.template`: those, and the one in the target's own files.
-TemplateName = Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3", "chat"]
+if TYPE_CHECKING:
+    TemplateName = str
+else:
+    TemplateName = Literal[(*TEMPLATES, "chat")]
 # A recipe's `format.image_rule`, as `place_marks` honours it; the first keeps one mark of a turn.
 ImageRule = Literal["llava15", "next", "verbatim"]
 ONE_MARK: ImageRule = "llava15"

@@ -116,4 +116,3 @@ class Distributions:
             assert self._warp is not None
             self._rows[number] = self._warp(self._scores[number])
         return self._rows[number]
-

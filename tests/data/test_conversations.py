@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode, place_marks, render
 from draftsmith.data.families.llava import LLAVA
-from draftsmith.data.families.table import TEMPLATES, TemplateName
 from fails import fails_with
 from small_records import talk
 from transformers import PreTrainedTokenizerFast
@@ -125,7 +123,3 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(opens):
     assert not any(few.loss_mask[: few.ids.index(few.ids[-1], first) + 1]) and few.loss_mask[-1]
     prompt = encode(turns, PromptFormat(), vicuna, open_ended=True)
     assert prompt.ids == encode(whole, PromptFormat(), vicuna, open_ended=True).ids
-
-
-def test_recipes_name_the_templates_of_the_families():
-    assert set(get_args(TemplateName)) == {*TEMPLATES, "chat"}

@@ -13,6 +13,8 @@ from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters import goal_scores
+from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.memory import cache_bytes, weight_bytes
 from draftsmith.trainers.estimate.passes import Pass, moment
@@ -161,3 +163,24 @@ def check_frozen(llm, target, batch) -> None:
     after = own.decoder.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in llm.state_dict().items())
     assert not any(p.requires_grad for p in own.decoder.model.parameters())
+
+
+class Draft(OwnVocabulary):
+    """A draft of these ids of a vocabulary."""
+
+    def __init__(self, ids, vocab_size):
+        super().__init__()
+        self.score_ids(32, vocab_size, ids)
+
+
+def check_goal_scores(target, rows: int, monkeypatch) -> None:
+    """Scores of a draft's ids in parts, with ids that never come in several, and parts of which it has no id."""
+    monkeypatch.setattr(goal_scores, "ROWS", rows)
+    assert {number // 7 for number in target.decoder.banned} > {9}, "banned ids in parts beside the last"
+    ids = torch.cat([torch.arange(0, 20), torch.arange(45, target.vocab_size, 2)])
+    states = torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
+    whole = target.scores(states)
+    found = goal_scores.GoalScores(target, Draft(ids, target.vocab_size))(states, sums=True)
+    torch.testing.assert_close(found.scores, whole[:, ids], rtol=0, atol=1e-6)
+    assert torch.equal(found.known, torch.isin(whole.argmax(-1), ids)) and 0 < found.known.sum() < 50
+    torch.testing.assert_close(found.log_sum, whole.logsumexp(-1))

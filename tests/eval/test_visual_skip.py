@@ -5,11 +5,9 @@ import statistics
 
 import family_checks as family
 import pytest
-import tiny_gemma
 import tiny_qwen
 import torch
 from decodings import greedy
-from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Sampling
@@ -136,9 +134,3 @@ def test_end_to_end(draw, policy):
     results = check_drawn(expected, lambda: generate(one, drafter, asked, decoding, generator), 150)
     assert accepted_of_drafted(results)[0] > 20
     assert sum(share >= middle for result in results for share in looked_at(result)) > 20
-
-
-def test_a_target_without_such_attention_is_refused_by_name():
-    with pytest.raises(UserError, match="no attention over all places") as error:
-        tiny_gemma.target(tiny_gemma.model("small")).watched(Taps())
-    assert "visual_skip" in str(error.value)

@@ -4,16 +4,16 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.data.collate import Sample, collate
-from draftsmith.models.families.table import FAMILIES
+from draftsmith.models.families.table import FAMILIES, LANGUAGE_TARGETS
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
-from draftsmith.models.targets.qwen.section import QwenSection, QwenTarget, QwenTargetConfig
-from draftsmith.models.targets.qwen35.section import Qwen35Target, Qwen35TargetConfig
+from draftsmith.models.targets.qwen.section import QwenSection, QwenTarget
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
 END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63
 IDS = TokenIds(VOCAB, IMAGE_ID, None, EOS, PAD, CLIP_ID, START, END)
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+# Qwen3.5, an extra, among them.
+KINDS = tuple(name for (name, _), family in FAMILIES.items() if family.kind.startswith("qwen"))
 PATCH, NUMBERS = 4, 3 * 2 * 4 * 4  # of a patch: channels, two frames, its pixels
 
 _ROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
@@ -65,8 +65,8 @@ def model(kind: str, seed: int = 0, layers: int = 4, width: int = 32):
 
 
 def target(model, **settings) -> QwenTarget:
-    made = Qwen35Target if model.config.model_type.startswith("qwen3_5") else QwenTarget
-    return made(model, num_token_ids=TOKENS, **settings)
+    made = section(FAMILIES[model.config.model_type, ""].kind, path="tiny", **settings)
+    return made.target(model, num_token_ids=TOKENS, image_token_id=IMAGE_ID)
 
 
 def clip_pictures(kind: str, frames: int, rows: int, columns: int, seconds: float):
@@ -146,4 +146,5 @@ def reference(model, kind: str, asked: Request, max_new_tokens: int) -> list[int
 
 def section(kind: str, **values) -> QwenSection:
     """The section of a kind, whose family may have one of its own."""
-    return (Qwen35TargetConfig if kind == "qwen3_5" else QwenTargetConfig)(kind=kind, **values)
+    kinds = ((made, family.kind) for made in LANGUAGE_TARGETS.__args__ for family in made.families.values())
+    return next(made for made, own in kinds if own == kind)(kind=kind, **values)

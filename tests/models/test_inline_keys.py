@@ -7,17 +7,16 @@ import copy
 import json
 
 import pytest
+import tiny_qwen
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.inline import new_config
 from draftsmith.models.inline_keys import ROPE_KEYS
-from draftsmith.models.targets.qwen.section import QwenTargetConfig
-from draftsmith.models.targets.qwen35.section import Qwen35TargetConfig
 from draftsmith.recipes.load import RUN_OPTIONS, checked, find_recipe, load
 from draftsmith.recipes.messages import Asked
 from draftsmith.recipes.origins import resolved
 from draftsmith.recipes.schema import Recipe
-from tiny_qwen import text_config, vision_config
+from tiny_qwen import KINDS, text_config, vision_config
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -36,9 +35,9 @@ SHAPE = {"num_layers": 4, "num_heads": 4, "dim": 128, "ffn_hidden": 384, "vocab_
 TWO = {"language_model": LLAMA, "vision_tower": CLIP}
 
 
-def qwen(kind: str, model_type: str = "") -> dict:
-    tower = vision_config(kind, 32)
-    return {"kind": kind, "language_model": text_config(model_type or kind, 2, 32), "vision_tower": tower}
+def qwen(model_type: str) -> dict:
+    kind = model_type.removesuffix("_moe")
+    return {"kind": kind, "language_model": text_config(model_type, 2, 32), "vision_tower": vision_config(kind, 32)}
 
 
 # Name -> recipe, where the section stands in it, the section.
@@ -46,12 +45,7 @@ SECTIONS = {
     "llava": ("lvlm", "target", {"kind": "llava", "vision_feature_layer": -1, **TWO}),
     "llava_next": ("lvlm", "target", {"kind": "llava_next", **TWO}),
     "llava_onevision": ("lvlm-ov", "target", {"kind": "llava_onevision", **TWO}),
-    "qwen2_vl": ("compare", "target", qwen("qwen2_vl")),
-    "qwen2_5_vl": ("compare", "target", qwen("qwen2_5_vl")),
-    "qwen3_vl": ("compare", "target", qwen("qwen3_vl")),
-    "qwen3_vl_moe": ("compare", "target", qwen("qwen3_vl", "qwen3_vl_moe")),
-    "qwen3_5": ("compare", "target", qwen("qwen3_5")),
-    "qwen3_5_moe": ("compare", "target", qwen("qwen3_5", "qwen3_5_moe")),
+    **{kind: ("compare", "target", qwen(kind)) for kind in KINDS},
     "causal_lm": ("lvlm", "target", {"kind": "causal_lm", "language_model": LLAMA}),
     "llamagen": ("visual-ar", "target", {"kind": "llamagen", "image_size": 32, "shape": SHAPE, "vq": VQ,
                                          "text_encoder": T5 | {"model_type": "t5"}}),
@@ -109,11 +103,10 @@ def test_a_misspelt_key_is_refused_at_every_level_with_the_nearest(name):
     assert tried >= 2
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_sections_themselves_are_taken(name):
-    section = SECTIONS[name][2]
-    made = (Qwen35TargetConfig if name.startswith("qwen3_5") else QwenTargetConfig)(**section)
-    assert made.vision_tower == section["vision_tower"]
+    written = SECTIONS[name][2]
+    assert tiny_qwen.section(**written).vision_tower == written["vision_tower"]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2_vl_text", "qwen3_vl"])

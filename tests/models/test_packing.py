@@ -2,48 +2,33 @@
 
 from dataclasses import replace
 
+import packed
 import pytest
 import torch
-from draftsmith.core.batch import Batch
-from draftsmith.core.states import Taps
 from draftsmith.data.collate import Sample, collate, empty_sample
 from draftsmith.models.attention import attend, attend_samples
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
-from draftsmith.models.families.table import training_of
 from draftsmith.models.packed_row import PackedRow
 from heads_tiny import SETTINGS, built, case_for, tables
 from live_tensors import Watched
+from packed import PARTS, compare, of_requests, squares
 from tiled import model as tiled_model
 from tiled import request as tiled_request
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava, target
+from tiny_qwen import KINDS as QWEN
 from tiny_qwen import model as qwen_model
 from tiny_qwen import request as qwen_request
-from tiny_qwen import sample_of
 from tiny_qwen import target as qwen_target
-from tiny_towers import model as tower_model
-from tiny_towers import request as tower_request
-from tiny_towers import target as tower_target
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from training import Samples
 from transformers import LlamaConfig, LlamaForCausalLM
-
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-TOWERS = ("internvl", "mistral3", "pixtral")
-PARTS = ("vision_tower", "projector", "language_model")
-
-
-def of_requests(*asked) -> list[Sample]:
-    """The first token of each sample is supervised, too: a label without anything before it is none."""
-    return [sample_of(one, last=4, first=True) for one in asked]
 
 
 def samples(family: str) -> list[Sample]:
     if family in QWEN:
         clip = qwen_request(family, ((4, 6),), (5, 4, 4))
         return of_requests(clip, qwen_request(family, (), seed=1), qwen_request(family, ((4, 4), (6, 4)), seed=2))
-    if family in TOWERS:
-        return of_requests(*(tower_request(family, tiles, seed=len(tiles)) for tiles in ((4, 1), (), (1,))))
     if family in ("llava_next", "llava_onevision"):
         return of_requests(*(tiled_request(family, sizes) for sizes in ([(24, 40)], [(48, 16), (16, 16)])))
     if family == "llama":
@@ -54,8 +39,6 @@ def samples(family: str) -> list[Sample]:
 def model(family: str):
     if family in QWEN:
         return qwen_model(family)
-    if family in TOWERS:
-        return tower_model(family)
     if family in ("llava_next", "llava_onevision"):
         return tiled_model(family)
     if family == "llama":
@@ -65,54 +48,17 @@ def model(family: str):
     return llava(0)
 
 
-def compare(module, batch: Batch, states=None) -> None:
-    """Loss, metrics and every gradient of the packed batch are those of the padded one."""
-    losses, gradients = [], []
-    for packed in (False, True):
-        module.zero_grad()
-        loss = module(replace(batch, packed=packed), states)
-        loss.loss_sum.backward()
-        losses.append(loss)
-        gradients.append({n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None})
-    padded, packed = losses
-    assert int(padded.num_tokens) == int(packed.num_tokens) == batch.num_supervised > 0
-    torch.testing.assert_close(packed.loss_sum, padded.loss_sum, atol=0, rtol=1e-6)
-    for name, value in padded.metrics.items():
-        torch.testing.assert_close(packed.metrics[name].double(), value.double(), atol=1e-4, rtol=1e-6)
-    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 5
-    # Some are zero but for rounding (a bias of keys): the bound is that of the largest.
-    largest = max(float(gradient.abs().max()) for gradient in gradients[0].values())
-    for name, expected in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], expected, atol=1e-6 * largest, rtol=1e-6)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", ["llava", "llava_next", "llava_onevision", "llama", *TOWERS, *QWEN])
+@pytest.mark.parametrize("family", ["llava", "llava_next", "llava_onevision", "llama", *QWEN])
 def test_packed_and_padded_are_one_loss(family, attention):
-    llm = model(family).double()
-    llm.set_attn_implementation(attention)
-    if family.endswith("_moe"):
-        llm.set_experts_implementation("eager")  # the grouped product knows no float64
-    module = training_of(llm, PARTS if family != "llama" else PARTS[2:], gradient_checkpointing=False)
-    batch = collate(samples(family), pad_id=3, image_size=16)
-    pixels = None if batch.pixels is None else batch.pixels.double()
-    assert not batch.attention_mask.all(), "of several lengths"
-    compare(module, replace(batch, pixels=pixels))
+    packed.check_loss(model(family), samples(family), attention, PARTS if family != "llama" else PARTS[2:])
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
-@pytest.mark.parametrize("family", ["llava", *TOWERS, "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl", *(kind for kind in QWEN if kind == "qwen3_5")])
 def test_a_packed_row_has_the_states_of_its_samples(family, chunk):
-    """Of the target on a head's batch, at once and in pieces that end inside samples."""
-    llm, taps = model(family), Taps(feature=True, text_layers=(0, 1), visual_layers=(3,) if family in QWEN else ())
-    made = (qwen_target if family in QWEN else tower_target if family in TOWERS else target)(llm)
-    made.prefill_chunk = chunk
-    batch = collate(samples(family), pad_id=3, image_size=16)
-    padded, packed = (made.states(replace(batch, packed=packed), taps) for packed in (False, True))
-    torch.testing.assert_close(packed.feature, padded.feature, atol=1e-4, rtol=0)
-    assert torch.equal(packed.positions, padded.positions) and padded.layers.keys() == packed.layers.keys()
-    for layer, states in padded.layers.items():
-        torch.testing.assert_close(packed.layers[layer], states, atol=1e-4, rtol=0)
+    made = (qwen_target if family in QWEN else target)(model(family))
+    packed.check_states(made, samples(family), chunk, visual_layers=(3,) if family in QWEN else ())
 
 
 @pytest.mark.parametrize("parts", [["projector", "language_model"], ["language_model"]])
@@ -145,13 +91,6 @@ def test_packed_heads_learn_what_padded_ones_do(name):
     compare(module, batch, replace(states, feature=states.feature.double(), layers=layers))
 
 
-def squares(size: int) -> Watched:
-    """Keeps tensors that have this size in their last two dimensions in `.found`."""
-    watched = Watched(lambda _, made: watched.found.extend(t for t in made if tuple(t.shape[-2:]) == (size, size)))
-    watched.found = []
-    return watched
-
-
 @pytest.mark.parametrize("name", ["sparrow", "msd", "eagle3", "eagle3-read"])
 def test_packed_heads_make_no_mask_of_the_row(name):
     config, made, module = built(name)
@@ -163,18 +102,10 @@ def test_packed_heads_make_no_mask_of_the_row(name):
     assert not square.found
 
 
-@pytest.mark.parametrize("family", ["llava", "llama", "qwen2_5_vl", "qwen3_vl", "internvl"])
+@pytest.mark.parametrize("family", ["llava", "llama", "qwen2_5_vl", "qwen3_vl"])
 def test_packed_models_make_no_mask_of_the_row(family):
-    """Of a draft that learns, with its passes run again, and of a target."""
-    llm = model(family)
-    module = training_of(llm, PARTS if family != "llama" else PARTS[2:], gradient_checkpointing=True).train()
-    batch = replace(collate(samples(family), pad_id=3, image_size=16), packed=True)
-    with squares(int(batch.attention_mask.sum())) as square:
-        module(batch, None).loss_sum.backward()
-        if family != "llama":
-            made = (qwen_target if family in QWEN else tower_target if family in TOWERS else target)(llm.eval())
-            made.states(batch, Taps(feature=True, text_layers=(1,)))
-    assert not square.found
+    parts, made = (PARTS, qwen_target if family in QWEN else target) if family != "llama" else (PARTS[2:], None)
+    packed.check_no_mask(model(family), samples(family), parts, made)
 
 
 @pytest.mark.parametrize("bounds", [(0, 1, 20, 33), (0, 33)])

@@ -2,6 +2,7 @@
 """Shows that a group of extras can be deleted: copies the tree, deletes it, and runs tests of the core on the rest.
 
     tests/tools/without.py studies             # eval/studies, and what of trainers/evaluate makes studies
+    tests/tools/without.py families            # families beside LLaVA, Qwen-VL, text and image generators
     tests/tools/without.py serving --whole     # eval/engines and trainers/serve's engines; all tests of the core
     tests/tools/without.py studies tests/eval  # tests of one's own choice
 
@@ -45,9 +46,29 @@ LINES = {
         "recipes/commands/cli.py": {r"        (bench|verify_engine)\.COMMAND,\n": "",
                                      r"    (bench|verify_engine),\n": ""},
     },
+    "families": {
+        "models/families/table.py": {r"    \| (Qwen35|InternVL|Mistral|Gemma)TargetConfig\n": ""},
+        "data/families/table.py": {r"\(PIXTRAL, ": "(", r", INTERNVL, GEMMA\)": ")"},
+        "tests/layout_exceptions.yaml": {r", mistral: \d+": ""},
+        # Cases of tests of the core.
+        "tests/eval/test_head_decoding.py": {r', "qwen3_5"\]': "]"},
+        "tests/models/test_memory.py": {r', "qwen3_5"\]': "]"},
+        "tests/models/test_sizes.py": {r' *"(qwen3\.5|internvl3|mistral|gemma|pixtral)-.*\n': ""},
+        "tests/recipes/test_video_recipes.py": {
+            r' *"(eagle3|mtp)-(qwen3\.5|internvl3|mistral|gemma)[^]]*\],\n': "",
+        },
+        "tests/trainers/test_qwen_stages.py": {r"\n\ndef test_a_native_head_(.|\n)*?(?=\n\n\n|\Z)": "\n"},
+    },
 }  # fmt: skip
 # Recipes that want the group.
-RECIPES = {"studies": (), "serving": ("lvlm/compare-served", "smollm2/served")}
+RECIPES = {
+    "studies": (),
+    "serving": ("lvlm/compare-served", "smollm2/served"),
+    "families": (
+        "video/eagle3-gemma-4-e4b", "video/eagle3-internvl3-8b", "video/eagle3-mistral-small-3.1-24b",
+        "video/eagle3-qwen3.5-9b", "video/mtp-qwen3.5-9b",
+    ),
+}  # fmt: skip
 # What a change of the tables touches first: the shape of the tree, stages, one that asks its engine, a report.
 SOME = (
     "tests/test_layout.py", "tests/trainers/test_stages.py", "tests/trainers/test_regenerate.py",
@@ -67,7 +88,7 @@ def copied(folder: Path) -> Path:
 
 
 def delete(root: Path, group: str) -> list[str]:
-    """Delete the group's files, its recipes and its lines in the tables; return the files.
+    """Delete the group's files, their tests, its recipes and its lines in the tables; return the files.
 
     Raises:
         SystemExit: a line of `LINES` is not there.
@@ -78,6 +99,9 @@ def delete(root: Path, group: str) -> list[str]:
     tables = {one.path for one in house.imports(files) if one.target in gone} - {*gone}
     for path in (*gone, *(f"recipes/{name}.yaml" for name in RECIPES[group])):
         (root / path).unlink()
+    for path in house.mirrors(parts, root):
+        place = root / "tests" / path
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
     for path in tables:
         text = (root / path).read_text()
         lines = text.splitlines(keepends=True)
@@ -120,7 +144,9 @@ def main() -> int:
         for step in ("init -q", "add -A", "-c user.name=- -c user.email=- commit -q -m rest"):
             subprocess.run(["git", *step.split()], cwd=root, check=True)
         print(f"deleted {len(gone)} files of {group}: {', '.join(gone)}", flush=True)
-        tests = [] if asked == ["--whole"] else asked or [test for test in SOME if (root / test).exists()]
+        tests = asked or [test for test in SOME if (root / test).exists()]
+        if asked == ["--whole"]:  # as scripts/test
+            tests = ["--numprocesses", str((os.cpu_count() or 1) + 1), "--dist", "loadfile", "--no-loadscope-reorder"]
         environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier=core", *tests]
         return subprocess.run(command, cwd=root, env=environment).returncode

@@ -5,17 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.models.drafters import AnyDrafter, goal_scores
-from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
 from draftsmith.models.drafters.goal_scores import GoalScores
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.recipes.sections import kinds, sections
+from family_checks import Draft, check_goal_scores
 from heads_tiny import case_for, config_of
 from live_tensors import Watched
 from tensors import loud
 from tiny import llava
 from tiny import target as language
-from tiny_gemma import model as gemma
-from tiny_gemma import target as gemma_target
 
 CONFIDENCE = {"confidence": {}}
 KINDS = {
@@ -28,28 +26,9 @@ SMALL = {
 }  # fmt: skip
 
 
-class Draft(OwnVocabulary):
-    def __init__(self, ids, vocab_size):
-        super().__init__()
-        self.score_ids(32, vocab_size, ids)
-
-
-@pytest.mark.parametrize(
-    "made", [lambda: language(llava(0)), lambda: gemma_target(gemma("small"))], ids=["llava", "gemma"]
-)
 @pytest.mark.parametrize("rows", [7, 64, 1000])
-def test_they_are_the_scores_of_the_whole(made, rows, monkeypatch):
-    """With ids that never come in several parts, soft caps, and parts of which the draft has no id."""
-    monkeypatch.setattr(goal_scores, "ROWS", rows)
-    target = made()
-    assert {number // 7 for number in target.decoder.banned} > {9}, "banned ids in parts beside the last"
-    ids = torch.cat([torch.arange(0, 20), torch.arange(45, target.vocab_size, 2)])
-    states = torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
-    whole = target.scores(states)
-    found = GoalScores(target, Draft(ids, target.vocab_size))(states, sums=True)
-    torch.testing.assert_close(found.scores, whole[:, ids], rtol=0, atol=1e-6)
-    assert torch.equal(found.known, torch.isin(whole.argmax(-1), ids)) and 0 < found.known.sum() < 50
-    torch.testing.assert_close(found.log_sum, whole.logsumexp(-1))
+def test_they_are_the_scores_of_the_whole(rows, monkeypatch):
+    check_goal_scores(language(llava(0)), rows, monkeypatch)
 
 
 def test_without_a_vocabulary_of_its_own_they_are_all():

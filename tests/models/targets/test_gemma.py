@@ -333,3 +333,14 @@ def test_exports_say_what_is_known_of_engines(engine):
 
 def test_weights_do_not_move():
     family.check_frozen(MODELS["small"], target, batch_of(request()))
+
+
+@pytest.mark.parametrize("rows", [7, 64, 1000])
+def test_a_draft_vocabularys_scores_are_those_of_the_whole_behind_the_cap(rows, monkeypatch):
+    family.check_goal_scores(target(MODELS["small"]), rows, monkeypatch)
+
+
+def test_visual_skip_is_refused_by_name():
+    with pytest.raises(UserError, match="no attention over all places") as error:
+        target(MODELS["small"]).watched(Taps())
+    assert "visual_skip" in str(error.value)

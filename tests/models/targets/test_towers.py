@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import family_checks as family
+import packed
 import pytest
 import tiny_qwen
 import torch
@@ -109,6 +110,26 @@ def test_states_are_the_taps_of_a_prefill_and_what_training_sees(kind):
 def test_answers_in_batches_are_those_of_single_requests(kind):
     asked = [request(kind, CASES[1]), request(kind, (), seed=1), request(kind, CASES[0], seed=2)]
     family.check_batches(target(MODELS[kind]), asked)
+
+
+def packed_samples(kind):
+    return packed.of_requests(*(request(kind, tiles, seed=len(tiles)) for tiles in ((4, 1), (), (1,))))
+
+
+@every_tower
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_and_padded_are_one_loss(kind, attention):
+    packed.check_loss(model(kind), packed_samples(kind), attention)
+
+
+@every_tower
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_packed_row_has_the_states_of_its_samples(kind, chunk):
+    packed.check_states(target(model(kind)), packed_samples(kind), chunk)
+
+
+def test_a_packed_model_makes_no_mask_of_the_row():
+    packed.check_no_mask(model("internvl"), packed_samples("internvl"), target=target)
 
 
 @every_tower
