@@ -161,6 +161,12 @@ def decisions_on_errors(files: dict[str, ast.Module]) -> Iterator[tuple[str, str
             for node in ast.walk(tree)
             if isinstance(node, ast.arg) and re.search(r"Error\b|Exception\b", ast.unparse(node.annotation or node))
         }
+        errors |= {
+            node.target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.comprehension) and ast.unparse(node.iter).startswith("causes(")
+            if isinstance(node.target, ast.Name)
+        }
         said = rf"(str|first_line)\(({'|'.join(errors) or '-'})\)|\b\w+\.(problem|args)\b|\bfinding\.what\b"
         named = {
             part.id
