@@ -3,7 +3,7 @@
 Torch's fast kernels take no mask or a causal one. An explicit mask is for trees and padding, and with one, a CUDA
 kernel does not read grouped heads: transformers then copies all keys and values once for each query head. Here the
 query heads of a group become further queries of their shared head, which changes no number.
-Letters: R rows, H heads, G key-value heads, N queries, K keys, E head width.
+Letters: B and R rows, H heads, G key-value heads, N queries, K keys, E head width.
 """
 
 from __future__ import annotations
@@ -176,6 +176,15 @@ def run_over(config: Any, name: str, attention: Callable[..., Tensor], *reads: s
         AttentionInterface.register(name, as_interface(attention, *reads))
         AttentionMaskInterface.register(name, sdpa_mask)
         config._attn_implementation = name
+
+
+def causal_among(seen: Tensor) -> Tensor:
+    """[B,N,N] bool: each place sees those up to itself but padding, where `seen` [B,N] is False. Padding sees itself:
+    no row of the attention is empty.
+    """
+    length = seen.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
+    return (causal & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=seen.device)
 
 
 def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:

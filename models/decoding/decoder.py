@@ -24,7 +24,7 @@ from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
 from . import unwrapped
 from .cache import Cache
-from .tapped import LanguageModel, Tapped
+from .tapped import LanguageModel, tapped
 
 _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted: scores are [R,heads,N,P+N]
 
@@ -290,14 +290,14 @@ class CachedDecoder:
         # Eager attention, the only one that returns its weights, adds the mask to the scores.
         dtype = embeds.dtype if attention or self._eager else None
         inputs = self._inputs(embeds, cache, places, full, dtype, more or {})
-        with Tapped(self.language_model, layers, attention) as tapped:
+        with tapped(self.language_model, layers, attention) as (states, weights):
             output = self.language_model(**inputs, position_ids=places, past_key_values=cache, use_cache=True)
         if 0 in layers:
-            tapped.states[0] = inputs["inputs_embeds"]
+            states[0] = inputs["inputs_embeds"]
         # With a device map, layers are on several devices. The states are moved to the device of the embedding, where
         # they are read.
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
-        return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
+        return DecoderStates(output.last_hidden_state.to(embeds.device), here(states), here(weights))
 
     def _plain(self, cache: Cache, attention: Sequence[int], more: Any) -> list[unwrapped.Layer] | None:
         """The layers that run without the modules around them; None: transformers' own forward runs."""

@@ -26,7 +26,6 @@ from .draft_vocabulary import OwnVocabulary
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Turn = Callable[[Tensor], Tensor]
-Scores = Callable[[Tensor], Tensor]  # [...,D] -> [...,V], the target's LM head
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..targets.base import Target
 from ..targets.language import LanguageTarget
 from .base import CountTokens
 
-Scores = Callable[[Tensor], Tensor]
+Scores = Callable[[Tensor], Tensor]  # [...,D] -> [...,V], the target's LM head
 
 
 class OwnVocabulary(nn.Module):

@@ -24,9 +24,10 @@ from ..losses import ChunkedHead, Divergence, FrozenHead
 from ..targets.base import TargetShape
 from .dflash import DflashConfig
 from .dflash_confidence import DflashConfidence
-from .dflash_module import DflashHead, DflashShape, Scores
+from .dflash_module import DflashHead, DflashShape
 from .dflash_settings import DflashLoss
 from .dflash_walk import Before, Reduce
+from .draft_vocabulary import Scores
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 

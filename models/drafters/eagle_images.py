@@ -25,6 +25,7 @@ from ...core.loss import StepLoss
 from ...core.placement import fill, without_storage
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
+from ..attention import causal_among
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..folders import check_shapes, shapes_of
@@ -228,12 +229,9 @@ class ImageEagleTraining(nn.Module):
 
 def causal_mask(head: ImageEagleHead, seen: Tensor) -> Tensor:
     """[N,N], or [B,N,N] where the head hides padding, for inputs that are no padding where `seen` [B,N]."""
-    length = seen.shape[1]
-    mask = torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
     if head.shape.mask_padding:
-        # Padding sees itself, so that no row of the attention is empty.
-        mask = (mask & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=seen.device)
-    return mask
+        return causal_among(seen)
+    return torch.ones(seen.shape[1], seen.shape[1], dtype=torch.bool, device=seen.device).tril()
 
 
 def trained_positions(length: int, num_generated: int, mask: Literal["next", "eagle"]) -> Tensor:

@@ -30,13 +30,6 @@ from .head_objective import HeadObjective
 from .head_settings import HeadSettings
 
 
-def pass_weights(objective: HeadObjective, count: int) -> list[float]:
-    """Return the weights of `count` passes: decay^s for pass s, or 1 / count each without `decay`."""
-    if objective.decay is None:
-        return [1 / count] * count
-    return [objective.decay**step for step in range(count)]
-
-
 class HeadTraining(nn.Module):
     """`engine(batch, states)` gives the loss. Of the frozen target only its embedding and LM head are used.
 
@@ -53,7 +46,8 @@ class HeadTraining(nn.Module):
         self.share, self.held = config.trained_visual_share, config.visual(training=False) == self.visual
         steps = self.objective.mtp_steps
         self.num_passes = 1 + (config.mtp_steps if steps is None else steps)
-        self.weights = pass_weights(self.objective, self.num_passes)
+        decay, count = self.objective.decay, self.num_passes
+        self.weights = [1 / count] * count if decay is None else [decay**step for step in range(count)]
         chunk = self.objective.chunk * self.num_passes
         self.lm = head.lm_head_of(target.scores, chunk, target.embedding.dtype)
 

@@ -226,10 +226,6 @@ class PeagleProposal:
         """Number of inputs whose keys and values the drafter holds."""
         return self.reader.num_held
 
-    @property
-    def _cache(self) -> object:
-        return self.reader._cache
-
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Keep the prompt and its states; `begin` reads them. Masks are written after what is committed."""
         self._warp = warp

@@ -21,10 +21,11 @@ from torch.nn import functional as F
 from ....core.batch import CodeBatch, ImageRequest
 from ....core.errors import UserError
 from ....core.states import Taps, TargetStates
+from ...attention import causal_among
 from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, DecoderStates
 from ...decoding.rows import Guidance
-from ...decoding.tapped import Tapped
+from ...decoding.tapped import tapped
 from ...decoding.tree import Tree
 from ...decoding.upload import upload_tree
 from ...layer import LayerShape
@@ -215,7 +216,7 @@ class AnoleTarget:
         length = ids.shape[1]
         cache = self.decoder.new_cache(length + capacity)
         states = self.decoder.forward(
-            self.decoder.embed(ids), cache, positions, _causal(mask), layers=taps.layers,
+            self.decoder.embed(ids), cache, positions, causal_among(mask), layers=taps.layers,
             attention=taps.prefill_attention,
         )  # fmt: skip
         cache.advance(length)
@@ -256,16 +257,16 @@ class AnoleTarget:
         """Rows marked in `uncond` [B] run without their text. States of padding are zero."""
         ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
         dtype = self.embedding.dtype
-        added = torch.zeros(1, dtype=dtype, device=self.device).where(_causal(mask), torch.finfo(dtype).min)
-        with Tapped(self.decoder.language_model, layers, ()) as tapped:
+        added = torch.zeros(1, dtype=dtype, device=self.device).where(causal_among(mask), torch.finfo(dtype).min)
+        with tapped(self.decoder.language_model, layers, ()) as (states, _):
             output = self.model.model(
                 input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False
             )
         if 0 in layers:
-            tapped.states[0] = self.decoder.embed(ids)
+            states[0] = self.decoder.embed(ids)
         padding_places = ~mask[..., None]
         feature = output.last_hidden_state.masked_fill(padding_places, 0.0)
-        by_layer = {layer: s.to(feature.device).masked_fill(padding_places, 0.0) for layer, s in tapped.states.items()}
+        by_layer = {layer: s.to(feature.device).masked_fill(padding_places, 0.0) for layer, s in states.items()}
         longest = max(len(text) for text in batch.conditions)
         padding = tuple(longest - len(text) for text in batch.conditions)
         return TargetStates(
@@ -298,13 +299,6 @@ class AnoleTarget:
                 f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",
                 hint="tokenize prompts with add_special_tokens=False",
             )
-
-
-def _causal(mask: Tensor) -> Tensor:
-    """Which places each place sees: [B,T] bool -> [B,T,T]. Padding sees itself: no row of the attention is empty."""
-    length = mask.shape[1]
-    both = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    return (both & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=mask.device)
 
 
 def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ....core.batch import Batch
 from ....core.pictures import PatchGrid, whole_picture
-from ...attention import added
+from ...attention import added, causal_among
 from ...packed_row import PackedRow
 from ...parts import Part
 from ..whole_pictures import WholePicturesTraining
@@ -62,10 +62,7 @@ def _last_states(decoder: Any, batch: Batch, embeds: Tensor, visual: Tensor) -> 
         tables = None if tables is None else row.pack(tables)
         blocks = None if blocks is None else row.pack(blocks)
     else:
-        mask, length = batch.attention_mask, batch.ids.shape[1]
-        seen = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril() & mask[:, None, :]
-        # Padding sees itself, because the softmax of nothing is undefined.
-        full = (seen | torch.eye(length, dtype=torch.bool, device=mask.device))[:, None]
+        full = causal_among(batch.attention_mask)[:, None]
     near = windowed(full, places, places, decoder.config.sliding_window, blocks)
     masks = {"full_attention": full, "sliding_attention": near}
     if decoder.config._attn_implementation == "eager":

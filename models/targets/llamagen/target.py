@@ -22,7 +22,7 @@ from ...decoding.tree import Tree
 from ...decoding.upload import upload_tokens, upload_tree
 from ...layer import LayerShape
 from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
-from .transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, pad_left, sequence_mask
+from .transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, sequence_mask
 
 
 @dataclass
@@ -168,16 +168,9 @@ class LlamaGenTarget:
         return both_sides(self._states, batch, taps)
 
     def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
-        """Rows marked in `uncond` [B] run without their condition; states after `layers` are kept everywhere.
-
-        The unconditional rows keep the caption's mask, as in training and in sampling.
-        """
+        """Rows marked in `uncond` [B] run without their condition; states after `layers` are kept everywhere."""
         config = self.model.config
-        if config.condition == "class":
-            embeds, condition_mask = self.model.cls_embedding(torch.stack(batch.conditions), uncond), None
-        else:
-            features, condition_mask = pad_left(batch.conditions, config.num_condition_tokens)
-            embeds = self.model.cls_embedding(features, uncond)
+        embeds, condition_mask = self.model.conditioned(batch.conditions, uncond)
         states = self.model.states(embeds, batch.codes, condition_mask, layers=layers)
         ids = F.pad(batch.codes, (config.num_condition_tokens, 0))
         seen = torch.ones_like(ids, dtype=torch.bool)
@@ -200,13 +193,7 @@ class LlamaGenTarget:
         config, num_rows = self.model.config, self.guidance.num_rows
         uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
         conditions = [request.condition.to(self.device) for request in requests]
-        mask: Tensor | None = None
-        if config.condition == "class":
-            embeds = self.model.cls_embedding(torch.stack(conditions).repeat(num_rows), uncond)
-        else:
-            features, mask = pad_left(conditions, config.num_condition_tokens)
-            embeds = self.model.cls_embedding(features.repeat(num_rows, 1, 1), uncond)
-            mask = mask.repeat(num_rows, 1)  # unconditional rows keep the caption's mask
+        embeds, mask = self.model.conditioned(conditions * num_rows, uncond)
         length = embeds.shape[1]
         cache = Cache(config.num_layers, length + capacity)
         positions = torch.arange(length, device=self.device)

@@ -19,7 +19,7 @@ from ....core.loss import StepLoss
 from ....core.states import TargetStates
 from ..drawing import TEXT_ENCODER
 from .files import save_model
-from .transformer import LlamaGen, pad_left
+from .transformer import LlamaGen
 from .vq import VqTokenizer, revive_dead_codes
 
 # Weight of the pixels against the codes in a tokenizer's loss: without it small tokenizers settle on a few colours.
@@ -53,11 +53,7 @@ class LlamaGenTraining(nn.Module):
     def forward(self, batch: CodeBatch, states: TargetStates | None = None) -> StepLoss:
         """Next-code cross-entropy, summed over the n codes of real rows."""
         model = self.transformer
-        if model.config.condition == "class":
-            condition, mask = model.cls_embedding(torch.stack(batch.conditions), batch.uncond), None
-        else:
-            features, mask = pad_left(self._features(batch.conditions), model.config.num_condition_tokens)
-            condition = model.cls_embedding(features, batch.uncond)
+        condition, mask = model.conditioned(self._features(batch.conditions), batch.uncond)
         whole = model.states(condition, batch.codes[:, :-1], mask).feature
         hidden = whole[:, model.config.num_condition_tokens - 1 :]
         scores = model.output(hidden[batch.real]).float()
@@ -67,7 +63,7 @@ class LlamaGenTraining(nn.Module):
         return StepLoss(loss, torch.tensor(codes.numel(), device=loss.device), metrics)
 
     def _features(self, conditions: tuple[Tensor, ...]) -> list[Tensor]:
-        """[t,F] of each caption."""
+        """[t,F] of each caption, or its label []."""
         if self.text_encoder is None:
             return list(conditions)
         ids = pad_sequence(conditions, batch_first=True)  # type: ignore[arg-type]

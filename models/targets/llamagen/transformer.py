@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ....core.section import Section
 from ....core.states import uploaded
-from ...attention import attend, hidden_below
+from ...attention import attend, causal_among, hidden_below
 from ...decoding.cache import Cache
 from ...decoding.head_layer import RMSNorm, for_heads, rope_table, rotate_pairs
 
@@ -173,6 +173,18 @@ class LlamaGen(nn.Module):
                 by_layer[number + 1] = states
         return LlamaGenStates(self.norm(states), by_layer)
 
+    def conditioned(self, conditions: Sequence[Tensor], uncond: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Embedded condition tokens [B,C,D], and which of them are seen [B,C] bool; None: all.
+
+        Args:
+            conditions: of each row a label [] or a caption's features [n,F].
+            uncond: [B] bool: rows that lose their condition; they keep the caption's mask, as in sampling.
+        """
+        if self.config.condition == "class":
+            return self.cls_embedding(torch.stack([*conditions]), uncond), None
+        features, mask = pad_left(conditions, self.config.num_condition_tokens)
+        return self.cls_embedding(features, uncond), mask
+
     def states(
         self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None, *, layers: Sequence[int] = ()
     ) -> LlamaGenStates:
@@ -193,11 +205,9 @@ class LlamaGen(nn.Module):
 
 def sequence_mask(length: int, condition_mask: Tensor | None, device: torch.device) -> Tensor:
     """[T,T] or [B,T,T] bool: causal, without the padded condition tokens, but with the diagonal."""
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     if condition_mask is None:
-        return causal
-    seen = F.pad(condition_mask, (0, length - condition_mask.shape[1]), value=True)
-    return (causal & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=device)
+        return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal_among(F.pad(condition_mask, (0, length - condition_mask.shape[1]), value=True))
 
 
 class LabelEmbedding(nn.Module):
