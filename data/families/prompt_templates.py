@@ -35,7 +35,7 @@ class Template:
     """A template whose turns begin with a head of their role (ChatML, Llama 3).
 
     Args:
-        name: as recipes have it.
+        name: as recipes have it; of ChatML, the table of the families says how they call it.
         head: what begins a turn, with {} for its role.
         end: the token that ends a turn; empty: none does.
         between: what stands after a turn's end.
@@ -83,5 +83,5 @@ class Template:
         return Rendered(text, tuple(spans))
 
 
-CHATML = Template("qwen", "<|im_start|>{}\n", "<|im_end|>", "\n", "You are a helpful assistant.")
+CHATML = Template("chatml", "<|im_start|>{}\n", "<|im_end|>", "\n", "You are a helpful assistant.")
 LLAMA3 = Template("llama3", "<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", strips=True)

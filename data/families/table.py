@@ -9,13 +9,15 @@ from .internvl import INTERNVL
 from .llava import LLAVA, LLAVA_NEXT, LLAVA_ONEVISION
 from .mistral import PIXTRAL
 from .processor import CAUSAL_LM, PictureFamily
+from .prompt_templates import CHATML
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 
 # Mistral before LLaVA, since a Pixtral's config says llava.
 _ALL = (PIXTRAL, LLAVA, LLAVA_NEXT, LLAVA_ONEVISION, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, INTERNVL, GEMMA)
 USUAL: PictureFamily = LLAVA  # reads what no family claims
 FAMILIES: dict[str, PictureFamily] = {family.name: family for family in _ALL}
-TEMPLATES = {one.name: one for family in (*_ALL, CAUSAL_LM) for one in family.templates}
+_CALLED = {CHATML.name: "qwen"}  # in recipes
+TEMPLATES = {_CALLED.get(one.name, one.name): one for family in (*_ALL, CAUSAL_LM) for one in family.templates}
 # A recipe's `format.template`: those, and the one in the target's own files.
 TemplateName = Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3", "chat"]
 # A recipe's `format.image_rule`, as `place_marks` honours it; the first keeps one mark of a turn.
