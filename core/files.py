@@ -292,8 +292,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def is_full(error: BaseException) -> bool:
     """Whether an error, or one that led to it, says that a disk, a quota or a file's largest size is used up."""
     return any(
-        (isinstance(one, OSError) and one.errno in _FULL) or any(text in str(one).lower() for text in _FULL_TEXTS)
-        for one in causes(error)
+        (isinstance(error, OSError) and error.errno in _FULL) or any(text in str(error).lower() for text in _FULL_TEXTS)
+        for error in causes(error)
     )
 
 
