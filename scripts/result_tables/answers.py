@@ -52,19 +52,6 @@ def lvlm_seeds() -> Rows:
     return rows
 
 
-@table
-def lvlm_report() -> Rows:
-    """The table of demo/lvlm-from-nothing's report, seed 0."""
-    rows = [["benchmark", "mode", "n", "tau [95%]", "tau per request", "T_q/T_p", "expected", "DSR [IQR]", "ESR [IQR]",
-             "prefill", "identical"]]  # fmt: skip
-    for name, mode in (("pictures", "M"), ("pictures", "T"), ("text", "M"), ("text", "T")):
-        cell = of_one("lvlm-from-nothing", 0, mode, name)
-        rows.append([name, mode, f"{cell['requests']}", tau_of_run(cell), f"{cell['tau_mean_of_requests']:.2f}",
-                     f"{cell['T_q_over_T_p']:.2f}", f"{cell['expected_speedup']:.2f}x", ratio_of_run(cell),
-                     ratio_of_run(cell, "ESR"), f"{cell['prefill_share']:.0%}", same(cell)])  # fmt: skip
-    return rows
-
-
 # demo/lvlm-distilled
 
 

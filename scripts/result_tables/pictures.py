@@ -7,22 +7,20 @@ import statistics
 from draftsmith.eval.measured_rows import PLAIN
 
 from .recorded import (
-    Cell,
     Rows,
     all_same,
     cells_of,
+    cells_of_run,
     contrasts_of,
     each,
     each_and_mean,
     evaluations,
     methods_of,
     named,
-    ratio_of_run,
     span,
     speeds,
     table,
     tau,
-    tau_of_run,
     with_interval,
 )
 
@@ -41,31 +39,13 @@ def _captioned(recipe: str, method: str, temperature: float) -> str:
 # demo/visual-ar: one run
 
 
-def _drawn(recipe: str, temperature: float) -> dict[str, Cell]:
-    """Method -> its cell in the only run."""
-    methods = methods_of(recipe, temperature)
-    return {method: cells_of(recipe, method, temperature=temperature)[0] for method in methods}
-
-
 @table
 def visual_ar_sampled() -> Rows:
-    rows = [["method", "n", "speedup [IQR]", "tau [95%]", "kept depth", "nodes", "drawn as captioned"]]
-    cells = _drawn("visual-ar", 1.0)
-    n = str(next(iter(cells.values()))["requests"])
-    rows.append(["plain decoding", n, "1.00x", "1.00", "1.00", "0", _captioned("visual-ar", PLAIN, 1.0)])
-    for method, cell in cells.items():
-        rows.append([named(cell), n, ratio_of_run(cell), tau_of_run(cell), f"{cell['kept_depth']:.2f}",
-                     f"{cell['mean_nodes']:.0f}", _captioned("visual-ar", method, 1.0)])  # fmt: skip
-    return rows
-
-
-@table
-def visual_ar_greedy() -> Rows:
-    rows = [["method", "speedup [IQR]", "tau [95%]", "kept depth", "drawn as captioned"]]
-    for method, cell in _drawn("visual-ar", 0.0).items():
-        rows.append([named(cell), ratio_of_run(cell), tau_of_run(cell), f"{cell['kept_depth']:.2f}",
-                     _captioned("visual-ar", method, 0.0)])  # fmt: skip
-    return rows
+    """Its cells at temperature 1, under those of plain decoding."""
+    columns = ("method", "n", "speedup [IQR]", "tau [95%]", "kept depth", "nodes", "drawn as captioned")
+    heading, *rows = cells_of_run("visual-ar", columns, 1.0)
+    plain = ["plain decoding", rows[0][1], "1.00x", "1.00", "1.00", "0", _captioned("visual-ar", PLAIN, 1.0)]
+    return [heading, plain, *rows]
 
 
 # demo/visual-ar-textures: means of the runs

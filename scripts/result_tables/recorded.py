@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from draftsmith.core.errors import UserError
 from draftsmith.eval.intervals import student_half_width
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -155,6 +156,46 @@ def all_same(recipe: str) -> str:
     """How many greedy outputs of exact methods equal plain decoding's, over all runs."""
     exact = [cell for run in evaluations(recipe).values() for cell in run["cells"] if cell["exact"]]
     return f"{sum(cell['identical'] for cell in exact):,} of {sum(cell['requests'] for cell in exact):,}"
+
+
+# Heading -> what a column of this name shows of one run's cell.
+COLUMNS: dict[str, Callable[[Cell], str]] = {
+    "benchmark": lambda cell: cell["benchmark"],
+    "mode": lambda cell: cell["method"],
+    "method": named,
+    "T": lambda cell: f"{cell['temperature']:g}",
+    "n": lambda cell: f"{cell['requests']}",
+    "identical": lambda cell: "-" if cell["temperature"] else same(cell),
+    "tau [95%]": tau_of_run,
+    "tau per request": lambda cell: f"{cell['tau_mean_of_requests']:.2f}",
+    "T_q/T_p": lambda cell: f"{cell['T_q_over_T_p']:.2f}",
+    "expected": lambda cell: f"{cell['expected_speedup']:.2f}x",
+    "DSR [IQR]": ratio_of_run,
+    "ESR [IQR]": lambda cell: ratio_of_run(cell, "ESR"),
+    "speedup [IQR]": ratio_of_run,
+    "prefill": lambda cell: f"{cell['prefill_share']:.0%}",
+    "kept depth": lambda cell: f"{cell['kept_depth']:.2f}",
+    "nodes": lambda cell: f"{cell['mean_nodes']:.0f}",
+    "drawn as captioned": lambda cell: f"{cell['as_captioned']:.0%}",
+}
+
+
+def cells_of_run(recipe: str, columns: Sequence[str], temperature: float | None = None) -> Rows:
+    """A line for each cell of a recipe's first run, at all temperatures in turn or at one.
+
+    Raises:
+        UserError: no column has one of the names.
+    """
+    if unknown := [name for name in columns if name not in COLUMNS]:
+        raise UserError(f"a page asks for columns {unknown}, and none has this name", where="COLUMNS in recorded.py",
+                        hint="correct the mark or add the column")  # fmt: skip
+    run = next(iter(evaluations(recipe).values()))
+    rows = [list(columns)]
+    for cell in sorted(run["cells"], key=lambda cell: cell["temperature"]):
+        if temperature in (None, cell["temperature"]):
+            read = run.get("quality", {}).get(f"{cell['temperature']:g}", {}).get(cell["method"], {})
+            rows.append([COLUMNS[name](cell | read) for name in columns])
+    return rows
 
 
 def about_runs() -> Mapping[str, dict[str, Any]]:

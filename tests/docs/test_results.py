@@ -138,6 +138,8 @@ def test_a_table_is_written_apart_from_the_text_behind_it(results, tables, monke
 def test_a_mark_without_a_table_is_named(results):
     with pytest.raises(UserError, match="a page marks a table 'compar', and none has this name"):
         results.rewritten("<!-- results: compar -->\n\nText.\n")
+    with pytest.raises(UserError, match=r"columns .'taw'., and none has this name"):
+        results.rewritten("<!-- results: cells smollm2: method, taw -->\n\nText.\n")
     with pytest.raises(UserError, match="no benchmark 'statis' was kept"):
         results.rewritten("<!-- results: printed statis 1 -->\n\nText.\n")
     with pytest.raises(UserError, match="states printed 3 tables, and the page asks for table 4"):
@@ -147,7 +149,8 @@ def test_a_mark_without_a_table_is_named(results):
 def test_every_table_is_on_a_page_and_every_mark_has_its_table(results, tables):
     marked = re.findall(r"^<!-- results: (.+) -->$", "\n".join(page.read_text() for page in results.pages()), re.M)
     as_printed = [name for name in marked if name.startswith("printed ")]
-    assert set(tables.TABLES) == set(marked) - set(as_printed)
+    queries = {name for name in marked if name.startswith("cells ")}
+    assert set(tables.TABLES) == set(marked) - set(as_printed) - queries and len(queries) == 4
     assert len(as_printed) == len(set(as_printed)) > 20
 
 
