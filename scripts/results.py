@@ -11,7 +11,7 @@
 A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables/`, which says what the table
 holds, `printed NAME N`, the N-th table of a benchmark, or `cells RECIPE: COLUMN, ...`. `result_figures.py` draws the
 figures. A run is recorded only where its checkout had no changed files, and the runs of all recipes and benchmarks have
-one commit: so the tables are of one code (but for recipes that are newer than it, `LATER` in result_tables/recorded.py).
+one commit: so the tables are of one code (but for recipes that are newer, `LATER` in result_tables/recorded.py).
 A run that was stopped and continued knows its last start alone: record runs that went through in one.
 `result_benchmarks.py` has the benchmarks' commands.
 """
