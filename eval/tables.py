@@ -227,7 +227,8 @@ def _table(table: Table, level: int) -> list[str]:
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
     head = [cell(column.heading) for column in table.columns]
-    lines += [*("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]), ""]
+    grid: list[list[str]] = [head, ["---"] * len(head), *rows]
+    lines += [*("| " + " | ".join(cells) + " |" for cells in grid), ""]
     if remark := table.remark():
         lines += [sentence(remark), ""]
     return [*lines, *(f"- {sentence(footnote)}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
