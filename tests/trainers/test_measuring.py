@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
+from draftsmith.eval.first_difference import Difference
 from draftsmith.eval.policies import Chain
 from draftsmith.trainers.evaluate import measuring
 from draftsmith.trainers.evaluate.clock import clock_of
@@ -117,7 +118,8 @@ def test_a_greedy_answer_that_is_not_plain_decodings_is_explained(decoded, tmp_p
     drafting.rule = lambda temperature: measuring.RULES.get(rule, rule)
     asked = []
     monkeypatch.setattr(measuring, "generate", generate)
-    monkeypatch.setattr(measuring, "first_difference", lambda *a: asked.append(a[2:4]) or SimpleNamespace(to_json=dict))
+    tie = Difference(1, 5, 6, 0.5, 2.0, True)
+    monkeypatch.setattr(measuring, "first_difference", lambda *a: asked.append(a[2:4]) or tie)
     measured = of(decoded[1], tmp_path)
     measured.drafting[0] = drafting
     opened = requests().open(0, None)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from draftsmith.eval.studies.ensemble_weights import weights_over_time
+from draftsmith.models.drafters.ensemble import WeightTrace
 from fails import fails_with
 from suite_run import loaded, run
 
@@ -41,7 +42,7 @@ def test_weights_over_time_are_kept_and_drawn(tmp_path):
     traces = json.loads((kept / "seen-draft-two-to-one.json").read_text())
     assert len(traces) == 2
     for trace in traces.values():
-        curve = weights_over_time(trace)
+        curve = weights_over_time(WeightTrace(**trace))
         assert curve.names == ("M", "T") and len(curve.steps)
         assert curve.weight == pytest.approx(2 / 3)
 
