@@ -23,7 +23,7 @@ from .families.processor import (
     tile_images,
     tile_side,
 )
-from .families.table import FAMILIES, USUAL, family_of
+from .families.table import PICTURE_FAMILIES, USUAL, picture_family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -94,7 +94,7 @@ def with_own_image_processor(
         image_processor=images,
         image_size=tile_side(images),
         patch_size=patch_size,
-        picture_family=FAMILIES[family],
+        picture_family=PICTURE_FAMILIES[family],
         resolutions=(),
     )
 
@@ -123,7 +123,7 @@ def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -
         UserError: they name another.
     """
     name = settings.get("processor_class")
-    by_class = {known.processor_class: known for known in FAMILIES.values()}
+    by_class = {known.processor_class: known for known in PICTURE_FAMILIES.values()}
     if name is None or name in _TOWERS:
         return USUAL
     if name in by_class:
@@ -149,7 +149,7 @@ def _published(source: str | Path, revision: str | None) -> tuple[JsonMapping | 
     if not vision:
         return None, {}
     model_type, tower = str(config.get("model_type")), vision.get("model_type")
-    family = family_of(model_type, tower)
+    family = picture_family_of(model_type, tower)
     images = family.published(vision) if family else None
     if family is None or images is None:
         side = vision.get("image_size") or "SIDE"

@@ -80,8 +80,8 @@ _TESTS = (
 # Words by which code names a family; files with the word in their path are the family's own. `causal` is a word of
 # everybody's, and qwen35 has qwen in it.
 FAMILIES = tuple(n for n in TARGETS if n != "causal" and not any(n != o and n.startswith(o) for o in TARGETS))
-METHODS = ("dflash", "dflash2", "dspark", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "peagle",
-           "sparrow", "vispec")  # fmt: skip
+METHODS = ("dflash", "dflash2", "dspark", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "mtp",
+           "peagle", "sparrow", "vispec")  # fmt: skip
 # Names of files that mean the same in each room: what its classes derive from, its section of a recipe, its settings,
 # its files on disk, what opens it, its loop.
 IN_EACH_ROOM = ("base", "section", "config", "settings", "files", "load", "loop")

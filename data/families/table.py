@@ -15,7 +15,7 @@ from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 # Mistral before LLaVA, since a Pixtral's config says llava.
 _ALL = (PIXTRAL, LLAVA, LLAVA_NEXT, LLAVA_ONEVISION, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, INTERNVL, GEMMA)
 USUAL: PictureFamily = LLAVA  # reads what no family claims
-FAMILIES: dict[str, PictureFamily] = {family.name: family for family in _ALL}
+PICTURE_FAMILIES: dict[str, PictureFamily] = {family.name: family for family in _ALL}
 _CALLED = {CHATML.name: "qwen"}  # in recipes
 TEMPLATES = {_CALLED.get(one.name, one.name): one for family in (*_ALL, CAUSAL_LM) for one in family.templates}
 # A recipe's `format.template`: those, and the one in the target's own files.
@@ -28,7 +28,7 @@ ImageRule = Literal["llava15", "next", "verbatim"]
 ONE_MARK: ImageRule = "llava15"
 
 
-def family_of(model_type: str, tower: str | None = None) -> PictureFamily | None:
+def picture_family_of(model_type: str, tower: str | None = None) -> PictureFamily | None:
     """The family by whose rules a model of this type reads pictures; None: no known one.
 
     Args:

@@ -2,6 +2,11 @@
 
 A drafter that an engine would load but run differently is refused. Its output would still be correct, but no drafted
 token would be accepted and nothing would say why. What a published drafter leaves unsaid is asked for.
+
+Some layouts go one way. Only read: `lantern`, since no engine runs heads of image generators, and `gguf`, a file of a
+language model, which transformers reads and we do not write. Only written: `mtp`, since a target with its head is read
+where the target is; `patched_lvlm`, made for our plugin of drafts that we have; `vispec`, which rewrites a head for
+prompts of text, where the map behind it cannot be told apart any more (ViSpec's own layout is `eagle`'s, both ways).
 """
 
 from __future__ import annotations

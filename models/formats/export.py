@@ -19,12 +19,11 @@ from ...core.results import check_written
 from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
-from ..drafters.mtp import PREFIX as MTP_PREFIX
 from ..drafters.mtp import MtpConfig
 from ..families.table import family_of
 from ..folders import read_values, write_folder
 from ..hub import config_value, target_embedding, target_lm_head, target_norm
-from . import dflash, eagle, eagle3, lvlm, medusa, patched_lvlm, stitched
+from . import dflash, eagle, eagle3, lvlm, medusa, mtp, patched_lvlm
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .patched_lvlm import PatchedMode
 from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
@@ -205,10 +204,9 @@ def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target:
     if reasons := config.exports(engine):
         raise UserError(f"--to {engine} cannot express this head: {reasons[0]}", where=str(folder), hint="--to vllm")
     section, name = named_target(folder, target)
-    state = {MTP_PREFIX + key: value for key, value in source.head.state_dict().items()}
     made = Exported(destination, engine, "mtp", name, (_STITCHED,), chain=config.mtp_steps + 1)
     with new_folder(destination) as aside:
-        stitched.stitch(state, name, section.get("revision") if name == section.get("path") else None, aside)
+        mtp.from_ours(source, name, section.get("revision") if name == section.get("path") else None, aside)
         _write_manifest(aside, source.manifest, "all", made)
     return made
 

@@ -7,7 +7,7 @@ from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.processor import Processor, Resizing
-from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.model import assemble, llava_config
@@ -31,7 +31,7 @@ def processor(family: str) -> Processor:
     tokenizer = train_tokenizer(TEXTS, 420)
     made = LLAVA.new(tokenizer, image_size=SIDE, patch_size=PATCH, image_mean=MEAN, image_std=STD)
     if family != "llava_onevision":
-        return made.of_family(FAMILIES[family])
+        return made.of_family(PICTURE_FAMILIES[family])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<video>", "<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token = "<|im_end|>"
     side = {"height": SIDE, "width": SIDE}
@@ -39,7 +39,7 @@ def processor(family: str) -> Processor:
     video, end = tokenizer.convert_tokens_to_ids(["<video>", "<|im_end|>"])
     return Processor(
         tokenizer, squeeze, made.image_token_id, PATCH, SIDE, made.pad_id, None, end, made.newline_id,
-        FAMILIES[family], video,
+        PICTURE_FAMILIES[family], video,
     )  # fmt: skip
 
 

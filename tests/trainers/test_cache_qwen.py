@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
-from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards.shards import ShardReader
@@ -33,8 +33,9 @@ def made(request, tmp_path_factory):
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
-    processor = FAMILIES[kind].new(tokenizer, patch_size=4, min_pixels=64, max_pixels=256, image_mean=(0.5,) * 3,
-                                   image_std=(0.25,) * 3)  # fmt: skip
+    processor = PICTURE_FAMILIES[kind].new(
+        tokenizer, patch_size=4, min_pixels=64, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
+    )
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
         processor.video_token_id, processor.vision_start_id, processor.vision_end_id,

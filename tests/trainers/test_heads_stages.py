@@ -11,7 +11,7 @@ import torch
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
 from draftsmith.data.families.processor import Processor
-from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
@@ -232,7 +232,9 @@ def test_settings_of_decoding():
 def untokenized(family, patch_size, image_size) -> Processor:
     """A processor of which only sizes are asked."""
     ids = {"image_token_id": 0, "pad_id": 0, "bos_id": None, "eos_id": 0, "newline_id": 0}
-    return Processor(None, None, patch_size=patch_size, image_size=image_size, picture_family=FAMILIES[family], **ids)
+    return Processor(
+        None, None, patch_size=patch_size, image_size=image_size, picture_family=PICTURE_FAMILIES[family], **ids
+    )
 
 
 @pytest.mark.parametrize(

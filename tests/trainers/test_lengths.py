@@ -8,7 +8,7 @@ import pytest
 from draftsmith.core.pictures import TEXT
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.recipes.load import load
@@ -36,7 +36,7 @@ def opening(request, tmp_path_factory):
     records.insert(1, records[0] | {"id": "gone", "video": "gone.mp4"})
     (folder / "data.json").write_text(json.dumps(records))
     tokenizer = train_tokenizer(["user assistant system\n Which? One."] * 3, 400)
-    processor = FAMILIES[kind].new(
+    processor = PICTURE_FAMILIES[kind].new(
         tokenizer, patch_size=14 if kind == "qwen2_5_vl" else 16, min_pixels=64, max_pixels=10**6,
         image_mean=(0.5,) * 3, image_std=(0.25,) * 3,
     )  # fmt: skip

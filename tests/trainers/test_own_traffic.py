@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from command_line import prints
-from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
@@ -34,8 +34,9 @@ def folder(tmp_path_factory):
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
     tokenizer.chat_template = TEMPLATE.read_text()
-    processor = FAMILIES[KIND].new(tokenizer, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3,
-                                   image_std=(0.25,) * 3)  # fmt: skip
+    processor = PICTURE_FAMILIES[KIND].new(
+        tokenizer, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
+    )
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
         processor.video_token_id, processor.vision_start_id, processor.vision_end_id,

@@ -14,7 +14,7 @@ from ...core.json_types import listed
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import PictureFamily, Processor, Resizing
-from ...data.families.table import USUAL, family_of
+from ...data.families.table import USUAL, picture_family_of
 from ...data.media import ImageReader
 from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Selection, Share, are_present, is_mixture
@@ -131,7 +131,7 @@ def image_reader_of(
     vision = config.vision_config
     nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
-    family = family or family_of(config.model_type, config_value(vision, "model_type")) or USUAL
+    family = family or picture_family_of(config.model_type, config_value(vision, "model_type")) or USUAL
     side, patch, images = family.counted(config, vision)
     processor = Processor(
         absent, images, 0, patch, side, **nothing, picture_family=family,

@@ -22,7 +22,7 @@ from ...core.refused import Refused
 from ...data.captioned import TarSource, read, usable
 from ...data.families.processor import PictureFamily, Processor
 from ...data.families.prompt_templates import SYSTEM
-from ...data.families.table import USUAL, family_of
+from ...data.families.table import USUAL, picture_family_of
 from ...data.records.mixture import STRATEGIES, is_strategy
 from ...data.shapes.captioned import HELD_OUT, write_captioned
 from ...data.shapes.scenarios import KINDS, WITHOUT_PICTURES
@@ -304,7 +304,7 @@ def _counting(context: Context) -> Callable[[], None]:
 def _family(target: AnyTarget) -> PictureFamily:
     """How a target reads pictures. A text-only one ignores what is written for them."""
     own: PictureFamily | None = None if target.draws_images else target.picture_family
-    return own or family_of(target.base_kind) or USUAL
+    return own or picture_family_of(target.base_kind) or USUAL
 
 
 def _processor(stage: GenerateStage, target: AnyTarget, tokenizer: PreTrainedTokenizerFast) -> Processor:

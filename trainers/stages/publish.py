@@ -26,7 +26,7 @@ from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.secrets import as_written, redact_tree, variables_of
 from ...core.section import Section
-from ...data.families.table import family_of
+from ...data.families.table import picture_family_of
 from ...eval.published import assemble
 from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
@@ -372,7 +372,7 @@ def _snippets(
     snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label,
                              modules=modules)]  # fmt: skip
     if section.drafter["kind"] == LVLM:
-        family = family_of(str(read_json(folder / "config.json", JsonObject, hint=RESTORE).get("model_type")))
+        family = picture_family_of(str(read_json(folder / "config.json", JsonObject, hint=RESTORE).get("model_type")))
         snippets.append(transformers_snippet(repo, has_processor=family is None or family.loads_plainly))
 
     def names(place: Path) -> dict[str, str]:

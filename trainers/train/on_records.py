@@ -12,7 +12,7 @@ from ...core.errors import UserError
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
-from ...data.families.table import FAMILIES as PICTURE_FAMILIES
+from ...data.families.table import PICTURE_FAMILIES
 from ...data.loader import Samples
 from ...data.order import BucketedOrder
 from ...data.records.skipped import Listed

@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.processor_files import load_processor, with_own_image_processor
 from fails import fails_with
 from tiled import TEXTS, layouts, picture, pixels, processor
@@ -100,7 +100,7 @@ def test_without_image_settings_the_published_ones_are_taken(family, vision, mea
 @pytest.mark.parametrize(("family", "patch", "least"), [("qwen2_5_vl", 14, 3136), ("qwen3_vl", 16, 65536)])
 def test_without_image_settings_qwens_are_the_published_ones(family, patch, least, tmp_path):
     tokenizer = processor("llava").tokenizer
-    made = FAMILIES[family].new(tokenizer, patch_size=patch, min_pixels=4, max_pixels=9,
+    made = PICTURE_FAMILIES[family].new(tokenizer, patch_size=patch, min_pixels=4, max_pixels=9,
                                 image_mean=(0, 0, 0), image_std=(1, 1, 1))  # fmt: skip
     made.tokenizer.save_pretrained(tmp_path)
     # What processors of transformers and vLLM expand at a picture.
@@ -130,7 +130,9 @@ def test_an_unknown_processor_class_is_refused_with_its_file(file, tmp_path):
     refused = fails_with("processor_class is Idefics3Processor", load_processor, tmp_path)
     assert refused.where == f"{tmp_path / file}, key processor_class"
     assert "LlavaNextProcessor" in refused.hint and "Qwen2_5_VLProcessor" in refused.hint
-    assert load_processor(tmp_path, family=FAMILIES["llava"]).family == "llava", "the caller says what reads them"
+    assert load_processor(tmp_path, family=PICTURE_FAMILIES["llava"]).family == "llava", (
+        "the caller says what reads them"
+    )
     assert load_processor(tmp_path, text_only=True).image_processor is None
 
 

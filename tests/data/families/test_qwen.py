@@ -14,7 +14,7 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.families.processor import NO_TOKEN
 from draftsmith.data.families.qwen import rounded
-from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
@@ -30,7 +30,9 @@ TOKENIZER = train_tokenizer(TEXTS, 420)
 
 def processor(family: str = "qwen2_5_vl", **limits):
     limits = {"min_pixels": 64, "max_pixels": 1024} | limits
-    return FAMILIES[family].new(copy.deepcopy(TOKENIZER), patch_size=4, image_mean=MEAN, image_std=STD, **limits)
+    return PICTURE_FAMILIES[family].new(
+        copy.deepcopy(TOKENIZER), patch_size=4, image_mean=MEAN, image_std=STD, **limits
+    )
 
 
 def frames(count: int, size=(20, 12)) -> list[Image.Image]:

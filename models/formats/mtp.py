@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from ...core.checksums import SUMS
 from ...core.errors import UserError
@@ -18,22 +17,24 @@ from ...core.pretrained import INDEX, reading_safetensors
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values
 from ..stored import named_dtype, weight_files
+from .source import Source
 
 # transformers takes model.safetensors before an index: what was one file gets another name.
 _ALONE, _HEAD = "model-target.safetensors", "model-mtp.safetensors"
 
 
-def stitch(state: dict[str, Tensor], place: str, revision: str | None, destination: Path) -> None:
+def from_ours(source: Source, place: str, revision: str | None, destination: Path) -> None:
     """Write the target's folder with this head in place of the one that it shipped, if it did.
 
     Args:
-        state: of the head, names with `mtp.`; stored in the target's dtype.
+        source: the head, which is stored in the target's dtype.
         place: Hub id or directory of the target.
         destination: exists, and is empty.
 
     Raises:
         UserError: the target's weights are no safetensors.
     """
+    state = {PREFIX + name: value for name, value in source.head.state_dict().items()}
     target = find_folder(place, revision, files=["*"])
     files, values = weight_files(target), read_values(target)
     if not files:
