@@ -26,6 +26,7 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ SMALL = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
     },
 }  # fmt: skip
+ALONE = ("stages=[evaluate]", "restart=evaluate")
 EAGER = "stages.evaluate.graphs={target: false, head: false}"
 
 
@@ -114,7 +116,7 @@ TRACKS = {
 
 @dataclass
 class Row:
-    """A line of the table."""
+    """A line of the table; `found` is empty until it has run."""
 
     step: str
     ranks: int
@@ -140,41 +142,35 @@ def plan(folder: Path, tracks: Sequence[str], ranks: Sequence[int], *, quick: bo
         ])
         for n in others
     ]  # fmt: skip
-    for name in tracks:
-        words = TRACKS[name].words(folder / f"{name.replace(' ', '-')}-1", quick)
+    trained = {name: folder / f"{name.replace(' ', '-')}-1" for name in tracks}
+    for name, output in trained.items():
+        words = TRACKS[name].words(output, quick)
         rows.append(Row(f"{name}: train and evaluate", 1, "greedy identical", command=launched(words, 1)))
-    for name in tracks:
+    for name, output in trained.items():
         if name != "image head":  # image generators have no graphs
-            words = [*TRACKS[name].words(folder / f"{name.replace(' ', '-')}-1", quick), "stages=[evaluate]"]
-            words.append("restart=evaluate")
-            rows.append(
-                Row(f"{name}: evaluate without graphs", 1, "tau of graphs", command=launched([*words, EAGER], 1))
-            )
-            command = [sys.executable, __file__, "--launches", *words]
-            rows.append(Row(f"{name}: launches with graphs", 1, "at most 0.7", command=command))
-    for name in tracks:
+            words = [*TRACKS[name].words(output, quick), *ALONE]
+            eager, counted = launched([*words, EAGER], 1), [sys.executable, __file__, "--launches", *words]
+            rows.append(Row(f"{name}: evaluate without graphs", 1, "tau of graphs", command=eager))
+            rows.append(Row(f"{name}: launches with graphs", 1, "at most 0.7", command=counted))
+    for name, output in trained.items():
+        alone = [*TRACKS[name].words(output, quick), *ALONE]
+        rows += [Row(f"{name}: evaluate alone", n, "tau of 1 rank", command=launched(alone, n)) for n in others]
+    for name, output in trained.items():
         for n in others:
-            words = [*TRACKS[name].words(folder / f"{name.replace(' ', '-')}-1", quick), "stages=[evaluate]"]
-            command = launched([*words, "restart=evaluate"], n)
-            rows.append(Row(f"{name}: evaluate alone", n, "tau of 1 rank", command=command))
-    for name in tracks:
-        for n in others:
-            words = TRACKS[name].words(folder / f"{name.replace(' ', '-')}-{n}", quick)
+            words = TRACKS[name].words(output.with_name(f"{output.name[:-1]}{n}"), quick)
             rows.append(Row(f"{name}: train and evaluate", n, "greedy identical", command=launched(words, n)))
-    for name in tracks:
-        words = TRACKS[name].words(folder / f"{name.replace(' ', '-')}-waits", True)
+    for name, output in trained.items():
+        words = TRACKS[name].words(output.with_name(f"{output.name[:-1]}waits"), True)
         command = [sys.executable, __file__, "--waits", *words]
         rows.append(Row(f"{name}: waits of a training step", 1, "at most 1", command=command))
     return rows
 
 
-def evaluation_of(path: Path, folder: Path, ranks: Sequence[int]) -> list[Row]:
+def evaluation_of(path: Path, ranks: Sequence[int]) -> list[Row]:
     """Evaluation alone of a run that is there, on each number of ranks; its results go on lying where they are."""
-    rows = []
-    for n in ranks:
-        command = launched([f"recipe={path}", f"output={path.parent}", "stages=[evaluate]", "restart=evaluate"], n)
-        rows.append(Row("evaluate alone", n, "greedy identical" if n == 1 else "tau of 1 rank", command=command))
-    return rows
+    words = [f"recipe={path}", f"output={path.parent}", *ALONE]
+    expected = {1: "greedy identical"}
+    return [Row("evaluate alone", n, expected.get(n, "tau of 1 rank"), command=launched(words, n)) for n in ranks]
 
 
 def taus(evaluate: Path) -> dict[str, float]:
@@ -204,10 +200,15 @@ def peak_memory(text: str) -> str:
 
 def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
     """Run a step and judge it."""
-    start = time.monotonic()
-    ended = subprocess.run(row.command, capture_output=True, text=True, check=False, cwd=ROOT)
+    start, pipe = time.monotonic(), subprocess.PIPE
+    with subprocess.Popen(row.command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, process_group=0) as ended:
+        try:
+            out, err = ended.communicate()
+        except BaseException:  # a stop ends all ranks
+            os.killpg(ended.pid, signal.SIGTERM)
+            raise
     log = folder / f"{row.step.replace(': ', '-').replace(' ', '-')}-{row.ranks}.log"
-    log.write_text(shlex.join(row.command) + "\n" + ended.stdout + ended.stderr)
+    log.write_text(shlex.join(row.command) + "\n" + out + err)
     seconds = f"{time.monotonic() - start:.0f} s"
     if ended.returncode:
         row.found = f"exit code {ended.returncode}, see {log.name}"
@@ -215,14 +216,13 @@ def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
     outputs = [word.removeprefix("output=") for word in row.command if word.startswith("output=")]
     is_bound = {"--waits", "--launches"} & {*row.command}
     if is_bound or not outputs:
-        row.found = ended.stdout.strip().splitlines()[-1]
+        row.found = out.strip().splitlines()[-1]
         limit = float(row.expected.split()[-1])
         measured = row.found.split()[0]
         row.good = measured == "not" or (float(measured) <= limit if is_bound else float(measured) == limit)
         return
     output = Path(outputs[0])
-    found, name = taus(output / "evaluate"), row.step.split(":")[0]
-    row.good = is_identical(output / "evaluate")
+    found, name, row.good = taus(output / "evaluate"), row.step.split(":")[0], is_identical(output / "evaluate")
     parts = ["greedy identical" if row.good else "greedy tokens differ"]
     if row.expected.startswith("tau") and name in known:
         same = found == known[name]
@@ -236,7 +236,7 @@ def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
         row.good &= all(any(words in line for words in fine) and "failed" not in line for line in said)
         parts += said
     best = max((key for key in found if not key.startswith("plain")), key=lambda key: found[key])
-    parts += [f"tau {found[best]:.2f} ({best.strip()})", peak_memory(ended.stdout + ended.stderr), seconds]
+    parts += [f"tau {found[best]:.2f} ({best.strip()})", peak_memory(out + err), seconds]
     row.found = ", ".join(part for part in parts if part)
 
 
@@ -244,7 +244,9 @@ def table(rows: Sequence[Row], about: dict[str, Any]) -> str:
     """Markdown."""
     lines = ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in about.items()), ""]
     lines += ["| step | ranks | expected | found | |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| {r.step} | {r.ranks} | {r.expected} | {r.found} | {'ok' if r.good else '**no**'} |" for r in rows]
+    for r in rows:
+        sign = "" if not r.found else "ok" if r.good else "**no**"
+        lines.append(f"| {r.step} | {r.ranks} | {r.expected} | {r.found or 'not run'} | {sign} |")
     return "\n".join(lines) + "\n"
 
 
@@ -253,10 +255,10 @@ def about_this_machine() -> dict[str, Any]:
     import torch
     from draftsmith.recipes.provenance import versions
 
-    found: dict[str, Any] = {"machine": platform.platform(), "cores": os.cpu_count()}
-    written = versions()
+    written, found = versions(), {"machine": platform.platform(), "cores": os.cpu_count()}
     found |= {"python": written["python"], "commit": (written.get("git") or {}).get("commit"), **written["packages"]}
     found["torch's CUDA"] = torch.version.cuda or "none"
+    found["GPUs"] = torch.cuda.device_count() or "none: everything below ran on the CPU"
     if torch.cuda.is_available():
         found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         for number in range(torch.cuda.device_count()):
@@ -283,8 +285,8 @@ def all_reduce(_: Sequence[str]) -> None:
     float(many[0])
     rate = 4 * many.numel() / (time.monotonic() - start) / 1e9
     if ranks.is_main():
-        size = 4 * many.numel() >> 20
-        print(f"{total.item():.0f} by {torch.distributed.get_backend()}, {rate:.1f} GB/s of {size} MB")
+        backend, size = torch.distributed.get_backend(), 4 * many.numel() >> 20
+        print(f"{total.item():.0f} by {backend}, {rate:.1f} GB/s of {size} MB")
     torch.distributed.destroy_process_group()
 
 
@@ -371,22 +373,20 @@ def main() -> int:
         inner[sys.argv[1]](sys.argv[2:])
         return 0
     options = parser().parse_args()
-    ranks = options.ranks
-    if ranks is None:
-        import torch
+    import torch
 
-        ranks = sorted({1, max(1, torch.cuda.device_count())})
+    ranks = options.ranks or sorted({1, max(1, torch.cuda.device_count())})
     folder = options.folder.resolve()
+    rows = plan(folder, options.tracks, ranks, quick=options.quick)
     if options.evaluate is not None:
-        rows = evaluation_of(options.evaluate.resolve(), folder, ranks)
-    else:
-        rows = plan(folder, options.tracks, ranks, quick=options.quick)
+        rows = evaluation_of(options.evaluate.resolve(), ranks)
     if options.plan:
         for number, row in enumerate(rows, 1):
             print(f"{number}. {row.step}, {row.ranks} rank(s), expected: {row.expected}\n   {shlex.join(row.command)}")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     about, known = about_this_machine(), dict[str, dict[str, float]]()
+    print(f"GPUs: {about['GPUs']}", flush=True)
     for row in rows:
         print(f"{row.step}, {row.ranks} rank(s) ...", end=" ", flush=True)
         run(row, folder, known)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,36 @@ def test_a_sum_and_waits_are_judged_by_their_number(tmp_path):
     assert not found("at most 0.5", "0.51 of eager passes'", "--launches", "output=a")
 
 
+def until_gone(ask):
+    for _ in range(200):
+        ask()
+        time.sleep(0.05)
+
+
+def test_a_stop_ends_what_a_step_has_started(tmp_path, monkeypatch):
+    """Its ranks, too, which the step's own command has started; the table does not call failed what never ran."""
+    started = tmp_path / "started"
+    ranks = f"import pathlib, time; pathlib.Path({str(started)!r}).write_text('x'); time.sleep(60)"
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ranks!r}])"
+    row = check_gpu.Row("draft: x", 2, "greedy identical", command=[sys.executable, "-c", script])
+
+    def stop(process, *_):
+        while not started.exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check_gpu.subprocess.Popen, "communicate", stop)
+    groups, kill = [], os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, sign: groups.append(group) or kill(group, sign))
+    with pytest.raises(KeyboardInterrupt):
+        check_gpu.run(row, tmp_path, {})
+    with pytest.raises(ProcessLookupError):  # nobody of the group is left
+        until_gone(lambda: kill(groups[0], 0))
+    assert "| greedy identical | not run |  |" in check_gpu.table([row], {})
+
+
 def test_evaluation_alone_of_a_run_that_is_there():
-    rows = check_gpu.evaluation_of(Path("/runs/a/recipe.yaml"), Path("out"), [1, 8])
+    rows = check_gpu.evaluation_of(Path("/runs/a/recipe.yaml"), [1, 8])
     assert [row.expected for row in rows] == ["greedy identical", "tau of 1 rank"]
     assert all("output=/runs/a" in row.command and "stages=[evaluate]" in row.command for row in rows)
 
