@@ -245,23 +245,29 @@ def test_where_one_rank_was_asked_all_stop(tmp_path):
 
 TWICE = """
 import sys, time
-from draftsmith.trainers.run.stopping import Stop
-with Stop(lambda text: print(text, flush=True)):
+from draftsmith.trainers.run import stopping
+stopping._SAME_S = 60
+with stopping.Stop(lambda text: print(text, flush=True)):
     print("ready", flush=True)
+    sys.stdin.readline()
+    stopping._SAME_S = 0
+    print("later", flush=True)
     while True:
         time.sleep(0.01)
 """
 
 
 def test_a_second_ctrl_c_ends_at_once():
-    process = subprocess.Popen([sys.executable, "-c", TWICE], stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", TWICE], stdin=pipe, stdout=pipe, text=True)
     assert process.stdout.readline() == "ready\n"
-    for _ in range(2):  # the terminal's and, at once, torchrun's are one
-        process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     assert "asked to stop" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)  # the terminal's and, at once, torchrun's are one
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.7)
-    assert process.poll() is None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "later\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == -signal.SIGINT
     assert "asked to stop" not in process.stdout.read(), "said once"
