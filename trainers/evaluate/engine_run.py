@@ -94,7 +94,8 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
     plans = [Served(), *_methods(stage, context, python, pictures=most_pictures > 0)]
     ends = stage.ends(*end_ids(processor, stage.format))
     drafting = [plan.drafting for plan in plans if plan.drafting is not None]
-    rows, early, drafted = Rows(), list[str](), max(_drafted(plan) for plan in plans)
+    rows, early = Rows(), list[str]()
+    drafted = max(int((plan.speculative or {}).get("num_speculative_tokens", 0)) for plan in plans)
     for plan in plans:
         name = PLAIN if plan.drafting is None else plan.drafting.title
         context.say(f"vLLM: {name}")
@@ -161,10 +162,6 @@ def _rows_beside(folder: Path, name: str, rows: Rows, context: Context) -> Rows:
 
 def _cell(row: Any) -> tuple[Any, ...]:
     return row.benchmark, row.turn, row.budget, row.temperature, row.max_new_tokens, row.method
-
-
-def _drafted(plan: Served) -> int:
-    return 0 if plan.speculative is None else int(plan.speculative["num_speculative_tokens"])
 
 
 def _most_pictures(stage: EvaluateSettings, sets: list[ConversationSet], opening: Opening) -> int:

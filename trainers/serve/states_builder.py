@@ -281,11 +281,6 @@ class Builder:
         }
 
 
-def as_measured(measured: Measured) -> JsonObject:
-    """For the manifest."""
-    return {"head distribution": measured.loss}
-
-
 def looked_ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
     """The items, of which `count` more have been taken whenever one is given out."""
     waiting: deque[_Item] = deque()

@@ -36,7 +36,6 @@ from ..serve.engines import EngineSection
 from ..serve.states_builder import (
     Builder,
     StatesStore,
-    as_measured,
     check_answers,
     check_room,
     count_samples,
@@ -163,7 +162,7 @@ class CacheStage(Stage):
                 builder.write(index, deal[index], context.stop, line.add)
                 context.say(f"shard {index + 1} of {len(deal)}")
         if ranks.is_main():
-            finish(folder, identity, num_shards=len(deal), measured=as_measured(measured))
+            finish(folder, identity, num_shards=len(deal), measured={"head distribution": measured.loss})
             reader = ShardReader(folder)
             kept = sum(shard.bytes for shard in reader.shards)
             context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")

@@ -31,7 +31,7 @@ from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ...data.states.samples import Chosen
 from ..run.stopping import Stop
 from ..serve.engines import EngineSection
-from ..serve.states_builder import Builder, Measured, StatesStore, as_measured, check_room, looked_ahead
+from ..serve.states_builder import Builder, Measured, StatesStore, check_room, looked_ahead
 from ..serve.target_engine import TargetEngine, TransformersEngine
 
 
@@ -324,7 +324,8 @@ class _EpochShards:
                 self.builder.write(index, self._numbers(index), Stop())
         ranks.barrier()
         if ranks.is_main():
-            finish(folder, self.identity, num_shards=self.num_shards, measured=as_measured(self.source.measured))
+            measured = {"head distribution": self.source.measured.loss}
+            finish(folder, self.identity, num_shards=self.num_shards, measured=measured)
             self.source.say(f"states of the first epoch are kept: {shown(self.size.total_bytes)}; read from now on")
         ranks.barrier()
         return StatesReader([folder])
