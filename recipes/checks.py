@@ -13,9 +13,10 @@ from ..core.json_types import text_at
 from ..core.results import DONE, read_mark
 from ..trainers.run.deepspeed_section import check_engine
 from ..trainers.run.finished_stages import InputCheck
-from ..trainers.run.matching import stage_state
+from ..trainers.run.matching import begun, made_nothing, stage_state
 from ..trainers.run.run import look_at_results
 from ..trainers.run.stage import Planned, WholeRecipe
+from ..trainers.train import checkpoint
 from .finding import Finding, fault, ok, warning
 from .launch import looked_at, say
 from .load import Loaded
@@ -107,6 +108,19 @@ def _finished(name: str, folder: Path) -> Finding:
     return warning(f"stages.{name}", what, f"restart={name} makes them again, if anything is to read them")
 
 
+def _goes_on(stage: Planned, folder: Path) -> list[Finding]:
+    """Where a stage continues that has begun; none for one that has made nothing yet."""
+    if begun(folder) is None or made_nothing(folder):
+        return []
+    if stage.stage.kind != "train":
+        return [ok(f"stages.{stage.name}", "begun before: goes on with what is there")]
+    state = checkpoint.newest(folder / checkpoint.FOLDER)
+    if state is None:
+        return [ok(f"stages.{stage.name}", "begun before, without a checkpoint: begins at step 0")]
+    of_ranks = f", with {state.world_size} ranks as before" if state.world_size > 1 else ""
+    return [ok(f"stages.{stage.name}", f"continues from step {state.step}{of_ranks}")]
+
+
 def stages_findings(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
@@ -122,6 +136,8 @@ def stages_findings(
         elif state == "finished":
             findings.append(_finished(stage.name, output / stage.name))
             continue
+        else:
+            findings += _goes_on(stage, output / stage.name)
         if stage.name in too_large:
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
         finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}

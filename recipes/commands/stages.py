@@ -12,21 +12,18 @@ from ..launch import announce, run_recipe, say
 from ..load import load
 from .command import NAME, SETTINGS, Command, recipe_arguments
 
-OF_KIND = {"evaluate": "evaluate", "publish": "publish"}  # every other kind is train's
-
 
 def chosen(arguments: list[str], command: str) -> list[str]:
     """`arguments` with the `stages=` that this command runs; those that the user names must be its own."""
     loaded = load(arguments)
     stages = loaded.recipe.stages
-    own = [name for name, stage in stages.items() if OF_KIND.get(stage.kind, "train") == command]
+    own = [name for name, stage in stages.items() if stage.command == command]
     for name in loaded.options.stages or ():
         if name not in own:
-            other = OF_KIND.get(stages[name].kind, "train")
             raise UserError(
                 f"stage {name!r} is of kind {stages[name].kind}",
                 where=str(loaded.path),
-                hint=f"draftsmith {other} runs it, and draftsmith recipe=NAME runs stages of any kind",
+                hint=f"draftsmith {stages[name].command} runs it, and draftsmith recipe=NAME runs stages of any kind",
             )
     if not own:
         kinds = ", ".join(f"{name} ({stage.kind})" for name, stage in stages.items())

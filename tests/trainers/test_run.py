@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from draftsmith.core.errors import UserError
@@ -94,6 +95,21 @@ def test_a_stage_without_its_inputs_says_which(tmp_path):
     waits = planned(name="second", inputs={"data": "first"}, earlier={"first": first})
     fails_with("needs the data of stage first", run, tmp_path, waits)
     assert run(tmp_path, first, waits) == ["stage first", "stage second"]
+
+
+def test_the_hint_for_an_input_that_another_command_makes_names_that_command(tmp_path):
+    """It said "stages=[first,second]", which `draftsmith evaluate` refuses where stage first is train's."""
+
+    class Measured(Note):
+        command: ClassVar[str] = "evaluate"
+
+    first = planned(name="first")
+    waits = planned(name="second", stage=Measured(), inputs={"data": "first"}, earlier={"first": first})
+    assert fails_with("needs the data", run, tmp_path, waits).hint == (
+        "draftsmith train NAME runs it: the same NAME and settings, without stages="
+    )
+    both = planned(name="second", inputs={"data": "first"}, earlier={"first": first})
+    assert '"stages=[first,second]"' in fails_with("needs the data", run, tmp_path, both).hint
 
 
 SETTINGS = {"stages": {"first": {"optim": {"lr": 0.001}, "text": "a"}}, "seed": 0, "inputs": {}, "data": ["d"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -53,6 +53,8 @@ _PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
 
 class EvaluateSettings(Stage):
     """What is decoded, by which methods, and what is read beside it."""
+
+    command: ClassVar[str] = "evaluate"
 
     kind: Literal["evaluate"]
     # Another target than the recipe's, by its path: a recipe can measure drafts against several.

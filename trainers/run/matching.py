@@ -189,10 +189,13 @@ def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> Use
     """Why the stage that makes an input has not made it with these settings."""
     thing = thing.partition("/")[0]  # "drafter/finetune": one of several drafters
     if done(output / maker) is None:
+        earlier, hint = planned.earlier.get(maker), f'run it first: "stages=[{maker},{planned.name}]"'
+        if earlier is not None and earlier.stage.command != planned.stage.command:
+            hint = f"draftsmith {earlier.stage.command} NAME runs it: the same NAME and settings, without stages="
         return UserError(
             f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished"
             + "".join(f" ({name} cannot be read)" for name in unreadable(output / maker)),
-            where=str(output / maker), hint=f'run it first: "stages=[{maker},{planned.name}]"',
+            where=str(output / maker), hint=hint,
         )  # fmt: skip
     if is_done(planned.earlier[maker], output, any_data=planned.stage.takes_any_data):
         return None

@@ -28,6 +28,8 @@ from .hardware import Hardware
 class Stage(Section):
     """A stage's section. Every subclass has a `kind`, by which recipes tell stages apart."""
 
+    # The word after `draftsmith` that runs stages of its kind.
+    command: ClassVar[str] = "train"
     # Whether the recipe's `engine` section changes what it writes.
     trains: ClassVar[bool] = False
     # Whether every rank loads the whole target, independent of the settings.

@@ -64,6 +64,7 @@ class StoredPrompt(Section):
 
 
 class PublishStage(Stage):
+    command: ClassVar[str] = "publish"
     takes_any_data: ClassVar[bool] = True
     # It builds everything anew at each start, with the target as the evaluation held it.
     holds_models: ClassVar[bool] = False

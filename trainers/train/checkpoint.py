@@ -13,7 +13,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ...core.files import is_full, read_json, unwritable
 from ...core.section import Section
 from .engine import Engine, load_data
 
-MANIFEST = "manifest.json"
+FOLDER, MANIFEST = "checkpoints", "manifest.json"  # of a stage; of a checkpoint
 
 
 class CheckpointConfig(Section):
@@ -126,6 +126,14 @@ def find(folder: Path, *, fingerprint: str) -> Found | None:
     """
     checkpoint: Found | None = ranks.on_main(_newest_good, folder, fingerprint)
     return checkpoint
+
+
+def newest(folder: Path) -> State | None:
+    """What the newest checkpoint says of itself; its files are not looked at, as `find` does. None: there is none."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        with suppress(UserError):
+            return read_json(path / MANIFEST, _Manifest, hint="").state
+    return None
 
 
 def load(engine: Engine, checkpoint: Found) -> None:

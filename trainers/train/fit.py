@@ -19,7 +19,7 @@ from ..run.context import Context
 from ..run.progress import STEP
 from ..run.stage import Stage
 from ..run.tracked import track_sample
-from .checkpoint import CheckpointConfig
+from .checkpoint import FOLDER, CheckpointConfig
 from .engine import Engine
 from .loop import Training, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
@@ -139,7 +139,7 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
         training,
         stage.checkpoints,
         log_every=stage.log_every,
-        folder=context.folder / "checkpoints",
+        folder=context.folder / FOLDER,
         fingerprint=context.fingerprint,
         log=log,
         rewind=rewind,

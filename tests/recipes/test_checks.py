@@ -1,0 +1,62 @@
+"""What `draftsmith check` says of stages that have begun and have not finished."""
+
+import pytest
+from draftsmith.recipes.checks import stages_findings
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.trainers.run.finished_stages import write_done
+from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.train.checkpoint import State, _publish
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Makes a run that has finished all stages up to one that it has begun; returns what the findings say of it."""
+
+    def make(name: str):
+        loaded = load(["recipe=demo/lvlm", f"output={tmp_path}"])
+        planned = plan(loaded.recipe, loaded.path)
+        for stage in planned:
+            (tmp_path / stage.name).mkdir()
+            write_begun(stage, tmp_path / stage.name)
+            if stage.name == name:
+                break
+            write_done(stage, tmp_path / stage.name, FINGERPRINTS, 1.0)
+
+        def told() -> list[tuple[str, str]]:
+            found = stages_findings(loaded, planned, (name,), 8, {})
+            return [(f.level, f.what) for f in found if f.subject == f"stages.{name}"]
+
+        return tmp_path / name, told
+
+    return make
+
+
+def saved(folder, step: int, ranks: int = 1) -> None:
+    partial = folder / f".{step}.partial"
+    partial.mkdir(parents=True)
+    (partial / "weights.pt").write_bytes(b"1")
+    _publish(partial, folder / f"step-{step:08d}", State(step, "", ranks))
+
+
+def test_a_training_that_stopped_says_where_it_continues(begun):
+    """It said nothing: docs/reliability.md promises it."""
+    folder, told = begun("language")
+    assert told() == [], "nothing was written yet"
+    (folder / "metrics.jsonl").write_text("{}")
+    assert told() == [("ok", "begun before, without a checkpoint: begins at step 0")]
+    checkpoints = folder / "checkpoints"
+    saved(checkpoints, 990)
+    saved(checkpoints, 1040)
+    assert told() == [("ok", "continues from step 1040")]
+    saved(checkpoints, 1050, ranks=2)
+    assert told() == [("ok", "continues from step 1050, with 2 ranks as before")]
+    (checkpoints / "step-00001050" / "manifest.json").write_text("{")
+    assert told() == [("ok", "continues from step 1040")]
+
+
+def test_another_stage_that_stopped_goes_on(begun):
+    folder, told = begun("evaluate")
+    assert told() == []
+    (folder / "pictures-0.jsonl").write_text("")
+    assert told() == [("ok", "begun before: goes on with what is there")]
