@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from ..core.errors import UserError
 from ..core.files import read_yaml
@@ -29,9 +30,12 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
         settings: `key=value`, keys of the stage (`repo=me/name`) or of the whole recipe.
 
     Raises:
+        UserError: it would be uploaded, and nobody is logged in to the Hub.
         Stopped: the run was asked to stop; what the Hub has by then stays there.
     """
+    from ..trainers.publish.hub_upload import usable_token
     from ..trainers.run.guard import RunLock
+    from ..trainers.run.matching import is_done
     from ..trainers.run.run import run_stages
     from ..trainers.stages.publish import PublishStage
     from .plan import plan
@@ -58,10 +62,14 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
     # Refuses a misleading name before a model is loaded.
     say("\n".join(stage.stage.describe(stage)))
     RunLock(run, say=say)
+    restart = name if again or _is_other(run / name, stage.fingerprint) else None
+    # An earlier publication is not set aside for an upload that cannot begin.
+    if cast(PublishStage, stage.stage).uploads and (restart is not None or not is_done(stage, run)):
+        usable_token()
     command = "draftsmith publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
     run_stages(
         planned, context_maker(loaded, command), output=run, chosen=(name,),
-        restart=name if again or _is_other(run / name, stage.fingerprint) else None, say=say,
+        restart=restart, say=say,
     )  # fmt: skip
     return 0
 

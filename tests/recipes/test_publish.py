@@ -79,6 +79,20 @@ def test_dry_run_of_a_runs_folder_describes_it_and_writes_nothing(finished, tmp_
     assert sorted(run.rglob("*")) == before
 
 
+@pytest.mark.parametrize("words", [(), ("restart=publish",)])
+def test_without_a_login_an_earlier_publication_stays(words, finished, tmp_path, monkeypatch, capfd):
+    """It was set aside first: the folder then held a fingerprint alone."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "publish").mkdir()
+    (run / "publish" / BEGUN).write_text(json.dumps({"fingerprint": "another", "version": 3}))
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert main(["publish", str(run), "repo=me/tiny", *words]) == 2
+    said = capfd.readouterr()
+    assert "not logged in to the Hub" in said.err and "kept in" not in said.out
+    assert [path.name for path in run.glob("publish*")] == ["publish"]
+    assert json.loads((run / "publish" / BEGUN).read_text())["fingerprint"] == "another"
+
+
 def test_the_stages_old_key_is_refused_with_its_new_word(finished, capsys):
     assert main(["publish", str(finished), "stages.publish.dry_run=true"]) == 2
     assert "stages.publish.dry_run: is now written upload" in (said := capsys.readouterr().err)

@@ -21,6 +21,7 @@ from ...eval.report import described
 from ...eval.row_columns import read_rows
 from ...eval.run_tables import overview
 from ...eval.tables import Items, markdown
+from ...models.drafters import DRAFTER
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
@@ -129,6 +130,11 @@ class CardFacts:
     def is_whole(self) -> bool:
         """A model of its own, and not a head."""
         return self.method == LVLM
+
+    @property
+    def in_vllm(self) -> bool:
+        """Whether its section names no reason why vLLM cannot run it; `draftsmith export` looks at its weights, too."""
+        return not DRAFTER.validate_python(self.section.drafter).exports("vllm")
 
     def shows(self, literal: str) -> bool:
         """Whether a snippet has this string, which stands for something of the reader's."""

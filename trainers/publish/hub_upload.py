@@ -107,16 +107,11 @@ class Hub:
         wait: Callable[[float], None] | None = None,
         stop: Stop | None = None,
     ):
-        from huggingface_hub import HfApi, constants, get_token
+        from huggingface_hub import HfApi
 
         self.say, self.attempts, self._stop = say, attempts, stop or Stop()
         self.wait = wait or (lambda seconds: pause(seconds, self._stop, "between two tries of a request to the Hub"))
-        self.token = token or get_token()
-        if self.token is None:
-            raise UserError("not logged in to the Hub", hint="hf auth login, or set HF_TOKEN to a token that may write")
-        if constants.HF_HUB_OFFLINE:
-            hint = "unset HF_HUB_OFFLINE, or set upload=false"
-            raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint=hint)
+        self.token = usable_token(token)
         self._api = HfApi(endpoint=endpoint, token=self.token)
 
     def publish(
@@ -267,6 +262,22 @@ class Hub:
             text = str(cause).replace(self.token or HIDDEN, HIDDEN)
             lines.append(" ".join(shortened(text, 500).split()) or type(cause).__name__)
         return " <- ".join(dict.fromkeys(lines))
+
+
+def usable_token(token: str | None = None) -> str:
+    """The given token, or else that of the login or HF_TOKEN.
+
+    Raises:
+        UserError: there is none, or the Hub is switched off.
+    """
+    from huggingface_hub import constants, get_token
+
+    if (token := token or get_token()) is None:
+        raise UserError("not logged in to the Hub", hint="hf auth login, or set HF_TOKEN to a token that may write")
+    if constants.HF_HUB_OFFLINE:
+        hint = "unset HF_HUB_OFFLINE, or set upload=false"
+        raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint=hint)
+    return token
 
 
 class _Missing(UserError):

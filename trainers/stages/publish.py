@@ -187,6 +187,11 @@ class PublishStage(Stage):
         if problem is not None:
             raise problem
 
+    @property
+    def uploads(self) -> bool:
+        """Whether it sends what it builds to the Hub."""
+        return self.upload and self.repo is not None
+
     def describe(self, plan: Planned) -> list[str]:
         """Which folder would be published where. Raises `UserError` for an invalid name or a name that suggests another
         method.
@@ -222,8 +227,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
         raise UserError("the stored prompt is published word for word, and an environment variable gives it",
                         key=f"stages.{context.name}.prompt", hint="write it out: prompt.text='...'")  # fmt: skip
     # Before anything is built: a login that is missing.
-    uploads = stage.upload and stage.repo is not None
-    hub = Hub(context.say, attempts=stage.attempts, stop=context.stop) if uploads else None
+    hub = Hub(context.say, attempts=stage.attempts, stop=context.stop) if stage.uploads else None
     report = context.inputs["report"]
     evaluation = EvaluateStage.model_validate(stages[report.name])
     context = replace(context, target=evaluation.target or context.target)
