@@ -73,7 +73,9 @@ class Static(TreePolicy):
                 raise UserError(f"choice {list(path)} skips a sibling", hint="ranks under a node count up from 0")
         self.num_levels, self.num_nodes = len(self.choices[-1]), len(self.choices)
         self.max_nodes = self.num_nodes
-        self._inner = {path[:-1] for path in self.choices}  # paths that have children
+        self._children: dict[tuple[int, ...], list[tuple[int, ...]]] = {}  # of the paths that have any
+        for path in self.choices:
+            self._children.setdefault(path[:-1], []).append(path)
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         tokens: dict[tuple[int, ...], Tensor] = {}  # in the order of `choices`
@@ -86,12 +88,12 @@ class Static(TreePolicy):
             for row, parent in enumerate(frontier):
                 if proposes_nothing(q[row]):
                     continue
-                children = [path for path in self.choices if len(path) == level and path[:-1] == parent]
+                children = self._children[parent]
                 tokens |= zip(children, draw(q[row : row + 1], len(children))[0], strict=True)
                 if draw.sampled:
                     rows += [len(probs)] * len(children)
                     probs.append(q[row])
-            frontier = [path for path in tokens if len(path) == level and path in self._inner]
+            frontier = [path for path in tokens if len(path) == level and path in self._children]
             if ends and frontier and level < levels:
                 ids = torch.stack([tokens[path] for path in frontier]).tolist()
                 frontier = [path for path, token in zip(frontier, ids, strict=True) if token not in ends]
