@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from ..core.json_types import JsonMapping, JsonObject
@@ -90,7 +91,7 @@ class Cell:
 def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
     """What rows were measured on, with as much as tells them apart: "clips at 25k, T = 1"."""
     hot, long, *served = (
-        len(rows.distinct(name) if isinstance(rows, Rows) else {getattr(row, name) for row in rows}) > 1
+        len(rows.distinct(name) if isinstance(rows, Rows) else {*map(attrgetter(name), rows)}) > 1
         for name in ("temperature", "max_new_tokens", "engine", "concurrency")
     )
 

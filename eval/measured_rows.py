@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -121,6 +122,7 @@ _TUPLES = {"tokens", "planned", "drafted", "nodes", "accepted", "emitted"}
 def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Json, ...], list[Grouped]]:
     """Rows, or cells of them, by these fields, in the order in which each group first comes up."""
     groups: dict[tuple[object, ...], list[Grouped]] = {}
+    parts = [attrgetter(name) for name in names]
     for row in rows:
-        groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+        groups.setdefault(tuple(part(row) for part in parts), []).append(row)
     return groups

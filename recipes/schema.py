@@ -86,14 +86,14 @@ class Recipe(Section):
 
     @field_validator("target", mode="before")
     @classmethod
-    def _supported(cls, target: Any) -> Any:
+    def _supported(cls, target: object) -> object:
         if refuse := REFUSED.get(written_kind(target) or ""):
             refuse()
         return target
 
     @field_validator("drafter", mode="plain")
     @classmethod
-    def _drafter_of_the_target(cls, value: Any, info: ValidationInfo) -> Any:
+    def _drafter_of_the_target(cls, value: object, info: ValidationInfo) -> DrafterConfig | None:
         # Of a target that is wrong itself nothing can be said.
         target = info.data.get("target")
         if value is None or target is None:
@@ -221,20 +221,22 @@ def _check_kinds(stages: JsonObject, target: AnyTarget, drafter: DrafterConfig |
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
 
 
-def _in_its_template(stage: Any, target: AnyTarget) -> Any:
+def _in_its_template(stage: object, target: AnyTarget) -> object:
     """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
     written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
     if not target.reads_text_alone or text_at(stage, "kind") not in written:
         return stage
-    form = stage.get("format", {})
-    return stage if object_at(form) is None else stage | {"format": {"template": "chat"} | form}
+    held = object_at(stage) or {}
+    form = object_at(held.get("format", {}))
+    return stage if form is None else held | {"format": {"template": "chat"} | form}
 
 
-def _chosen(name: str, stage: Any, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> Any:
+def _chosen(name: str, stage: object, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> object:
     """A stage as it is; a `train` stage's section with what it trains on."""
-    if text_at(stage, "kind") != "train":
+    section = object_at(stage)
+    if section is None or text_at(section, "kind") != "train":
         return stage
     try:
-        return chosen(stage, target, drafter, info.context)
+        return chosen(section, target, drafter, info.context)
     except Refused as refused:
         raise refused.under(name) from None

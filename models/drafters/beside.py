@@ -20,53 +20,56 @@ Choose = Callable[[Tensor, int, torch.Generator | None], Tensor]
 
 def members_in(drafter: object) -> Sequence[object]:
     """The drafters that an ensemble mixes, and the modes of a draft LVLM; () of others."""
-    return getattr(drafter, "members", ())
+    return _own(drafter, "members", ())
 
 
 def may_pass(drafter: object) -> bool:
     """Whether it may have nothing to say in a cycle, as drafters that look tokens up."""
-    return getattr(drafter, "may_pass", False)
+    return _own(drafter, "may_pass", False)
 
 
 def choice_of(drafter: object) -> Choose | None:
     """Its own way to draw children; None: it has none."""
-    return getattr(drafter, "choose", None)
+    return _own(drafter, "choose", None)
 
 
 def pruning_seconds(drafter: object) -> float:
     """Seconds that the choice of a prompt's visual tokens took; 0 where none are chosen."""
-    return getattr(drafter, "pruning_s", 0.0)
+    return _own(drafter, "pruning_s", 0.0)
 
 
 def visual_counts(drafter: object) -> dict[str, int]:
     """`num_held` and `num_kept`, visual tokens of the prompt that it has, where it counts them."""
-    counts = {name: getattr(drafter, name, None) for name in ("num_held", "num_kept")}
+    counts = {name: _own(drafter, name, None) for name in ("num_held", "num_kept")}
     return {name: int(count) for name, count in counts.items() if count is not None}
 
 
 def head_in(drafter: object) -> Any:
     """The head whose passes it runs; None: it has none."""
-    return getattr(drafter, "head", None)
+    return _own(drafter, "head", None)
 
 
 def capture_seconds(part: object) -> float:
     """Seconds that captures took for a target, or for a drafter with all that it is an ensemble of."""
-    graphs: PassGraphs | None = getattr(part, "graphs", None)
-    inside = sum(capture_seconds(member) for member in members_in(part))
-    return inside if graphs is None else inside + graphs.seconds
+    return sum(graphs.seconds for graphs in _graphs_in(part))
 
 
 def num_replayed(part: object) -> int:
     """Passes that graphs ran for a target, or for a drafter with all that it is an ensemble of."""
-    graphs: PassGraphs | None = getattr(part, "graphs", None)
-    inside = sum(num_replayed(member) for member in members_in(part))
-    return inside if graphs is None else inside + graphs.num_replayed
+    return sum(graphs.num_replayed for graphs in _graphs_in(part))
+
+
+def _graphs_in(part: object) -> Iterator[PassGraphs]:
+    if (graphs := _own(part, "graphs", None)) is not None:
+        yield graphs
+    for member in members_in(part):
+        yield from _graphs_in(member)
 
 
 @contextmanager
 def eager(drafter: Any) -> Iterator[None]:
     """Without its CUDA graphs meanwhile: a replay calls nothing that can be observed, and its inputs are padded."""
-    graphs = getattr(drafter, "graphs", None)
+    graphs = _own(drafter, "graphs", None)
     if graphs is not None:
         drafter.graphs = None
     try:
@@ -74,3 +77,7 @@ def eager(drafter: Any) -> Iterator[None]:
     finally:
         if graphs is not None:
             drafter.graphs = graphs
+
+
+def _own(part: object, name: str, default: Any) -> Any:
+    return getattr(part, name, default)
