@@ -81,7 +81,7 @@ COMMAND = Command(
     examples=(
         ("draftsmith demo", "a draft VLM for a tiny LLaVA"),
         ("draftsmith demo compare", "twelve drafters of one target in one table"),
-        ("draftsmith demo visual-ar seed=1", "an image generator, with another seed"),
+        ("draftsmith demo visual-ar seed=1 output=runs/seed1", "an image generator, with another seed"),
         ("draftsmith demo video output=/scratch/video", "clips; results go to this folder"),
         ("draftsmith demo lvlm dry_run=true", "what it would do"),
     ),

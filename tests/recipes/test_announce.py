@@ -1,7 +1,9 @@
 """What a run says before torch is imported."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from draftsmith.core import ranks
@@ -58,6 +60,14 @@ def test_a_word_that_is_surely_refused_comes_before_the_banner_and_the_launcher(
     assert cli.main(["demo", "lvlm", word]) == MISTAKE
     said = capsys.readouterr()
     assert said.out == "" and f"command line: {word}" in said.err
+
+
+def test_examples_with_another_seed_go_to_a_folder_of_their_own():
+    """In the demo's own folder another seed is refused once the demo has run there."""
+    header = (Path(__file__).parents[2] / "scripts" / "demo").read_text().split("set -euo")[0]
+    shown = [*(example for example, _ in demo.COMMAND.examples), *re.findall(r"scripts/demo (.*seed=.*)", header)]
+    seeded = [example for example in shown if "seed=" in example]
+    assert len(seeded) == 2 and all(" output=" in example for example in seeded)
 
 
 def test_keys_at_the_top_are_known_without_the_schema():
