@@ -10,11 +10,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from ..core.errors import UserError
-from .load import read_words
+from ..core.fields import Seed
+from .files import KEYS
+from .load import Words, read_words
 
 ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it
 CALLED_FROM = "DRAFTSMITH_CALLED_FROM"  # set by scripts/demo: the caller's folder, where it is another
+AT_THE_TOP = (*KEYS, "hardware")  # of a recipe; the schema, which brings torch, has them as well
+_SEED: TypeAdapter[int] = TypeAdapter(Seed)
 _TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?|measured)\b[^.;]*")
 
 
@@ -33,13 +39,24 @@ def announcement(arguments: Sequence[str]) -> str | None:
         output = given.get("output") or words.tree["output"]
     except (UserError, KeyError):
         return None
-    if words.options.dry_run:
+    if words.options.dry_run or _is_refused(words):
         return None
     title, time = _header(words.path)
     begun = ", which goes on with what is there" if (Path(str(output)) / "run.yaml").is_file() else ""
     lines = [f"{given['recipe']}: {title}" if title else str(given["recipe"])]
     lines += [f"  {time}"] if time and time not in title else []
     return "\n".join([*lines, f"  results: {shown_place(str(output))}{begun}; torch and DeepSpeed are loading"])
+
+
+def _is_refused(words: Words) -> bool:
+    """Whether the schema surely refuses a setting, as far as this is seen without it: a key at the top, or the seed."""
+    try:
+        for key, value in words.overrides:
+            if key == "seed":
+                _SEED.validate_python(value)
+    except ValidationError:
+        return True
+    return any(key.partition(".")[0] not in AT_THE_TOP for key, _ in words.overrides)
 
 
 def _header(path: Path) -> tuple[str, str]:

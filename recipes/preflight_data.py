@@ -78,7 +78,7 @@ class Found:
         else:
             usable, finding = _encoded(subject, self, files, processor, count)
         expected = dict(stage).get("expected") if self.key == "data" else None
-        if expected is None or abs(usable - expected.samples) <= TOLERANCE * expected.samples:
+        if not usable or expected is None or abs(usable - expected.samples) <= TOLERANCE * expected.samples:
             return [finding]
         key = subject.removesuffix("data") + "expected.samples"
         problem = f"the recipe declares {expected.samples:,} records, and the data has {usable:,}"

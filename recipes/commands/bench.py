@@ -16,6 +16,7 @@ from ..launch import say
 from ..load import load
 from .command import Argument, Command, recipe_arguments
 
+SKIP = "on_error=skip"
 _NOTE = (
     "Times are the client's. tau and acceptance are of the server's counters, over all passes that drafted. Identical: "
     "answers whose text is that of the server beside, where each conversation goes on from its own server's answers."
@@ -72,10 +73,10 @@ def _benchmarks(options: argparse.Namespace) -> tuple[JsonObject, Path]:
 
     path = Path(options.name)
     if path.suffix in (".json", ".jsonl", ".parquet") or (path.is_dir() and not (path / "recipe.yaml").is_file()):
-        if options.settings:
-            raise UserError(f"{options.settings[0]}: settings are of a recipe, and {path} is none",
+        if refused := [setting for setting in options.settings if setting != SKIP]:
+            raise UserError(f"{refused[0]}: settings are of a recipe, and {path} is none; of records there is {SKIP}",
                             hint="options of this command begin with --: draftsmith bench --help")  # fmt: skip
-        return benchmark_at(path, options.images), path
+        return benchmark_at(path, options.images, "skip" if options.settings else "strict"), path
     loaded = load(recipe_arguments(options))
     stages = [stage for stage in loaded.recipe.stages.values() if isinstance(stage, EvaluateSettings)]
     if not stages:
@@ -108,7 +109,8 @@ COMMAND = Command(
         Argument("url", "the server, as http://localhost:8000; its key is taken from OPENAI_API_KEY"),
         Argument("name", "records (JSON, JSONL), MMSpec or SPEED-Bench as published, a directory of sets; or a recipe, "
                  "whose first evaluate stage names benchmarks", {"metavar": "REQUESTS"}),
-        Argument("settings", "settings that win over the recipe's", {"nargs": "*", "metavar": "key=value"}),
+        Argument("settings", f"settings that win over the recipe's; of records {SKIP} alone, which leaves out bad ones",
+                 {"nargs": "*", "metavar": "key=value"}),
         Argument("--beside", "a server of the same model that drafts nothing", {"metavar": "URL"}),
         Argument("--images", "the folder of the records' pictures (the file's own)", {"metavar": "FOLDER"}),
         Argument("--at-once", "conversations side by side (1,8,32)", {"default": "1,8,32", "metavar": "N,N"}),

@@ -15,7 +15,7 @@ from ...trainers.run.launcher import num_ranks
 from ..announce import ANNOUNCED, announcement
 from ..files import demo_names
 from ..launch import run_recipe, say
-from ..load import read_words
+from ..load import load, read_words
 from .command import Argument, Command
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
@@ -59,12 +59,14 @@ def _run(options: argparse.Namespace) -> int:
         os.environ.update(environment())  # before torch, which reads it, is imported
         os.environ["WORLD_SIZE"] = str(num_ranks())
         return run_recipe(given, options.typed)
+    if (text := announcement(given)) is None:  # a setting is refused: here, and not by each rank of a launcher
+        load(given)
     path = Path(text_at(words.tree, "target", "path") or "")
     if path.parent == Path("weights") and not path.exists():  # a small real model
         fetch = [sys.executable, "-m", MODULE, "fetch", path.name, str(path)]
         if code := subprocess.run(fetch).returncode:
             return code
-    if (text := announcement(given)) is not None:
+    if text is not None:
         say(text)
     # In place of this process: signals and the exit code are the launcher's.
     os.execve(sys.executable, [sys.executable, "-m", LAUNCHER, MODULE, *given], environment())
@@ -79,7 +81,7 @@ COMMAND = Command(
     examples=(
         ("draftsmith demo", "a draft VLM for a tiny LLaVA"),
         ("draftsmith demo compare", "twelve drafters of one target in one table"),
-        ("draftsmith demo visual-ar seed=1", "an image generator, with another seed"),
+        ("draftsmith demo visual-ar seed=1 output=runs/seed1", "an image generator, with another seed"),
         ("draftsmith demo video output=/scratch/video", "clips; results go to this folder"),
         ("draftsmith demo lvlm dry_run=true", "what it would do"),
     ),

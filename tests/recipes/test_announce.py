@@ -1,12 +1,14 @@
 """What a run says before torch is imported."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from draftsmith.core import ranks
-from draftsmith.recipes.announce import ANNOUNCED, announcement
-from draftsmith.recipes.commands import cli
+from draftsmith.recipes.announce import ANNOUNCED, AT_THE_TOP, announcement
+from draftsmith.recipes.commands import cli, demo
 from draftsmith.recipes.commands.demo import environment
 from draftsmith.recipes.exit_codes import MISTAKE
 from draftsmith.recipes.files import demo_names
@@ -49,6 +51,29 @@ def test_every_demo_says_how_long_it_takes():
     for name in demo_names():
         said = announcement([f"recipe=demo/{name}"])
         assert "minutes" in said or "Hours: not measured" in said, name
+
+
+@pytest.mark.parametrize("word", ["sed=1", "seed=abc", "seed=-1", "dryrun=true"])
+def test_a_word_that_is_surely_refused_comes_before_the_banner_and_the_launcher(word, monkeypatch, capsys):
+    assert announcement(["recipe=demo/lvlm", word]) is None
+    monkeypatch.setattr(demo.os, "execve", lambda *words: pytest.fail("the launcher was started"))
+    assert cli.main(["demo", "lvlm", word]) == MISTAKE
+    said = capsys.readouterr()
+    assert said.out == "" and f"command line: {word}" in said.err
+
+
+def test_examples_with_another_seed_go_to_a_folder_of_their_own():
+    """In the demo's own folder another seed is refused once the demo has run there."""
+    header = (Path(__file__).parents[2] / "scripts" / "demo").read_text().split("set -euo")[0]
+    shown = [*(example for example, _ in demo.COMMAND.examples), *re.findall(r"scripts/demo (.*seed=.*)", header)]
+    seeded = [example for example in shown if "seed=" in example]
+    assert len(seeded) == 2 and all(" output=" in example for example in seeded)
+
+
+def test_keys_at_the_top_are_known_without_the_schema():
+    from draftsmith.recipes.schema import Recipe
+
+    assert {*Recipe.model_fields} <= {*AT_THE_TOP}
 
 
 def test_it_is_said_once(monkeypatch, capsys):

@@ -171,6 +171,7 @@ def test_broken_data_is_a_fault(settings, records, expected, own_data, capsys):
     code, text = check(capsys, "llava15-68m", *own_data(*records), *folders, *settings)
     assert code == FAULTS
     assert line(text, "stages.finetune.data").startswith("fault") and expected in line(text, "stages.finetune.data")
+    assert "expected.samples=0" not in text, "no cure beside the cause"
 
 
 def test_a_broken_record_under_skip_is_a_warning(own_data, capsys):

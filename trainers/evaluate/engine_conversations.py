@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ...core.errors import UserError
 from ...core.tracking import TrackingConfig
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.records.chat_messages import Conversation
+from ...data.records.skipped import Listed, SkippedLog
 from ...data.suites.suite import INDEX
 from ...data.suites.turn_files import set_at
 from ..run.context import Context
@@ -21,16 +22,17 @@ from .benchmarks import Benchmark, DataBenchmark, FilesBenchmark, SetsBenchmark
 from .requests import Opening
 
 
-def benchmark_at(path: Path, images: str | None) -> dict[str, Benchmark]:
+def benchmark_at(path: Path, images: str | None, on_error: Literal["strict", "skip"]) -> dict[str, Benchmark]:
     """The benchmark of what lies at `path`: a set as its authors publish it, a directory of sets, or records.
 
     Args:
         images: folder of the records' pictures; None: the file's own.
+        on_error: of a record that cannot be read.
     """
+    data = ConversationData(path=str(path), images=images, on_error=on_error)
     name = set_at(path)
     if name is None and not (path / INDEX).is_file():
-        return {path.stem: FilesBenchmark(data=ConversationData(path=str(path), images=images))}
-    data = ConversationData(path=str(path), images=images)
+        return {path.stem: FilesBenchmark(data=data)}
     return {path.stem: SetsBenchmark(kind="sets", data=data, sets=None if name is None else [name])}
 
 
@@ -64,6 +66,8 @@ def conversations(
         if limit is not None:
             data = data.model_copy(update={"max_samples": min(limit, data.max_samples or limit)})
         found |= dict(benchmark.model_copy(update={"data": data}).opened(name, reader))
+    if (listed := SkippedLog(context.folder / "skipped.jsonl").listed()) != Listed():
+        say(f"{listed}: {'; '.join(listed.reasons)}")
     return found
 
 

@@ -251,6 +251,19 @@ def test_a_record_whose_picture_is_broken_is_left_out_where_the_section_says_so(
         read(data)
 
 
+def test_a_bad_record_of_a_file_is_left_out_where_the_hint_is_followed(tmp_path, capsys):
+    """The hint said to set on_error: skip, and `on_error=skip` was refused: settings were of a recipe alone."""
+    file = records(tmp_path)
+    rows = json.loads(file.read_text())
+    file.write_text(json.dumps([*rows, {"id": "bad", "conversations": "none"}]))
+    with Server() as server:
+        command = ["bench", server.url, str(file), "--at-once", "1", "--tokens", "3", "--output", str(tmp_path / "out")]
+        assert main(command) == 2 and "on_error: skip" in capsys.readouterr().err
+        assert main([*command, "on_error=skip"]) == 0
+        assert len(server.asked) == 5 and "1 record(s) were left out" in capsys.readouterr().out
+        assert main([*command, "on_error=skp"]) == 2 and "on_error=skip" in capsys.readouterr().err
+
+
 def test_what_a_user_can_get_wrong(tmp_path, capsys):
     file, url = str(records(tmp_path)), "http://127.0.0.1:9"
     for command, sentence in (
