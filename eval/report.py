@@ -121,7 +121,7 @@ def build(
         trainings=trainings_of(single, compare, label),
     )
     overview = methods_table(cells)
-    tables = [*([overview] if overview else []), common_table(cells, quality or {}), cycles_table(cells)]
+    tables = [*([overview] if overview else []), common_table(cells, quality or {}, methods), cycles_table(cells)]
     if (depths := depths_table(_shown(cells))) is not None:
         tables.append(depths)
     if (by_drafter := drafters_table(single, label)) is not None:

@@ -79,6 +79,14 @@ def test_a_cards_headline_is_its_own_drafters(tmp_path):
     assert body.index("Best tau: 1.67") < body.index("| M |") < body.index("Other drafters") < body.index("| sibling |")
 
 
+def test_a_card_says_what_its_modes_see(tmp_path):
+    """`T` was a column, the temperature, and a method, and M was explained nowhere."""
+    evaluated = read_evaluation(evaluation(tmp_path, "M", "sibling"), "mine")
+    body = model_card(facts(evaluated=evaluated))
+    assert "Modes of a draft LVLM: M sees the picture.\n" in body and "| temperature |" in body and "| T |" not in body
+    assert "Modes of" not in model_card(facts())
+
+
 def test_a_row_over_several_drafters_counts_this_one_alone(tmp_path):
     evaluated = read_evaluation(evaluation(tmp_path, "seeds"), "two")
     cells = json.loads((tmp_path / "report.json").read_text())["cells"]
