@@ -139,10 +139,6 @@ class CardFacts:
         """Whether its section names no reason why vLLM cannot run it; `draftsmith export` looks at its weights, too."""
         return not DRAFTER.validate_python(self.section.drafter).exports("vllm")
 
-    def shows(self, literal: str) -> bool:
-        """Whether a snippet has this string, which stands for something of the reader's."""
-        return any(f'"{literal}"' in snippet.code for snippet in self.snippets)
-
 
 def model_card(facts: CardFacts) -> str:
     """README.md."""
