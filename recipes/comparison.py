@@ -184,7 +184,7 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
     on_gpus = any(entry.gpu_hours for entry in members)
     columns = (
         text("run"), text("method"), Column("n", "d", ranked=False), Column("tau [95%]", kind="interval"),
-        Column("expected", unit="x"), Column("measured [IQR]", unit="x", kind="interval"),
+        Column("expected", unit="x", ranked=False), Column("measured [IQR]", unit="x", kind="interval"),
         Column("same tokens", kind="count"), Column("drafter MiB", ",.2f", ranked=False),
         *(Column(name, form, ranked=False) for name, form in (("steps", ",d"), ("samples", ",d"), ("hours", ",.2f"))),
         Column("GPU-hours" if on_gpus else "rank-hours", ",.2f", ranked=False),
