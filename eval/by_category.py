@@ -53,7 +53,7 @@ def _table(label: str, rows: Sequence[Row]) -> Table | None:
         return None
     hot, long = (len({key[place] for key in groups}) > 1 for place in (2, 3))
     columns = (
-        text("benchmark"), text(label.replace("_", " ")), *([Column("T", "g")] if hot else []),
+        text("benchmark"), text(label.replace("_", " ")), *([Column("temperature", "g")] if hot else []),
         *([Column("new", "d")] if long else []), text("method"), Column("n", "d"), Column("tau"), Column("MAT"),
         Column("DSR", unit="x"), Column("ESR", unit="x"), Column("walltime ratio", unit="x"),
     )  # fmt: skip

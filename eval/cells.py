@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
 from ..core.json_types import JsonMapping, JsonObject
+from ..core.refused import Refused
+from ..models.drafters.ensemble import preset
+from ..models.drafters.modes import SHOWN
 from .measured_rows import PLAIN, Medium, Row
 from .row_columns import Rows
 from .summary import Summary, summarize
@@ -46,6 +49,22 @@ class MethodInfo:
     def relaxed(self) -> bool:
         """Outputs are not distributed as the target's."""
         return not self.is_exact and self.rule not in ("exact", "block")
+
+
+def modes_line(names: Iterable[str]) -> str:
+    """A sentence on what each of these modes of a draft LVLM, and each mode that they mix, sees; "" without one."""
+    mixed, members = [], dict[str, None]()
+    for name in filter(None, dict.fromkeys(names)):
+        try:
+            ensemble = preset(name)
+        except Refused:  # a name that the recipe gave its own ensemble
+            continue
+        members |= dict.fromkeys(ensemble.members)
+        if len(ensemble.members) > 1:
+            how = "equally" if ensemble.weights.kind == "fixed" else "by weights that follow what was accepted"
+            mixed.append(f"{name} mixes {', '.join(ensemble.members)} {how}")
+    said = [*(f"{mode} {what}" for mode, what in SHOWN.items() if mode in members), *mixed]
+    return f"Modes of a draft LVLM: {'; '.join(said)}." if said else ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +157,7 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
     if any(cell.budget for cell in cells):
         columns.append((Column("visual tokens", ",.0f"), lambda c: c.summary.visual_tokens))
     if len({cell.temperature for cell in cells}) > 1:
-        columns.append((Column("T", "g"), lambda c: c.temperature))
+        columns.append((Column("temperature", "g"), lambda c: c.temperature))
     if len({cell.max_new_tokens for cell in cells}) > 1:
         columns.append((Column("new", "d"), lambda c: c.max_new_tokens))
     if any(cell.engine for cell in cells):
@@ -173,7 +192,7 @@ def methods_table(cells: Sequence[Cell]) -> Table | None:
     return Table("Methods", tuple(columns), tuple(lines), note=note, compared=())
 
 
-def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
+def common_table(cells: Sequence[Cell], quality: Quality, methods: Mapping[str, MethodInfo]) -> Table:
     """Every cell with its spread."""
     columns: list[Measure] = [
         *_place_columns(cells),
@@ -203,13 +222,15 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
     # With scores, each temperature's lines stand under those of plain decoding.
     for t in dict.fromkeys(cell.temperature for cell in cells) if metrics else [None]:
         if t is not None and PLAIN in quality.get(t, {}):
-            shown: dict[str, Value] = {"method": PLAIN, "T": t, "benchmark": cells[0].benchmark}
+            shown: dict[str, Value] = {"method": PLAIN, "temperature": t, "benchmark": cells[0].benchmark}
             shown |= {m: score(t, PLAIN, m) for m in metrics}
             lines.append(tuple(shown.get(column.name) for column, _ in columns))
         lines += [tuple(value(cell) for _, value in columns) for cell in cells if t in (None, cell.temperature)]
     notes = {m: f for by_method in quality.values() for of in by_method.values() for m, f in of.items()}
     footnotes = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
             for m, f in sorted(notes.items())]  # fmt: skip
+    if said := modes_line(methods[cell.method].mode for cell in cells if cell.method in methods):
+        footnotes.append(said)
     if any(cell.relaxed for cell in cells):
         footnotes.append(RELAXED)
     if any(cell.engine for cell in cells):

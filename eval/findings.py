@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from ..core.json_types import JsonMapping
 from .cells import Cell, Label, labels
-from .measured_rows import grouped
+from .intervals import quartiles
+from .measured_rows import PLAIN, Row, grouped
+from .row_columns import Rows
 from .tables import interval
+
+# Bound on the third quartile over the first, of times of equal work. In 106 lines of five recorded runs whose cycles'
+# parts add up to 0.89 of the cycle or more (dflash seed 0, visual-ar-blocks seeds 1 and 2, two more; 12 to 72 requests,
+# two CPU cores) it is 1.35 at most for the verification and 1.05 for plain steps. Beside other work it is 1.6 to 14.
+STEADY = 1.5
+LEAST_REQUESTS = 4
 
 
 def findings(cells: Sequence[Cell], label: Label) -> list[str]:
@@ -145,6 +153,31 @@ def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
         lines.append(f"No drafted token was accepted, or none was rejected, in: {'; '.join(vacuous[:6])}{more}. There "
                      "equal outputs say nothing about the acceptance rule.")  # fmt: skip
     return lines
+
+
+def unsteady(rows: Sequence[Row], label: Label) -> list[str]:
+    """A warning where the times of equal work lie so far apart that the machine must have done other work, too."""
+    lines = []  # (third quartile over the first, of which times, where), of each line of the tables
+    rows = Rows(rows)
+    rows = rows.where(~rows.has("method", PLAIN) & rows.has("engine", ""))
+    for some in rows.grouped("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method").values():
+        where = f"{some[0].method}, {label(some[0])}"
+        for what, name in (("the target's verification", "verify_s"), ("plain decoding's steps", "plain_cycle_s")):
+            times = [seconds for seconds in some.numbers(name).tolist() if seconds > 0]
+            if len(times) >= LEAST_REQUESTS:
+                low, high = quartiles(times)
+                lines.append((high / low, what, where))
+    far = [line for line in lines if line[0] > STEADY]
+    if not far:
+        return []
+    apart, what, where = max(far)
+    places = len({where for _, _, where in far})
+    return [
+        f"**Warning**: times are not steady. Over the requests, the quartiles of {what} lie {apart:.1f}x apart "
+        f"({where}), and more than {STEADY}x in {places} of {len({where for *_, where in lines})} lines of the table. "
+        "Other work on the machine does this. Speedups, expected and measured, and times of a cycle's parts are not "
+        "reliable: measure again while nothing else runs."
+    ]
 
 
 def binding_sentence(binding: Mapping[str, float] | None) -> list[str]:

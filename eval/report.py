@@ -27,7 +27,7 @@ from .contrasts import (
     mode_differences,
     trainings_of,
 )
-from .findings import binding_sentence, cautions, findings
+from .findings import binding_sentence, cautions, findings, unsteady
 from .html_page import html_page, outside_pictures
 from .measured_rows import PLAIN, Row
 from .row_columns import Rows, write_rows
@@ -121,7 +121,7 @@ def build(
         trainings=trainings_of(single, compare, label),
     )
     overview = methods_table(cells)
-    tables = [*([overview] if overview else []), common_table(cells, quality or {}), cycles_table(cells)]
+    tables = [*([overview] if overview else []), common_table(cells, quality or {}, methods), cycles_table(cells)]
     if (depths := depths_table(_shown(cells))) is not None:
         tables.append(depths)
     if (by_drafter := drafters_table(single, label)) is not None:
@@ -130,6 +130,7 @@ def build(
         tables.append(contrasts_table(differences.contrasts, [label(cell) for cell in cells]))
     data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
     sentences = (*findings(cells, label), *differences.sentences(), *binding_sentence(binding), *cautions(cells, label))
+    sentences += tuple(unsteady(rows, label))
     sentences += tuple(f"**Warning**: {text}." for text in warnings)
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 

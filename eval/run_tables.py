@@ -92,7 +92,7 @@ def readable(cell: Cell) -> list[object]:
 
 def overview(report: JsonMapping) -> Table:
     """What a model card says of an evaluation; of suites the first turns."""
-    columns = (text("measured on"), text("method"), Column("T", "g"), Column("n", "d"),
+    columns = (text("measured on"), text("method"), Column("temperature", "g"), Column("n", "d"),
                Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),
                Column("same tokens as plain", kind="count"))  # fmt: skip
     rows = tuple(

@@ -116,7 +116,7 @@ def _second_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
 def _averages(plan: Plan, turns: Sequence[Table], lines: Mapping[tuple[str, str], Sequence[Row]]) -> Table:
     """Averages alone (table 2), and speedups over all first turns: expected by equation 1, by the loop, measured."""
     columns = [*(Column(table.title) for table in turns), Column("OOD"), Column("T_q/T_p", ranked=False),
-               *(Column(name, unit="x") for name in ("Eq. 1", "expected", "DSR"))]  # fmt: skip
+               *(Column(name, unit="x", ranked=name == "DSR") for name in ("Eq. 1", "expected", "DSR"))]  # fmt: skip
     averages = [table.column(AVERAGE) for table in turns]
     ood = [column.heading for column in turns[0].columns if column.group == "OOD"]
     out_of_domain = zip(*(turns[0].column(name) for name in ood), strict=True) if ood else [()] * len(lines)

@@ -35,6 +35,7 @@ from .schema import Recipe
 BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 MIB, OWN_TARGET = 2**20, "trained in this run"
+_SEED = str(Recipe.model_fields["seed"].default)  # of a recipe that names none: `recipe.yaml` does not write it down
 _FREE = ("seed", "output")  # what may differ between runs of one recipe
 LEADERBOARD = (
     "Exact methods come first, the fastest at the top; relaxed ones follow. "
@@ -183,7 +184,7 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
     on_gpus = any(entry.gpu_hours for entry in members)
     columns = (
         text("run"), text("method"), Column("n", "d", ranked=False), Column("tau [95%]", kind="interval"),
-        Column("expected", unit="x"), Column("measured [IQR]", unit="x", kind="interval"),
+        Column("expected", unit="x", ranked=False), Column("measured [IQR]", unit="x", kind="interval"),
         Column("same tokens", kind="count"), Column("drafter MiB", ",.2f", ranked=False),
         *(Column(name, form, ranked=False) for name, form in (("steps", ",d"), ("samples", ",d"), ("hours", ",.2f"))),
         Column("GPU-hours" if on_gpus else "rank-hours", ",.2f", ranked=False),
@@ -253,8 +254,7 @@ def over_seeds(runs: Sequence[Run]) -> list[Table]:
     alike: dict[tuple[tuple[str, str], ...], dict[int, Run]] = {}
     for run in runs:
         recipe = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
-        # A recipe that names no seed has the schema's default, which `recipe.yaml` does not write down.
-        seed = int(run.settings.get("seed", Recipe.model_fields["seed"].default))
+        seed = int(run.settings.get("seed", _SEED))
         alike.setdefault(recipe, {}).setdefault(seed, run)
     return [table for by_seed in alike.values() if len(by_seed) > 1 for table in _of_recipe(by_seed)]
 
@@ -306,7 +306,8 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     A stage that some run does not have is one line, with its kind.
     """
     keys = list(dict.fromkeys(_short(key, runs) for run in runs for key in run.settings))
-    rows = [(key, [run.settings.get(key, run.settings.get(f"{key}.kind", "-")) for run in runs]) for key in keys]
+    known = [({"seed": _SEED} if run.settings else {}) | run.settings for run in runs]
+    rows = [(key, [settings.get(key, settings.get(f"{key}.kind", "-")) for settings in known]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1 and key != "output"]
 
 

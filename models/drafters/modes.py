@@ -6,9 +6,9 @@ Letters: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -21,10 +21,17 @@ from .captioners import Captioner
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# M: the pictures; P: the pictures, pooled 2 x 2 before the projector; C: a caption of each; T: a newline for each.
-# T-text: the letters of "<image>"; T-raw: the placeholder's own embedding, which no training ever touched.
 Mode = Literal["M", "P", "C", "T", "T-text", "T-raw"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+# What a draft in this mode does with each picture.
+SHOWN: Mapping[Mode, str] = {
+    "M": "sees the picture",
+    "P": "sees the picture pooled 2 x 2 before the projector",
+    "C": "reads a caption in place of the picture",
+    "T": "reads a newline in place of the picture",
+    "T-text": 'reads the letters of "<image>" in place of the picture',
+    "T-raw": "sees the placeholder's own embedding, which no training ever touched, in place of the picture",
+}
+MODES: tuple[Mode, ...] = tuple(SHOWN)
 _POOL = 2
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.eval import summary
+from draftsmith.eval.cells import modes_line
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.report import MethodInfo, build
 from draftsmith.eval.summary import summarize
@@ -37,10 +38,25 @@ def test_temperatures_lengths_and_budgets_have_columns_where_they_differ():
         *measured_rows(max_new_tokens=512, budget="25k", visual_tokens=25_089),
     ]
     table = build(some, about={}, methods=METHODS).tables[1]
-    assert [c.heading for c in table.columns][:5] == ["benchmark", "visual tokens", "T", "new", "method"]
+    assert [c.heading for c in table.columns][:5] == ["benchmark", "visual tokens", "temperature", "new", "method"]
     warm = [row for row in table.rows if row[2] == 1.0]
     same = [column.heading for column in table.columns].index("identical")
     assert warm and all(row[same] is None for row in warm), "sampled outputs are not compared token by token"
+
+
+def test_modes_are_explained_under_the_table_that_has_them():
+    """Nothing in a report told what M and T are."""
+
+    def told(mode):
+        return build(random_rows(4), about={}, methods={"M": MethodInfo(mode=mode)}).tables[0].footnotes
+
+    assert told("T") == ("Modes of a draft LVLM: T reads a newline in place of the picture.",)
+    assert told("") == ()
+    assert modes_line(["M", "MT*", "MTCP", "my own"]) == (
+        "Modes of a draft LVLM: M sees the picture; P sees the picture pooled 2 x 2 before the projector; C reads a "
+        "caption in place of the picture; T reads a newline in place of the picture; MT* mixes M, T by weights that "
+        "follow what was accepted; MTCP mixes M, T, C, P equally."
+    )
 
 
 def test_whether_outputs_are_identical_is_seen_before_the_numbers():
@@ -76,7 +92,7 @@ def test_a_relaxed_rule_is_not_held_to_plain_decoding():
 def test_quality_of_drawn_pictures_stands_beside_speed():
     metric = {"what": "CLIP ViT-B/32", "n": 6, "value": 0.25, "spread": 0.01, "caution": "few"}
     quality = {0.0: {PLAIN: {"clip": metric | {"value": 0.3}}, "M": {"clip": metric}}}
-    report = build(random_rows(6, medium="drawn"), about={}, methods=METHODS, quality=quality)
+    report = build(random_rows(6, medium="drawn"), about={}, methods={"M": MethodInfo("head")}, quality=quality)
     table = report.tables[0]
     assert table.column("method") == [PLAIN, "M"] and table.column("clip") == [0.3, 0.25]
     assert table.footnotes == ("clip: CLIP ViT-B/32, n = 6 (few)",)

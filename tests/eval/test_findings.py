@@ -32,6 +32,24 @@ def test_findings_say_what_does_not_hold():
     assert f"in: {'; '.join(f'dead, b{n}' for n in range(6))} and 1 more." in told
 
 
+def test_times_of_a_busy_machine_are_said():
+    """`expected` was 2.25x beside a DSR of 1.89x, and nothing told that half the verifications took twice as long."""
+
+    def told(**times):
+        rows = [a_row(request=f"r{n}", method=method, **{name: of[n] for name, of in times.items()})
+                for method in ("M", "T") for n in range(4)]  # fmt: skip
+        return [line for line in build(rows, about={}, methods=METHODS).findings if line.startswith("**Warning**")]
+
+    quiet, busy = (0.0020, 0.0021, 0.0026, 0.0028), (0.0018, 0.0019, 0.0052, 0.0053)
+    assert told(verify_s=quiet, plain_cycle_s=quiet) == []
+    (line,) = told(verify_s=busy, plain_cycle_s=quiet)
+    assert "quartiles of the target's verification lie 2.8x apart (" in line and "1.5x in 2 of 2 lines" in line
+    (line,) = told(verify_s=quiet, plain_cycle_s=busy)
+    assert "quartiles of plain decoding's steps lie 2.8x apart (" in line
+    fast = [a_row(request=f"r{n}", engine="vllm", verify_s=seconds) for n, seconds in enumerate(busy)]
+    assert not [line for line in build(fast, about={}, methods=METHODS).findings if "steady" in line], "not its times"
+
+
 def test_lengths_of_clips_are_compared_in_the_longest_answers():
     some = [
         a_row(budget=budget, visual_tokens=tokens, max_new_tokens=new, accepted=(a,) * 4, medium="video")

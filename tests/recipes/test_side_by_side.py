@@ -73,6 +73,17 @@ def test_what_differs_and_what_does_not(two):
     assert evaluation_rows(runs) == [["evaluate", "pictures", "M", "4.10 [3.90, 4.30], 1.45x", "-"]]
 
 
+def test_a_seed_that_is_not_written_is_the_default_one(two):
+    """`draftsmith demo lvlm` beside `seed=1`: the line read `- | 1`."""
+    for place, seed in zip(two, (None, 1), strict=True):
+        recipe = yaml.safe_load((place / "recipe.yaml").read_text())
+        recipe |= {"seed": seed}
+        (place / "recipe.yaml").write_text(yaml.safe_dump({k: v for k, v in recipe.items() if v is not None}))
+    assert dict(differences(read_runs(two)))["seed"] == ["0", "1"]
+    (two[0] / "recipe.yaml").unlink()
+    assert dict(differences(read_runs(two)))["seed"] == ["-", "1"], "nothing tells the seed of a run without a recipe"
+
+
 def test_a_line_that_is_torn_or_not_finite_is_no_point(two):
     (_, lines), *_ = [panel for panel in panels(read_runs(two)) if ": loss" in panel[0]]
     assert lines == {"a": [(10, 2.0), (20, 1.5)], "b": [(10, 2.5), (40, 1.25)]}

@@ -79,6 +79,14 @@ def test_a_cards_headline_is_its_own_drafters(tmp_path):
     assert body.index("Best tau: 1.67") < body.index("| M |") < body.index("Other drafters") < body.index("| sibling |")
 
 
+def test_a_card_says_what_its_modes_see(tmp_path):
+    """`T` was a column, the temperature, and a method, and M was explained nowhere."""
+    evaluated = read_evaluation(evaluation(tmp_path, "M", "sibling"), "mine")
+    body = model_card(facts(evaluated=evaluated))
+    assert "Modes of a draft LVLM: M sees the picture.\n" in body and "| temperature |" in body and "| T |" not in body
+    assert "Modes of" not in model_card(facts())
+
+
 def test_a_row_over_several_drafters_counts_this_one_alone(tmp_path):
     evaluated = read_evaluation(evaluation(tmp_path, "seeds"), "two")
     cells = json.loads((tmp_path / "report.json").read_text())["cells"]
@@ -186,6 +194,21 @@ def test_a_card_says_how_its_methods_decode_and_what_to_put_for_the_target(tmp_p
     snippet = loop_snippet("me/x", OWN_TARGET, "What?", pictures=0, label=None)
     body = model_card(facts(evaluated=evaluated, snippets=[snippet], target=None))
     assert "- method M: drafter mine, mode M" in body and "`path/to/the/target` is the folder where you have" in body
+
+
+def test_what_stands_for_the_readers_own_is_said_behind_its_code():
+    """`picture.png` was explained two paragraphs behind the code, below another piece of code."""
+    snippets = [loop_snippet("me/x", None, "What?", pictures=1, label=None), Snippet("Load it", "import torch")]
+    body = model_card(facts(snippets=snippets))
+    code, told, next_one = map(body.index, ('"picture.png"', "`picture.png` is a picture of yours.", "Load it:"))
+    assert code < told < next_one and body.count("a picture of yours") == 1
+
+
+@pytest.mark.parametrize(("hours", "shown"), [(None, "-"), (0.002, "0.12 min"), (0.05, "3 min"), (2.5, "2.50 h")])
+def test_a_short_training_did_not_take_no_time(hours, shown):
+    """The card of a demo said 0.00 hours."""
+    trained = Trained("finetune", "all", "mine", "1 step", 1, "1e-4", 1.0, hours)
+    assert f"| {shown} |\n" in model_card(facts(training=[trained]))
 
 
 def test_names_on_a_card_show_letter_by_letter(tmp_path):

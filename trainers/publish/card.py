@@ -14,7 +14,7 @@ from ...core.files import read_json
 from ...core.json_types import JsonObject
 from ...core.markdown import Markup, block, cell, code, label, plain, sentence
 from ...core.templates import filled
-from ...eval.cells import RELAXED, MethodInfo, cells_of
+from ...eval.cells import RELAXED, MethodInfo, cells_of, modes_line
 from ...eval.findings import own_findings
 from ...eval.published_section import PublishedSection
 from ...eval.report import described
@@ -43,6 +43,7 @@ class Evaluated:
         findings: what its rows say in sentences, as a list of Markdown.
         others: lines of Markdown, of the drafters beside it.
         methods: by which it was decoded.
+        modes: what the modes of a draft LVLM see that either table has; "": it has none.
         relaxed: methods of either table whose outputs are not distributed as the target's.
     """
 
@@ -52,6 +53,7 @@ class Evaluated:
     findings: list[str]
     others: list[str] = field(default_factory=list)
     methods: tuple[str, ...] = ()
+    modes: str = ""
     relaxed: tuple[str, ...] = ()
 
 
@@ -91,7 +93,8 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     lines = markdown(Items((headline, *findings, *warned)))[:-1]
     return Evaluated(
         without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
-        without_places(markdown(others) if beside else []), tuple(names), relaxed,
+        without_places(markdown(others) if beside else []), tuple(names),
+        modes_line(methods[name].mode for name in shown), relaxed,
     )  # fmt: skip
 
 
@@ -135,10 +138,6 @@ class CardFacts:
     def in_vllm(self) -> bool:
         """Whether its section names no reason why vLLM cannot run it; `draftsmith export` looks at its weights, too."""
         return not DRAFTER.validate_python(self.section.drafter).exports("vllm")
-
-    def shows(self, literal: str) -> bool:
-        """Whether a snippet has this string, which stands for something of the reader's."""
-        return any(f'"{literal}"' in snippet.code for snippet in self.snippets)
 
 
 def model_card(facts: CardFacts) -> str:

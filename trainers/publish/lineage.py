@@ -34,6 +34,13 @@ class Trained:
     loss: float | None  # the last that was logged
     hours: float | None
 
+    @property
+    def lasted(self) -> str:
+        """Its wall time with a unit: minutes under 0.1 h."""
+        if self.hours is None:
+            return "-"
+        return f"{self.hours:.2f} h" if self.hours >= 0.1 else f"{60 * self.hours:.2g} min"
+
 
 def trained_by(stages: JsonMapping, name: str) -> list[str]:
     """The `train` stages that made the drafter of stage `name`, the first one first."""

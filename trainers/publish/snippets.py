@@ -17,6 +17,10 @@ class Snippet:
     title: str
     code: str
 
+    def shows(self, literal: str) -> bool:
+        """Whether the code has this string, which stands for something of the reader's."""
+        return json.dumps(literal) in self.code
+
     def with_names(self, names: Mapping[str, str]) -> str:
         """The code with some of its string literals replaced, the quotes around them included."""
         code = self.code
