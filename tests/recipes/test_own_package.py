@@ -43,7 +43,7 @@ def test_a_recipe_takes_it_as_one_of_ours(package, capsys, tmp_path):
                     "rule: 'her_package.others:Same'}")  # fmt: skip
     stage, method = loaded.recipe.stages["eagle3"], loaded.recipe.stages["evaluate"].methods["mine"]
     assert stage.drafter.levels == 2 and stage.drafter.kind == "her_package.recurrent:RecurrentConfig"
-    assert method.policy().num_levels == 2 and not method.rule.is_exact
+    assert method.policy().num_levels == 2 and method.rule.is_exact
     assert "kind: her_package.recurrent:RecurrentConfig" in shown(loaded, defaults=False)
     written = tmp_path / "shown.yaml"
     written.write_text(shown(loaded))
