@@ -65,6 +65,9 @@ class Found:
         files = data_files(self.section, context)
         if are_present(files):
             return None
+        if folders := [name for name in missing_files(files) if Path(name).is_dir()]:
+            what = f"{folders[0]} is a folder, and a file of records is expected"
+            return fault(subject, what, f"name a file: {subject}.path={folders[0]}/...")
         is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
         return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
 
@@ -220,10 +223,11 @@ def _absent(
     """A fault, which stops a run before its first stage; a warning where a stage may fetch or write what is missing."""
     output = context.folder.parent.resolve()
     is_ours = all(Path(path).resolve().is_relative_to(output) for path in paths)
-    hint = f"fetch it before the run, or name another place: {subject}.path=..."
+    place, fetch = f"name another place: {subject}.path=...", "fetch it before the run"
     level: Level = "warning" if is_fetched or is_ours else "fault"
     what = f"not on disk: {', '.join(paths)}"
-    return Finding(level, subject, what, f"{hint}: {cure}" if cure else hint, is_absent=True)
+    hint = f"{place}, or {fetch}: {cure}" if cure else f"{fetch}, or {place}"
+    return Finding(level, subject, what, hint, is_absent=True)
 
 
 def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:
@@ -309,12 +313,16 @@ def _files(subject: str, data: Found, files: list[Name], why: str, count: int) -
         lead = "1 name leads" if len(outside) == 1 else f"{len(outside)} names lead"
         return usable, fault(subject, f"{about}; {lead} out of the folder {first.where}, the first: {first.problem}",
                              str(first.hint))  # fmt: skip
+    stops = section.on_error == "strict"
+    cure = "fix these records, or set on_error: skip" if stops else "unusable records are left out"
     if missing:
-        gone = f"a file is missing: {missing[0]}" if len(missing) == 1 else \
-            f"{len(missing)} files are missing, the first: {missing[0]}"  # fmt: skip
-        return usable, fault(subject, f"{about}; {gone}", "fetch them, or set images / videos to their folder")
-    if problems and section.on_error == "strict":
-        return usable, fault(subject, about, "fix these records, or set on_error: skip")
+        gone = f"{len(missing)} files are missing, the first: {missing[0]}"
+        fetch = "fetch them, or set images / videos to their folder"
+        if len(missing) == 1:
+            gone, fetch = f"a file is missing: {missing[0]}", "fetch it, or set images / videos to its folder"
+        return usable, fault(subject, f"{about}; {gone}", "; ".join([fetch, *[cure] * bool(problems)]))
+    if problems and stops:
+        return usable, fault(subject, about, cure)
     return usable, warning(subject, about, "they are left out and listed") if problems else ok(subject, about)
 
 

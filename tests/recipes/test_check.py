@@ -136,6 +136,21 @@ def test_records_are_looked_at_without_a_processor(own_data, capsys):
     assert "llava-hf/llava-1.5-7b-hf" in line(text, "target.path")
 
 
+def test_hints_of_data_fit_what_was_found(own_data, tmp_path, capsys):
+    """A folder was "not on disk", two cures ran together, and of two faults one had its hint."""
+    key, place = "stages.finetune.data", f"output={tmp_path / 'run'}"
+    _, text = check(capsys, "llava15-68m", place, f"{key}.path={tmp_path}", "stages=[finetune]")
+    assert f"{tmp_path} is a folder, and a file of records is expected" in line(text, key)
+    assert f"hint: name a file: {key}.path={tmp_path}/..." in text
+    _, text = check(capsys, "llava15-68m", place, "stages=[finetune]")
+    assert re.search(rf"hint: name another place: {key}.path=..., or fetch it before the run: hf download \S+ ", text)
+    settings = [*own_data(record(0, "gone.png"), {"id": "1"}), f"{key}.images=null", "stages=[finetune]"]
+    _, text = check(capsys, "llava15-68m", *settings, f"{key}.on_error=strict")
+    assert "hint: fetch it, or set images / videos to its folder; fix these records, or set on_error: skip\n" in text
+    _, text = check(capsys, "llava15-68m", *settings, f"{key}.on_error=skip")
+    assert "hint: fetch it, or set images / videos to its folder; unusable records are left out" in text
+
+
 def test_another_number_of_records_than_declared_is_a_warning(own_data, capsys):
     """A download that was cut short looks like a small data set."""
     folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
