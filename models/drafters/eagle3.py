@@ -180,6 +180,11 @@ class Eagle3Head(StateHead):
         outputs = self.midlayer(embeds, states, rope, mask, cache)
         return self.norm(outputs) if self.norm_output else outputs
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the weights, read from `fc`: here, so that a reader of a step finds it in this file."""
+        return self.fc.weight.dtype
+
     def hidden(self, outputs: Tensor) -> Tensor:
         """Apply the head's final norm to outputs [...,D] that are not normed."""
         return outputs if self.norm_output else self.norm(outputs)

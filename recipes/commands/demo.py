@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 from ...core.errors import UserError, did_you_mean
 from ...core.json_types import text_at
@@ -56,9 +57,8 @@ def _run(options: argparse.Namespace) -> int:
     given = arguments(options.words)
     words = read_words(given)
     if words.options.dry_run:
-        os.environ.update(environment())  # before torch, which reads it, is imported
-        os.environ["WORLD_SIZE"] = str(num_ranks())
-        return run_recipe(given, options.typed)
+        with patch.dict(os.environ, environment() | {"WORLD_SIZE": str(num_ranks())}):
+            return run_recipe(given, options.typed)
     if (text := announcement(given)) is None:  # a setting is refused: here, and not by each rank of a launcher
         load(given)
     path = Path(text_at(words.tree, "target", "path") or "")

@@ -98,7 +98,7 @@ def trained(config, head, target, batch):
         outputs = training.outputs(rows, states, blocks).unflatten(1, (-1, config.block_size))[:, :, -count:]
         read, found = head.for_loss(outputs, rows.before(blocks.anchors, count))[0], []
         training.lm(read.flatten(0, 1), lambda piece, ours: (found.append(ours), (ours.sum(), torch.zeros(())))[1])
-        scores = head.spread(torch.cat(found), float("-inf"))
+        scores = head.vocabulary(torch.cat(found))
         if config.kind == "dflash2":
             before = rows.before(blocks.anchors, count)
             given = Before(before.tokens[0].flatten())

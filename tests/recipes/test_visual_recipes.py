@@ -169,7 +169,7 @@ def test_adt_trees_head_of_200000_pairs():
     assert recipe.stages["encode"].source.max_samples == recipe.stages["head"].expected.samples == 200_000
     assert recipe.stages["head"].condition_dropout == 0.1 and recipe.target.cfg_scale == 3.0
     evaluate = recipe.stages["evaluate"]
-    assert evaluate.prompts.max_samples == 100
+    assert evaluate.drawing.prompts.max_samples == 100
     adapting = [m.tree for m in evaluate.methods.values() if m.tree.kind == "adt"]
     assert {(t.threshold, t.depth_step, t.width_step, t.depth_range, t.width_range) for t in adapting} == {
         (1.0, 1, 10, (0, 10), (3, 40))
