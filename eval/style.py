@@ -116,6 +116,11 @@ def stacked(
     return handles
 
 
+def from_zero(panel: Panel) -> None:
+    """The y axis from 0 to a margin above what is drawn, in which the highest mark has room."""
+    panel.set_ylim(0, 1.06 * panel.dataLim.y1)
+
+
 def errors(values: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[list[float]]:
     """Distances below and above, as error bars take them; an interval need not hold the value that it is of."""
     low = [max(0.0, value - ends[0]) for value, ends in zip(values, intervals, strict=True)]

@@ -9,10 +9,11 @@
     scripts/results.py label runs/visual-ar-0/evaluate/pictures-T1.png visual-ar 1 docs/images/visual-pictures.png
 
 A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables/`, which says what the table
-holds, `printed NAME N`, the N-th table of a benchmark, or `cells RECIPE: COLUMN, ...`. `result_figures.py` draws the figures. A run is recorded only where its checkout had no changed files, and the
-runs of all recipes and benchmarks have one commit: so the tables are of one code (but for recipes that are newer than
-it, `LATER` in result_tables/recorded.py). A run that was stopped and continued
-knows its last start alone: record runs that went through in one. `result_benchmarks.py` has the benchmarks' commands.
+holds, `printed NAME N`, the N-th table of a benchmark, or `cells RECIPE: COLUMN, ...`. `result_figures.py` draws the
+figures. A run is recorded only where its checkout had no changed files, and the runs of all recipes and benchmarks
+have one commit: so the tables are of one code (but for recipes that are newer than it, `LATER` in
+result_tables/recorded.py). A run that was stopped and continued knows its last start alone: record runs that went
+through in one. `result_benchmarks.py` has the benchmarks' commands.
 """
 
 import argparse
@@ -174,7 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure.add_argument("what", nargs="+", metavar="NAME|NAME=FOLDER", help="benchmarks, and folders that they need")
     verbs.add_parser("write", help="write the tables of all pages, and the figure")
     verbs.add_parser("check", help="name the pages whose tables are not those of the results")
-    label = verbs.add_parser("label", help="a sheet of pictures with the method of each row beside it, as a picture")
+    label = verbs.add_parser(
+        "label", help="a sheet of pictures with the method of each row and the prompt of each column, as a picture"
+    )
     label.add_argument("sheet", type=Path, help="pictures-T1.png of an evaluation")
     label.add_argument("recipe", help="whose recorded methods its rows are: visual-ar")
     label.add_argument("temperature", type=float)
@@ -195,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from result_tables.recorded import methods_of
 
         names = ["plain decoding", *methods_of(options.recipe, options.temperature)]
-        result_figures.label_rows(options.sheet, names, options.picture)
+        result_figures.label_sheet(
+            options.sheet, names, result_figures.prompts_of(options.sheet, names[0]), options.picture
+        )
         return 0
     stale = {path: new for path in pages() if (new := rewritten(old := path.read_text())) != old}
     for path, new in stale.items():

@@ -17,10 +17,10 @@ from ...core.batch import Request
 from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.targets.base import Target
 from ..loop import Decoding, generate
-from ..style import WIDEST, panel_grid, save, styled
+from ..style import INK, WIDEST, panel_grid, save, styled
 from ..tables import Column, Figure, ReportSection, Table, Value, text
 
-SHADE, UNDRAFTED, LINE = "#cfe3cf", "#ececec", "#2a6fbb"
+SHADE, UNDRAFTED, LINE = "#8FD3BC", "#D0D0D0", INK  # a pale GREEN, which a dark line crosses
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def weights_over_time(kept: WeightTrace) -> WeightsOverTime:
 
 @styled
 def plot_weights(path: Path, curves: Mapping[str, WeightsOverTime]) -> None:
-    """One panel for each request. Steps that nothing was drafted for are grey and break no line."""
+    """One panel for each request, under its title. Steps that nothing was drafted for are grey and break no line."""
     assert curves, "nothing to draw"
     figure, panels = panel_grid(len(curves), 1, (WIDEST, 2.1 * len(curves) + 0.5))
     for panel, (title, curve) in zip(panels[:, 0], curves.items(), strict=True):
@@ -130,9 +130,12 @@ def plot_weights(path: Path, curves: Mapping[str, WeightsOverTime]) -> None:
                 panel.fill_between([step - 0.5, step + 0.5], low, high, color=SHADE, linewidth=0)
         for share in (0.0, 0.5, 1.0):
             panel.axhline(share, color="black", linewidth=0.6, linestyle=":")
-        panel.plot(curve.steps, curve.weight, color=LINE, linewidth=1.6, drawstyle="steps-mid")
+        (line,) = panel.plot(curve.steps, curve.weight, color=LINE, linewidth=1.8, drawstyle="steps-mid")
         first, second = curve.names
         panel.set(ylim=(-0.04, 1.04), yticks=(0, 0.5, 1), title=title, ylabel=f"weight of {first}")
         panel.set_yticklabels([f"0 ({second})", f"0.5 ({first}{second})", f"1 ({first})"])
-    panels[-1, 0].set_xlabel("token of the output; green: weights whose token the target takes; grey: not drafted")
+    panels[-1, 0].set_xlabel("token of the output")
+    areas = [panels[-1, 0].fill_between([], [], color=color, linewidth=0) for color in (SHADE, UNDRAFTED)]
+    named = ("weight in use", "weights whose token the target takes", "not drafted")
+    figure.legend([line, *areas], named, loc="outside lower center", ncol=3)
     save(figure, path)

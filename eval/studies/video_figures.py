@@ -19,6 +19,7 @@ from ..style import (
     ORANGE,
     WIDEST,
     Panel,
+    from_zero,
     lines,
     one_panel,
     panel_grid,
@@ -53,7 +54,7 @@ def tau_by_visual_tokens(path: Path, methods: Mapping[str, Sequence[Summary]], *
     longest = max(c.visual_tokens for cells in methods.values() for c in cells)
     for panel in (left, right):
         panel.set(xlabel="visual tokens", xlim=(0, 1.04 * longest))
-        panel.set_ylim(bottom=0)
+        from_zero(panel)
         panel.grid(alpha=0.25)
     left.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncol=min(len(methods), 4))
@@ -86,7 +87,7 @@ def tau_by_visual_share(path: Path, sets: Mapping[str, Mapping[HeldVisual, Summa
             low, high = zip(*(s.tau_interval for s in summaries), strict=True)
             panel.fill_between(shares, low, high, color=color, alpha=0.1, linewidth=0)
     panel.set(xlabel="visual tokens that the head holds (%)", ylabel="tau (tokens a target pass)", title=title)
-    panel.set_ylim(bottom=0)
+    from_zero(panel)
     panel.grid(alpha=0.25)
     handles = {name: handles[name] for name in sorted(handles, key=lambda name: name not in sets)}
     figure.legend([*handles.values()], [*handles], loc="outside lower center", ncol=2, handlelength=3)

@@ -15,7 +15,9 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.eval.contrasts import drafters_table
 from draftsmith.eval.figures import save_grid
+from draftsmith.eval.html_page import html_page
 from draftsmith.eval.row_columns import Rows
+from draftsmith.eval.tables import PictureGrid
 from PIL import Image
 from rows import a_row
 
@@ -326,13 +328,37 @@ def test_differences_drafters_and_how_sure_the_target_is_are_kept(results, tmp_p
     assert kept["first_draft_lantern"] == 0.5 and kept["places"] == {"flat": {"share": 0.5}} and "ranks" not in kept
 
 
-def test_rows_of_pictures_are_labelled_where_their_number_fits(results, tmp_path):
-    figures = importlib.import_module("result_figures")
-    save_grid(tmp_path / "sheet.png", torch.zeros(6, 3, 8, 8, dtype=torch.uint8), columns=3)
-    figures.label_rows(tmp_path / "sheet.png", ["plain decoding", "EAGLE-2"], tmp_path / "labelled.png")
-    assert Image.open(tmp_path / "labelled.png").width > Image.open(tmp_path / "sheet.png").width
+def test_rows_and_columns_of_pictures_are_labelled_where_their_number_fits(results, tmp_path, monkeypatch):
+    figures, sheet, methods = importlib.import_module("result_figures"), tmp_path / "sheet.png", ("plain decoding", "A")
+    prompts, kept, save = ("a red ball", 'a <b> & a "c" that is long', "it"), [], figures.save
+    save_grid(sheet, torch.zeros(6, 3, 8, 8, dtype=torch.uint8), columns=3)
+    grids = [PictureGrid("sheet.png", "Pictures.", methods, prompts)] * 2  # of two temperatures
+    (tmp_path / "report.html").write_text(html_page("a", grids, tmp_path))
+    shown = figures.prompts_of(sheet, methods[0])
+    assert shown == [*prompts, *prompts]
+    monkeypatch.setattr(figures, "save", lambda figure, path: (kept.append(figure), save(figure, path)))
+    figures.label_sheet(sheet, methods, shown, tmp_path / "labelled.png")
+    (panel,) = kept[0].axes
+    above, beside = ([label.get_text() for label in axis.get_ticklabels()] for axis in (panel.xaxis, panel.yaxis))
+    assert [" ".join(text.split("\n")) for text in above] == [*prompts] and beside == [*methods]
+    assert Image.open(tmp_path / "labelled.png").width > Image.open(sheet).width
     with pytest.raises(UserError, match="5 methods do not divide its height"):
-        figures.label_rows(tmp_path / "sheet.png", list("abcde"), tmp_path / "other.png")
+        figures.label_sheet(sheet, list("abcde"), shown, tmp_path / "other.png")
+    with pytest.raises(UserError, match="2 prompts are known of its 3 columns"):
+        figures.label_sheet(sheet, methods, shown[:2], tmp_path / "other.png")
+
+
+def test_what_is_drawn_of_recorded_runs_stays_within_its_bounds(results, tmp_path, monkeypatch):
+    """Bars of tau reached below 1, which none can have, and the highest mark lay half behind the edge of its panel."""
+    figures, kept = importlib.import_module("result_figures"), []
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
+    figures.compare(tmp_path / "a.png", figures.compared())
+    bars = [segment for part in kept[0].axes[0].collections for segment in part.get_segments()]
+    assert bars and min(segment[:, 0].min() for segment in bars) == 1.0
+    figures.video(tmp_path / "b.png")
+    for panel in kept[1].axes:
+        highest = max(line.get_ydata().max() for line in panel.lines if len(line.get_xdata()) == 3)
+        assert panel.get_ylim()[1] >= 1.05 * highest
 
 
 @pytest.mark.parametrize("state", [{"changed": 3}, {"commit": None}])

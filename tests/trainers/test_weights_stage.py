@@ -4,6 +4,8 @@ import json
 
 import pytest
 from draftsmith.eval.studies.ensemble_weights import weights_over_time
+from draftsmith.models.drafters.ensemble import WeightTrace
+from draftsmith.trainers.evaluate import recorded_weights
 from fails import fails_with
 from suite_run import loaded, run
 
@@ -23,7 +25,11 @@ METHODS = {
 }  # fmt: skip
 
 
-def test_weights_over_time_are_kept_and_drawn(tmp_path):
+def test_weights_over_time_are_kept_and_drawn(tmp_path, monkeypatch):
+    titles, plot = [], recorded_weights.plot_weights
+    monkeypatch.setattr(
+        recorded_weights, "plot_weights", lambda path, curves: (titles.append([*curves]), plot(path, curves))
+    )
     run(tmp_path, *CHEAP, f"stages.evaluate.methods={json.dumps(METHODS)}", "stages.evaluate.record_weights=2")
     cells = json.loads((tmp_path / "evaluate" / "report.json").read_text())["cells"]
     assert [cell["method"] for cell in cells] == [*METHODS]
@@ -32,6 +38,8 @@ def test_weights_over_time_are_kept_and_drawn(tmp_path):
     names = {path.stem for path in kept.glob("*.json")}
     assert names == {path.stem for path in kept.glob("*.png")}
     assert names == {"seen-draft-MT-adaptive", "seen-draft-mine", "seen-draft-two-to-one"}
+    wanted = [[f"seen, request {number}: {name}" for number in (1, 2)] for name in ("MT*", "mine", "two-to-one")]
+    assert titles == wanted, "they were names of files"
     report = json.loads((tmp_path / "evaluate" / "report.json").read_text())
     (section,) = (section for section in report["sections"] if section["name"] == "weights")
     (table,) = section["tables"]
@@ -41,7 +49,7 @@ def test_weights_over_time_are_kept_and_drawn(tmp_path):
     traces = json.loads((kept / "seen-draft-two-to-one.json").read_text())
     assert len(traces) == 2
     for trace in traces.values():
-        curve = weights_over_time(trace)
+        curve = weights_over_time(WeightTrace(**trace))
         assert curve.names == ("M", "T") and len(curve.steps)
         assert curve.weight == pytest.approx(2 / 3)
 

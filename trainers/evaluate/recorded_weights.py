@@ -55,8 +55,11 @@ def _figures(measuring: Measuring, requests: ConversationSet, count: int) -> lis
         parts = requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method
         name = "-".join(part for part in parts if part).replace("/", "-")
         (folder / f"{name}.json").write_text(json.dumps({k: asdict(t) for k, t in traces.items()}))
-        curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
-        plot_weights(folder / f"{name}.png", curves)
         place = ", ".join(part for part in (requests.benchmark, requests.turn, requests.budget) if part)
+        curves = {
+            f"{place}, request {number}: {drafting.name}": weights_over_time(trace)
+            for number, trace in enumerate(traces.values(), 1)
+        }
+        plot_weights(folder / f"{name}.png", curves)
         figures.append(WeightsFigure(f"weights/{name}.png", place, drafting.drafter_name, drafting.name, curves))
     return figures

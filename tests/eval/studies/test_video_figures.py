@@ -107,3 +107,5 @@ def test_every_figure_is_drawn_and_its_axes_are_named(tmp_path, monkeypatch):
     for name, figure in zip(("tau", "attention", "importance", "retention", "map"), drawn, strict=True):
         assert is_drawn(tmp_path / f"{name}.png"), name
         assert any(panel.get_xlabel() for panel in figure.axes), name
+    for panel in drawn[0].axes:
+        assert panel.get_ylim()[1] >= 1.05 * max(max(line.get_ydata()) for line in panel.lines), "room for a mark"

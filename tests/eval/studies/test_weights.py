@@ -106,6 +106,9 @@ def test_steps_that_nothing_was_drafted_for_are_grey(tmp_path, monkeypatch):
     plot_weights(tmp_path / "a.png", {"r": weights_over_time(trace)})
     (panel,) = kept[0].axes
     assert sorted(patch.get_x() + patch.get_width() / 2 for patch in panel.patches) == [2, 3]
+    (legend,) = kept[0].legends
+    told = [text.get_text() for text in legend.texts]
+    assert told == ["weight in use", "weights whose token the target takes", "not drafted"]
 
 
 def test_a_gap_where_neither_counts():
