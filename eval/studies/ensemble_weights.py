@@ -118,8 +118,6 @@ def weights_over_time(kept: WeightTrace) -> WeightsOverTime:
 @styled
 def plot_weights(path: Path, curves: Mapping[str, WeightsOverTime]) -> None:
     """One panel for each request, under its title. Steps that nothing was drafted for are grey and break no line."""
-    from matplotlib.patches import Patch
-
     assert curves, "nothing to draw"
     figure, panels = panel_grid(len(curves), 1, (WIDEST, 2.1 * len(curves) + 0.5))
     for panel, (title, curve) in zip(panels[:, 0], curves.items(), strict=True):
@@ -137,7 +135,7 @@ def plot_weights(path: Path, curves: Mapping[str, WeightsOverTime]) -> None:
         panel.set(ylim=(-0.04, 1.04), yticks=(0, 0.5, 1), title=title, ylabel=f"weight of {first}")
         panel.set_yticklabels([f"0 ({second})", f"0.5 ({first}{second})", f"1 ({first})"])
     panels[-1, 0].set_xlabel("token of the output")
-    areas = [Patch(facecolor=color) for color in (SHADE, UNDRAFTED)]
+    areas = [panels[-1, 0].fill_between([], [], color=color, linewidth=0) for color in (SHADE, UNDRAFTED)]
     named = ("weight in use", "weights whose token the target takes", "not drafted")
     figure.legend([line, *areas], named, loc="outside lower center", ncol=3)
     save(figure, path)
