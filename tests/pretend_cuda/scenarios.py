@@ -19,7 +19,7 @@ from draftsmith.eval.loop import Decoding
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.decoding.captured import PassGraphs
+from draftsmith.models.decoding.captured import Graphs, PassGraphs
 from draftsmith.models.decoding.model_cache import ModelCache
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_graphs
@@ -142,6 +142,16 @@ def decoding():
             waits |= set(COUNTS.waits)
             equal[case], graphs[case] = tokens == _said_by_the_cpu(name, temperature), GRAPHS[before:]
     return {"equal": equal, "cycles": cycles, "current": current, "graphs": graphs, "waits": sorted(waits)}
+
+
+def one_pool():
+    """What a graph returned, before and after another graph of the same memory pool has run."""
+    init_distributed()
+    graphs, ones = Graphs(ONE), torch.ones(3, device=ONE)
+    (first,) = graphs("double", lambda value: (value * 2,), ones)
+    before = first.tolist()
+    graphs("treble", lambda value: (value * 3,), ones)
+    return before, first.tolist()
 
 
 def wanted():

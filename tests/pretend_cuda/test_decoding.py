@@ -7,7 +7,7 @@ from .asking import results_of
 
 @pytest.fixture(scope="module")
 def results():
-    return results_of("decoding", "two_devices", "wanted")
+    return results_of("decoding", "two_devices", "wanted", "one_pool")
 
 
 def test_the_device_says_what_the_cpu_says(results):
@@ -31,6 +31,10 @@ def test_graphs_are_captured_on_the_ranks_own_device_and_hold_the_passes(results
         assert {device for device, _ in graphs} == {1}
         assert max(operations for _, operations in graphs) > 100 or "image" in case
         assert min(operations for _, operations in graphs) > 30
+
+
+def test_the_next_replay_writes_over_nothing_that_is_still_read(results):
+    assert results["one_pool"] == [[2.0] * 3] * 2
 
 
 def test_clocks_wait_for_the_ranks_own_device(results):

@@ -130,10 +130,14 @@ def find(folder: Path, *, fingerprint: str) -> Found | None:
 
 def newest(folder: Path) -> State | None:
     """What the newest checkpoint says of itself; its files are not looked at, as `find` does. None: there is none."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    for path in _newest_first(folder):
         with suppress(UserError):
             return read_json(path / MANIFEST, _Manifest, hint="").state
     return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"), reverse=True)
 
 
 def load(engine: Engine, checkpoint: Found) -> None:
@@ -168,7 +172,7 @@ def verified(path: Path) -> State | str:
 
 def _newest_good(folder: Path, fingerprint: str) -> Found | None:
     notes: list[str] = []
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    for path in _newest_first(folder):
         state = verified(path)
         if isinstance(state, str):
             notes.append(state)
