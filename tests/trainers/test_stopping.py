@@ -162,6 +162,21 @@ def test_requests_that_were_answered_are_kept(tmp_path):
     assert done == list(range(10))
 
 
+def test_a_stop_inside_a_shard_says_how_many_are_finished():
+    """It said that the finished ones are kept, and none had finished."""
+    stop = Stop()
+    stop.raised = True
+
+    def write(*are_finished: bool) -> None:
+        with stop.together(are_finished):
+            stop.check("inside a shard of answers")
+
+    fails_with("stopped inside a shard of answers; 0 of 2 shards are finished", write, False, False, error=Stopped)
+    fails_with("stopped inside a shard of answers; 1 of 2 shards are finished", write, True, False, error=Stopped)
+    with pytest.raises(Stopped, match=r"answers$"):
+        write()
+
+
 def test_behind_a_signal_nothing_is_begun():
     stop, done = Stop(), []
     work = stop.checked(done.append, "in a call")

@@ -105,14 +105,22 @@ class Stop:
             raise Stopped(place)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What ranks do apart, each at its own pace; all meet at the end, and where one has stopped all do."""
+    def together(self, shards: Iterable[bool] = ()) -> Iterator[None]:
+        """What ranks do apart, each at its own pace; all meet at the end, and where one has stopped all do.
+
+        Args:
+            shards: whether each of those that all ranks write is finished; looked at where one has stopped.
+        """
         stopped: Stopped | None = None
         try:
             yield
         except Stopped as mine:
             stopped = mine
-        self.settle(ranks.gather(None if stopped is None else str(stopped).removeprefix("stopped ")))
+        places = ranks.gather(None if stopped is None else str(stopped).removeprefix("stopped "))
+        if any(places) and (are_finished := [*shards]):
+            kept = f"{sum(are_finished)} of {len(are_finished)} shards are finished"
+            places = [place and f"{place}; {kept}" for place in places]
+        self.settle(places)
 
     @staticmethod
     def settle(places: Iterable[str | None]) -> None:

@@ -50,7 +50,7 @@ class Pictures:
         commit = config_value(target.config, "_commit_hash") or context.target.revision or context.fingerprint[:12]
         name = f"{context.target.path or 'inline'}@{commit}"
         batches = even_batches(numbers, self.batch_size)
-        for some in context.stop.watch(batches, "inside a shard; finished ones are kept"):
+        for some in context.stop.watch(batches, "inside a shard"):
             asked = [self.prompts[number // self.repeats] for number in some]
             requests = [generator.request(prompt.caption, prompt.label, prompt.key) for prompt in asked]
             seeds = [context.seed * 1_000_003 + number for number in some]

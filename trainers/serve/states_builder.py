@@ -226,7 +226,7 @@ class Builder:
             pass
 
     def _watched(self, numbers: np.ndarray, stop: Stop) -> Iterator[list[int]]:
-        return stop.watch(batches(numbers, self.counts, self.batch_size), "inside a shard; finished ones are kept")
+        return stop.watch(batches(numbers, self.counts, self.batch_size), "inside a shard")
 
     def size(self, indices: np.ndarray, width: int) -> Size:
         """The size of these samples' records; exact but for a few hundred bytes of each."""

@@ -95,7 +95,7 @@ class Prompts:
         """The user's turn of each of these tries; None: it did not end, or says nothing."""
         parts = [range(start, min(start + self.batch_size, numbers.stop)) for start in numbers[:: self.batch_size]]
         texts: list[str | None] = []
-        for part in self.context.stop.watch(parts, "inside a shard of prompts; the finished shards are kept"):
+        for part in self.context.stop.watch(parts, "inside a shard of prompts"):
             requests = [self._request(number) for number in part]
             written = write_answers(
                 self.target.decoder, requests, self.warp,

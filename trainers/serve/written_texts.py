@@ -29,8 +29,6 @@ from ..run.stage_records import check_fit, open_records
 from .states_builder import open_target
 from .target_engine import TargetEngine
 
-STOPPED = "inside a shard of answers; the finished shards are kept"
-
 
 class Texts:
     """Writes the answers of a `regenerate` stage, one for each record of its data.
@@ -92,7 +90,7 @@ class Texts:
         # An engine has all of them at once, and goes from one to the next.
         asked = [self._batch(part) for part in parts] if self.served else map(self._batch, parts)
         answers: list[Answer] = []
-        for finish, part in zip(self.context.stop.watch(asked, STOPPED), parts, strict=True):
+        for finish, part in zip(self.context.stop.watch(asked, "inside a shard of answers"), parts, strict=True):
             answers += (written := [*finish()])
             self._ends.update(answer.stop for answer in written)
             if self.served:

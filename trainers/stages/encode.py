@@ -26,7 +26,7 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject, listed
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read, usable
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
-from ...data.shards.shards import claim, finish, summary, unfinished, write_shard
+from ...data.shards.shards import claim, finish, finished, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget, ImageTargetConfig, image_section
@@ -134,11 +134,11 @@ class EncodeStage(Stage):
         left = unfinished(folder, num_shards)
         line = context.progress
         line.count("picture", *of_shards(total, self.samples_per_shard, ranks.share(num_shards), left), is_share=True)
-        with context.stop.together():
+        with context.stop.together(finished(folder, index) for index in range(num_shards)):
             for index in left:
                 counts: Counter[str] = Counter()
                 items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
-                watched = context.stop.watch(items, "inside a shard; finished ones are kept")
+                watched = context.stop.watch(items, "inside a shard")
                 log = context.folder / f"refused-{index:06d}.jsonl"
                 pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
                 write_shard(folder, index, encoder.samples(pictures), counts)
