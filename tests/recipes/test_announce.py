@@ -40,7 +40,9 @@ def test_it_says_what_runs_how_long_and_where(tmp_path):
     assert f"results: {tmp_path};" in large[1]
     alone = announcement(["recipe=demo/compare", "stages=[world]"]).splitlines()
     assert "15 minutes" in alone[1] and alone[2] == "  of all stages; here only: world"
-    assert "of all stages; here only: world" in announcement(["recipe=demo/lvlm", "stages=world"]), "a time in its title"
+    assert "of all stages; here only: world" in announcement(["recipe=demo/lvlm", "stages=world"]), (
+        "a time in its title"
+    )
     assert "of all stages" not in announcement(["recipe=llava15-68m", "stages=[pretrain]"])
     (tmp_path / "run.yaml").touch()
     assert "goes on with what is there" in announcement(["recipe=llava15-68m", f"output={tmp_path}"])
