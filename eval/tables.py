@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from rich.cells import cell_len, set_cell_size
+
 from ..core.json_types import JsonMapping, JsonObject
 from ..core.markdown import cell, label, plain, sentence
 from .measured_rows import PLAIN
@@ -236,6 +238,22 @@ def _table(table: Table, level: int) -> list[str]:
     if remark := table.remark():
         lines += [sentence(remark), ""]
     return [*lines, *(f"- {sentence(footnote)}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
+
+
+def for_terminal(table: Table) -> list[str]:
+    """The lines of a table in columns, without Markdown; * follows the best value of a column."""
+    marks = table.marks()
+    grid = [[column.heading for column in table.columns]]
+    for row, of_row in zip(table.rows, marks, strict=True):
+        each = zip(table.columns, row, of_row, strict=True)
+        grid.append([" ".join(column.shown(value).split()) + "*" * (mark == "best") for column, value, mark in each])
+    widths = [max(map(cell_len, column)) for column in zip(*grid, strict=True)]
+    grid.insert(1, ["-" * width for width in widths])
+    lines = ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in grid]
+    starred = "* is the best value of a column." if any("best" in of_row for of_row in marks) else ""
+    note = " ".join(note for note in (table.note, starred, table.on_tau()) if note)
+    footnotes = [f"- {footnote}" for footnote in table.footnotes]
+    return [table.title, *lines, "", *([note, ""] if note else []), *([*footnotes, ""] if footnotes else [])]
 
 
 def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> Table:

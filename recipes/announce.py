@@ -21,7 +21,7 @@ ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher
 CALLED_FROM = "DRAFTSMITH_CALLED_FROM"  # set by scripts/demo: the caller's folder, where it is another
 AT_THE_TOP = (*KEYS, "hardware")  # of a recipe; the schema, which brings torch, has them as well
 _SEED: TypeAdapter[int] = TypeAdapter(Seed)
-_TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?|measured)\b[^.;]*")
+_TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?)\b[^.;]*")
 
 
 def shown_place(output: str | Path) -> str:
@@ -45,6 +45,8 @@ def announcement(arguments: Sequence[str]) -> str | None:
     begun = ", which goes on with what is there" if (Path(str(output)) / "run.yaml").is_file() else ""
     lines = [f"{given['recipe']}: {title}" if title else str(given["recipe"])]
     lines += [f"  {time}"] if time and time not in title else []
+    if time and words.options.stages is not None:
+        lines.append(f"  of all stages; here only: {', '.join(words.options.stages)}")
     return "\n".join([*lines, f"  results: {shown_place(str(output))}{begun}; torch and DeepSpeed are loading"])
 
 

@@ -34,7 +34,7 @@ _SAYABLE = re.compile(r"[\w.+*-]{1,40}")
 def recipe_names() -> dict[str, Path]:
     """Recipes that ship with the project: name -> file. `demo/lvlm` keeps its folder, most go by their stem."""
     paths = {}
-    for path in sorted(FOLDER.rglob("*.yaml")):
+    for path in sorted(FOLDER.rglob("*.yaml"), key=lambda path: path.with_suffix("").parts):
         relative = path.relative_to(FOLDER).with_suffix("")
         paths[str(relative) if relative.parts[0] in _WITH_FOLDER else relative.name] = path
     return paths

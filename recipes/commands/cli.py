@@ -78,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not sys.stderr.isatty():  # bars over loading, writing and fetching are noise in a log
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")  # which transformers takes for a GGUF
     if not arguments or arguments[0] in ("-h", "--help"):
         say(usage())
         return OK

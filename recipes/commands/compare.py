@@ -20,7 +20,7 @@ def _run(options: argparse.Namespace) -> int:
     from ...eval.figures import draw_curves
     from ...eval.html_page import html_page
     from ...eval.run_folders import read_runs
-    from ...eval.tables import Figure
+    from ...eval.tables import Figure, for_terminal
     from .. import comparison
 
     folders = [Path(run) for run in options.runs]
@@ -34,7 +34,6 @@ def _run(options: argparse.Namespace) -> int:
     measured = comparison.entries(runs)
     shown = [*comparison.boards(measured), *comparison.over_seeds(runs), *comparison.tables_of(runs)]
     page = comparison.markdown(runs, shown)
-    say(page)
     output.mkdir(parents=True, exist_ok=True)
     figures = []
     if panels:
@@ -49,7 +48,8 @@ def _run(options: argparse.Namespace) -> int:
     for name, content in texts.items():
         write_whole(output / name, content.encode())
     write_whole(output / PAGE, html_page(comparison.title(runs), [*shown, *figures], output).encode())
-    say("written: " + ", ".join(str(output / name) for name in [*texts, PAGE, *(figure.path for figure in figures)]))
+    say("written: " + ", ".join(str(output / name) for name in [PAGE, *texts, *(figure.path for figure in figures)]))
+    say("\n".join(["", comparison.title(runs), "", *(line for table in shown for line in for_terminal(table))]))
     return OK
 
 
@@ -59,9 +59,9 @@ COMMAND = Command(
     description="Compare runs, finished or under way. The leaderboard has tau (tokens per pass of the target), the\n"
     "expected and measured speedup, the drafter's memory and the cost of its training, a table for each set of\n"
     "requests. Runs that differ only in `seed` get a table of means with their spread. Then come settings that\n"
-    "differ, training curves (from each stage's metrics.jsonl) and evaluation tables. The page is printed, and\n"
-    "written to a folder: compare.md, compare.html (one file, with the pictures), leaderboard.csv, compare.json,\n"
-    "curves.png.",
+    "differ, training curves (from each stage's metrics.jsonl) and evaluation tables. The tables are printed, and\n"
+    "the page is written to a folder: compare.md, compare.html (one file, with the pictures), leaderboard.csv,\n"
+    "compare.json, curves.png.",
     examples=(
         ("draftsmith compare runs/*", "one leaderboard; the pages go to compare/"),
         ("draftsmith compare runs/a runs/b --output out/ab", "two runs; the pages go to out/ab"),

@@ -1,6 +1,7 @@
 """Runs side by side: every track's report in one shape, what differs, curves with torn lines, and the page."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -132,7 +133,11 @@ def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
 def test_the_command_writes_page_data_and_curves(two, tmp_path, capsys):
     output = tmp_path / "out"
     said = prints(capsys, ["compare", *map(str, two), "--output", str(output)])
-    assert said.index("## Leaderboard: pictures") < said.index("Settings that differ"), "the leaderboard comes first"
+    assert said.index("Leaderboard: pictures") < said.index("Settings that differ"), "the leaderboard comes first"
+    assert said.startswith(f"written: {output / 'compare.html'}, "), "it stood below 60 lines"
+    head, rule, first, *_ = said[said.index("Leaderboard: pictures") :].splitlines()[1:]
+    assert not {"<u>", "**", "|", "#"} & {*re.findall(r"</?u>|[*]{2}|[|]|#", said)}, "no Markdown in a terminal"
+    assert head.startswith("run  method") and set(rule) == {"-", " "} and head.index("method") == first.index("M")
     assert (output / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "curves.png" in (output / "compare.md").read_text()
     assert json.loads((output / "compare.json").read_text())["evaluation"]
