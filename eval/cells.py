@@ -25,6 +25,9 @@ Quality = Mapping[float, Mapping[str, JsonMapping]]  # temperature -> method -> 
 Label = Callable[[Any], str]  # of a row or a cell: what was measured on
 
 
+_EXACT = ("exact", "block")
+
+
 @dataclass(frozen=True)
 class MethodInfo:
     """How a method decodes, in the words of its recipe."""
@@ -42,13 +45,15 @@ class MethodInfo:
     is_exact: bool = False  # its rule claims it (`RuleSection`); ours are known by name, in reports of before as well
 
     def to_json(self) -> JsonObject:
-        """Field name -> value; ViSkip's threshold only where it is on."""
-        return {name: value for name, value in asdict(self).items() if name != "visual_skip" or value is not None}
+        """Field name -> value; ViSkip's threshold only where it is on, `is_exact` where the rule's name is not ours."""
+        hidden = {"visual_skip"} if self.visual_skip is None else set()
+        hidden |= {"is_exact"} if self.rule in _EXACT or not self.is_exact else set()
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
 
     @property
     def relaxed(self) -> bool:
         """Outputs are not distributed as the target's."""
-        return not self.is_exact and self.rule not in ("exact", "block")
+        return not self.is_exact and self.rule not in _EXACT
 
 
 def modes_line(names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.import_paths import code_of, kinds_within
 from ..core.json_types import JsonObject, flat
-from ..core.secrets import redact_tree, shortened
+from ..core.secrets import redact, redact_tree
 from ..data.records.records import of_any_copy
 from ..trainers.run.matching import is_done
 from ..trainers.run.stage import Planned
@@ -79,11 +79,17 @@ def facts(loaded: Loaded, planned: Sequence[Planned]) -> Facts:
     }
     return {
         key: (
-            shortened(json.dumps(shown.get(key, "<hidden>") if key in recipes else value), 80),
+            _shortened(json.dumps(shown.get(key, "<hidden>") if key in recipes else value)),
             hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32],
         )
         for key, value in values.items()
     }
+
+
+def _shortened(value: str) -> str:
+    """A value with its ends, redacted before it is cut: half a key no longer looks like one."""
+    value = redact(value)
+    return value if len(value) <= 80 else f"{value[:30]} ... {value[-45:]}"
 
 
 def _outside(planned: Planned) -> JsonObject:
