@@ -156,7 +156,7 @@ def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
 
 
 def unsteady(rows: Sequence[Row], label: Label) -> list[str]:
-    """A warning where the times of equal work lie so far apart that the machine must have done other work, too."""
+    """A warning where times of passes lie further apart than on a quiet machine with requests of like sizes."""
     lines = []  # (third quartile over the first, of which times, where), of each line of the tables
     rows = Rows(rows)
     rows = rows.where(~rows.has("method", PLAIN) & rows.has("engine", ""))
@@ -175,8 +175,9 @@ def unsteady(rows: Sequence[Row], label: Label) -> list[str]:
     return [
         f"**Warning**: times are not steady. Over the requests, the quartiles of {what} lie {apart:.1f}x apart "
         f"({where}), and more than {STEADY}x in {places} of {len({where for *_, where in lines})} lines of the table. "
-        "Other work on the machine does this. Speedups, expected and measured, and times of a cycle's parts are not "
-        "reliable: measure again while nothing else runs."
+        "Other work on the machine does this, and so do requests of very different lengths or trees. If it was other "
+        "work, speedups, expected and measured, and times of a cycle's parts are not reliable: measure again while "
+        "nothing else runs."
     ]
 
 

@@ -118,7 +118,8 @@ def stacked(
 
 def from_zero(panel: Panel) -> None:
     """The y axis from 0 to a margin above what is drawn, in which the highest mark has room."""
-    panel.set_ylim(0, 1.06 * panel.dataLim.y1)
+    top = panel.dataLim.y1  # minus infinity where nothing is drawn
+    panel.set_ylim(0, 1.06 * top if 0 < top < float("inf") else None)
 
 
 def errors(values: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[list[float]]:

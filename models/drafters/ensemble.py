@@ -55,7 +55,25 @@ class EnsembleConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> EnsembleConfig:
         self.weights.check(len(self.members))
+        if (known := _named(self.name)) is not None:
+            members, adapts = known
+            fixed = isinstance(self.weights, FixedWeights)
+            equal = not fixed or len({*(self.weights.values or ())}) < 2
+            if self.members != members or fixed is adapts or not equal:
+                how = "by weights that adapt" if adapts else "equally"
+                raise ValueError(f"{self.name} is the mode that mixes {', '.join(members)} {how}: give another name")
         return self
+
+
+def _named(name: str) -> tuple[tuple[Mode, ...], bool] | None:
+    """The members of the mode that a name stands for, and whether their weights adapt; None: it stands for nothing."""
+    if name in MODES:
+        return (name,), False
+    match = re.fullmatch(r"([MTCP]{2,4})(\*?)", name)
+    if match is None or len({*match[1]}) < len(match[1]):
+        return None
+    members: Any = tuple(match[1])
+    return members, bool(match[2])
 
 
 def preset(name: str) -> EnsembleConfig:
@@ -65,14 +83,11 @@ def preset(name: str) -> EnsembleConfig:
     The star is the grid for two members and the inverse error for more, as in the article's experiments.
     Raises `ValueError` for a name that stands for nothing.
     """
-    if name in MODES:
-        return EnsembleConfig(name=name, members=(name,))
-    match = re.fullmatch(r"([MTCP]{2,4})(\*?)", name)
-    if match is None or len(set(match[1])) < len(match[1]):
+    if (known := _named(name)) is None:
         raise Refused("", f"no drafting mode {name!r}", did_you_mean(name, [*MODES, "MT", "MT*", "MTCP", "MTCP*"]))
-    members: Any = tuple(match[1])
+    members, adapts = known
     weights: Any = FixedWeights(kind="fixed")
-    if match[2]:
+    if adapts:
         weights = GridWeights(kind="grid") if len(members) == 2 else InverseWeights(kind="inverse")
     return EnsembleConfig(name=name, members=members, weights=weights)
 

@@ -160,6 +160,23 @@ def test_the_mixture_of_one_is_untouched():
     assert torch.equal(mixture(torch.tensor([0.5, 0.5]), q.expand(2, -1, -1)), q[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "members", "weights"),
+    [
+        ("MT", ("M", "C"), FixedWeights(kind="fixed")),
+        ("MT", ("M", "T"), FixedWeights(kind="fixed", values=(3, 1))),
+        ("MT*", ("M", "T"), FixedWeights(kind="fixed")),
+        ("M", ("T",), FixedWeights(kind="fixed")),
+    ],
+)
+def test_a_name_that_stands_for_a_mode_is_that_mode(name, members, weights):
+    """Reports say what the name stands for."""
+    with pytest.raises(ValueError, match="give another name"):
+        EnsembleConfig(name=name, members=members, weights=weights)
+    assert EnsembleConfig(name="MT*", members=("M", "T"), weights=GridWeights(kind="grid", window=4))
+    assert EnsembleConfig(name="MT", members=("M", "T"), weights=FixedWeights(kind="fixed", values=(2, 2)))
+
+
 def test_names():
     assert preset("MT").weights == FixedWeights(kind="fixed")
     assert preset("MT*").weights == GridWeights(kind="grid")
