@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..core.json_types import JsonMapping
 from .cells import Cell, Label, labels
 from .intervals import quartiles
@@ -162,8 +164,11 @@ def unsteady(rows: Sequence[Row], label: Label) -> list[str]:
     rows = rows.where(~rows.has("method", PLAIN) & rows.has("engine", ""))
     for some in rows.grouped("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method").values():
         where = f"{some[0].method}, {label(some[0])}"
-        for what, name in (("the target's verification", "verify_s"), ("plain decoding's steps", "plain_cycle_s")):
-            times = [seconds for seconds in some.numbers(name).tolist() if seconds > 0]
+        nodes = some.sums("nodes") / np.maximum(1, some.num_cycles())
+        same = some.where(abs(nodes - np.median(nodes)) <= 0.1 * np.median(nodes))  # trees of about one size
+        timed = (("the target's verification", "verify_s", same), ("plain decoding's steps", "plain_cycle_s", some))
+        for what, name, of in timed:
+            times = [seconds for seconds in of.numbers(name).tolist() if seconds > 0]
             if len(times) >= LEAST_REQUESTS:
                 low, high = quartiles(times)
                 lines.append((high / low, what, where))

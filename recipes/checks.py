@@ -14,7 +14,7 @@ from ..core.results import DONE, read_mark
 from ..trainers.run.deepspeed_section import check_engine
 from ..trainers.run.finished_stages import InputCheck
 from ..trainers.run.matching import begun, made_nothing, stage_state
-from ..trainers.run.run import look_at_results
+from ..trainers.run.run import built_on, look_at_results
 from ..trainers.run.stage import Planned, WholeRecipe
 from ..trainers.train import checkpoint
 from .finding import Finding, fault, ok, warning
@@ -114,17 +114,21 @@ def _goes_on(stage: Planned, folder: Path) -> list[Finding]:
         return []
     if stage.stage.kind != "train":
         return [ok(f"stages.{stage.name}", "begun before: goes on with what is there")]
-    state = checkpoint.newest(folder / checkpoint.FOLDER)
-    if state is None:
-        return [ok(f"stages.{stage.name}", "begun before, without a checkpoint: begins at step 0")]
-    of_ranks = f", with {state.world_size} ranks as before" if state.world_size > 1 else ""
-    return [ok(f"stages.{stage.name}", f"continues from step {state.step}{of_ranks}")]
+    subject, checkpoints = f"stages.{stage.name}", folder / checkpoint.FOLDER
+    state = checkpoint.newest(checkpoints)
+    if state is not None:
+        number = f"{state.world_size} rank{'s' * (state.world_size > 1)}"
+        return [ok(subject, f"continues from step {state.step}, with {number} as before")]
+    if any(checkpoints.glob("step-*")):
+        return [fault(subject, "begun before, and no checkpoint of it can be read", checkpoint.UNUSABLE)]
+    return [ok(subject, "begun before, without a checkpoint: begins at step 0")]
 
 
 def stages_findings(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
     output, findings = Path(loaded.recipe.output), []
+    restarted = built_on(planned, loaded.options.restart)
     for stage, context in looked_at(loaded, planned, "draftsmith check"):
         state = stage_state(stage, output)
         subject = f"stages.{stage.name}"
@@ -136,7 +140,7 @@ def stages_findings(
         elif state == "finished":
             findings.append(_finished(stage.name, output / stage.name))
             continue
-        else:
+        elif stage.name not in restarted:
             findings += _goes_on(stage, output / stage.name)
         if stage.name in too_large:
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 from ...core.errors import UserError, did_you_mean
 from ...core.json_types import text_at
@@ -57,6 +56,8 @@ def _run(options: argparse.Namespace) -> int:
     given = arguments(options.words)
     words = read_words(given)
     if words.options.dry_run:
+        from unittest.mock import patch  # 60 modules, which no other command needs
+
         with patch.dict(os.environ, environment() | {"WORLD_SIZE": str(num_ranks())}):
             return run_recipe(given, options.typed)
     if (text := announcement(given)) is None:  # a setting is refused: here, and not by each rank of a launcher

@@ -46,6 +46,9 @@ def test_times_of_a_busy_machine_are_said():
     assert "quartiles of the target's verification lie 2.8x apart (" in line and "1.5x in 2 of 2 lines" in line
     (line,) = told(verify_s=quiet, plain_cycle_s=busy)
     assert "quartiles of plain decoding's steps lie 2.8x apart (" in line
+    trees = [a_row(request=f"r{n}", verify_s=seconds, plain_cycle_s=0.002, nodes=(size,) * 3)
+             for n, (seconds, size) in enumerate(zip(busy * 2, (1, 1, 24, 24) * 2, strict=True))]  # fmt: skip
+    assert not [line for line in build(trees, about={}, methods=METHODS).findings if "steady" in line], "of two sizes"
     fast = [a_row(request=f"r{n}", engine="vllm", verify_s=seconds) for n, seconds in enumerate(busy)]
     assert not [line for line in build(fast, about={}, methods=METHODS).findings if "steady" in line], "not its times"
 

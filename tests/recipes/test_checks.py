@@ -48,11 +48,20 @@ def test_a_training_that_stopped_says_where_it_continues(begun):
     checkpoints = folder / "checkpoints"
     saved(checkpoints, 990)
     saved(checkpoints, 1040)
-    assert told() == [("ok", "continues from step 1040")]
+    assert told() == [("ok", "continues from step 1040, with 1 rank as before")]
     saved(checkpoints, 1050, ranks=2)
     assert told() == [("ok", "continues from step 1050, with 2 ranks as before")]
     (checkpoints / "step-00001050" / "manifest.json").write_text("{")
-    assert told() == [("ok", "continues from step 1040")]
+    assert told() == [("ok", "continues from step 1040, with 1 rank as before")]
+
+
+def test_a_training_of_which_no_checkpoint_can_be_read_is_a_fault(begun):
+    """Its run says so as well."""
+    folder, told = begun("language")
+    saved(folder / "checkpoints", 990)
+    (folder / "checkpoints" / "step-00000990" / "manifest.json").write_text("{")
+    (folder / "metrics.jsonl").write_text("{}")
+    assert told() == [("fault", "begun before, and no checkpoint of it can be read")]
 
 
 def test_another_stage_that_stopped_goes_on(begun):

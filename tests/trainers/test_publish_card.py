@@ -9,7 +9,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.cells import RELAXED, MethodInfo
 from draftsmith.eval.published_section import PublishedSection, UserRequest
 from draftsmith.eval.report import build, write
-from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.recipes.schema import AnyTarget
 from draftsmith.trainers.publish.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
@@ -161,15 +160,11 @@ def test_what_a_whole_models_card_begins_with():
     assert fields["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
 
 
-def test_a_whole_models_card_names_the_engine_that_takes_it(monkeypatch):
+def test_a_whole_models_card_names_the_engine_that_takes_it():
     """Every such card said that vLLM takes none, and `draftsmith export --to vllm` writes them."""
-    drafter = {"kind": "lvlm", "language_model": "JackFram/llama-68m", "vision_tower": "target"}
-    whole = facts(method="lvlm", section=facts().section.model_copy(update={"drafter": drafter}))
-    body = model_card(whole)
+    body = model_card(facts(method="lvlm"))
     assert "SGLang takes no drafter that reads pictures. vLLM takes one with draftsmith's plugin" in body
     assert "vLLM and SGLang take no" not in body
-    monkeypatch.setattr(LvlmConfig, "exports", lambda self, engine: ["of no engine"])
-    assert "- vLLM and SGLang take no drafter that reads pictures." in model_card(whole)
 
 
 def test_licences_that_the_hub_has_no_word_for():

@@ -21,7 +21,6 @@ from ...eval.report import described
 from ...eval.row_columns import read_rows
 from ...eval.run_tables import overview
 from ...eval.tables import Items, markdown
-from ...models.drafters import DRAFTER
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
@@ -133,11 +132,6 @@ class CardFacts:
     def is_whole(self) -> bool:
         """A model of its own, and not a head."""
         return self.method == LVLM
-
-    @property
-    def in_vllm(self) -> bool:
-        """Whether its section names no reason why vLLM cannot run it; `draftsmith export` looks at its weights, too."""
-        return not DRAFTER.validate_python(self.section.drafter).exports("vllm")
 
 
 def model_card(facts: CardFacts) -> str:

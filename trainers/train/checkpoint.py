@@ -29,6 +29,7 @@ from ...core.section import Section
 from .engine import Engine, load_data
 
 FOLDER, MANIFEST = "checkpoints", "manifest.json"  # of a stage; of a checkpoint
+UNUSABLE = "remove the folder or start the stage again with restart=STAGE"
 
 
 class CheckpointConfig(Section):
@@ -195,7 +196,7 @@ def _newest_good(folder: Path, fingerprint: str) -> Found | None:
         raise UserError(
             "no usable checkpoint: " + "; ".join(notes),
             where=str(folder),
-            hint="remove the folder or start the stage again with restart=STAGE",
+            hint=UNUSABLE,
         )
     return None
 
