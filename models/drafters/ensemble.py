@@ -57,9 +57,8 @@ class EnsembleConfig(Section):
         self.weights.check(len(self.members))
         if (known := _named(self.name)) is not None:
             members, adapts = known
-            fixed = isinstance(self.weights, FixedWeights)
-            equal = not fixed or len({*(self.weights.values or ())}) < 2
-            if self.members != members or fixed is adapts or not equal:
+            values = self.weights.values or () if isinstance(self.weights, FixedWeights) else None
+            if self.members != members or (values is None) is not adapts or len({*(values or ())}) > 1:
                 how = "by weights that adapt" if adapts else "equally"
                 raise ValueError(f"{self.name} is the mode that mixes {', '.join(members)} {how}: give another name")
         return self
