@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,10 +25,9 @@ from ..data.collate import Sample
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.families.processor import Processor
 from ..data.pictures.media_files import BadMedia, MediaFile, is_there, located
-from ..data.records.mixture import Name, Selection, are_present, missing_files, missing_hint
+from ..data.records.mixture import Name, Selection, are_present
 from ..data.records.record import paths
 from ..data.records.skipped import Listed
-from ..data.records.table_records import TableRecords
 from ..data.sources import answered
 from ..data.stage_folders import DATASET_FOLDER
 from ..data.suites.suite import INDEX, read_index
@@ -41,7 +40,8 @@ from ..trainers.run.stage import Stage
 from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
 from ..trainers.train.preflight import render
-from .finding import Finding, Level, fault, ok, warning
+from .finding import Finding, fault, ok, warning
+from .preflight_absent import absent, absent_records
 from .preflight_sets import published_set, quality_findings
 
 SHOWN_IDS = 1200  # characters of a rendered sample
@@ -63,13 +63,7 @@ class Found:
     def missing(self, subject: str, context: Context) -> Finding | None:
         """None: it is on disk, or the stage itself will fetch it or say what it lacks."""
         files = data_files(self.section, context)
-        if are_present(files):
-            return None
-        if folders := [name for name in missing_files(files) if Path(name).is_dir()]:
-            what = f"{folders[0]} is a folder, and a file of records is expected"
-            return fault(subject, what, f"name a file: {subject}.path={folders[0]}/...")
-        is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
-        return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
+        return None if are_present(files) else absent_records(subject, files, context)
 
     def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
         """Reads `count` records of data that is there, as the stage would."""
@@ -111,7 +105,7 @@ class FoundPrompts(Found):
 
     def missing(self, subject: str, context: Context) -> Finding | None:
         path = self.section.resolved(self.written(context)).path
-        return None if path is None or Path(path).is_file() else _absent(subject, [str(path)], context)
+        return None if path is None or Path(path).is_file() else absent(subject, [str(path)], context)
 
     def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
         prompts = prompts_of(self.section.resolved(self.written(context)), context.target)
@@ -133,11 +127,11 @@ class FoundSuite(Found):
     def missing(self, subject: str, context: Context) -> Finding | None:
         if self.published is None:
             index = self._folder(context) / INDEX
-            return None if self._on_hub or index.is_file() else _absent(subject, [str(index)], context)
+            return None if self._on_hub or index.is_file() else absent(subject, [str(index)], context)
         try:
             published_files(self.published, Path(self.section.path))
         except UserError as error:
-            return _absent(subject, [str(error.where)], context, error.hint)
+            return absent(subject, [str(error.where)], context, error.hint)
         return None
 
     def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
@@ -215,19 +209,6 @@ def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
     """Faults of one stage's data: files that nothing brings and that are not on disk. Only mixtures are opened."""
     findings = (data.missing(f"stages.{name}.{data.key}", context) for data in sections(stage) if data.maker is None)
     return [finding for finding in findings if finding is not None and finding.level == "fault"]
-
-
-def _absent(
-    subject: str, paths: Sequence[str], context: Context, cure: str | None = None, *, is_fetched: bool = False
-) -> Finding:
-    """A fault, which stops a run before its first stage; a warning where a stage may fetch or write what is missing."""
-    output = context.folder.parent.resolve()
-    is_ours = all(Path(path).resolve().is_relative_to(output) for path in paths)
-    place, fetch = f"name another place: {subject}.path=...", "fetch it before the run"
-    level: Level = "warning" if is_fetched or is_ours else "fault"
-    what = f"not on disk: {', '.join(paths)}"
-    hint = f"{place}, or {fetch}: {cure}" if cure else f"{fetch}, or {place}"
-    return Finding(level, subject, what, hint, is_absent=True)
 
 
 def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:
@@ -361,7 +342,7 @@ def _captioned(
                 refused[problem.reason] += 1
                 example = example or f"; the first: {problem.where}: {problem.detail}"
     except NotFound as error:
-        return [_absent(subject, [error.where or error.problem], context, is_fetched=True)]
+        return [absent(subject, [error.where or error.problem], context, is_fetched=True)]
     usable, why = looked - refused.total(), ", ".join(f"{n} {reason}" for reason, n in refused.most_common())
     if not usable:
         return [fault(subject, f"none of the first {looked} items can be used ({why or 'there is none'}){example}",

@@ -177,6 +177,36 @@ def test_a_stop_inside_a_shard_says_how_many_are_finished():
         write()
 
 
+def test_a_disk_that_fails_when_shards_are_counted_hides_no_stop():
+    def shards():
+        yield True
+        raise PermissionError("shard-00001.json")
+
+    stop = Stop()
+    stop.raised = True
+    with pytest.raises(Stopped, match=r"inside a shard$"), stop.together(shards()):
+        stop.check("inside a shard")
+
+
+def counted_apart(number: int) -> tuple[str, int]:
+    """Ranks that would count otherwise, as on a disk that both see late."""
+    stop, looked = Stop(), []
+    stop.raised = number == 1
+    shards = (looked.append(index) or index <= number for index in range(3))
+    try:
+        with stop.together(shards):
+            stop.check("inside a shard")
+    except Stopped as stopped:
+        said = str(stopped)
+    dist.barrier()
+    return said, len(looked)
+
+
+def test_shards_are_counted_by_rank_0_alone(tmp_path):
+    said = "stopped inside a shard; 1 of 3 shards are finished"
+    assert call_two_ranks(tmp_path, counted_apart, context=FORKS) == {0: (said, 3), 1: (said, 0)}
+
+
 def test_behind_a_signal_nothing_is_begun():
     stop, done = Stop(), []
     work = stop.checked(done.append, "in a call")

@@ -67,7 +67,7 @@ def conversations(
             data = data.model_copy(update={"max_samples": min(limit, data.max_samples or limit)})
         found |= dict(benchmark.model_copy(update={"data": data}).opened(name, reader))
     if (listed := SkippedLog(context.folder / "skipped.jsonl").listed()) != Listed():
-        say(f"{listed}: {'; '.join(listed.reasons)}")
+        say(": ".join([str(listed), *["; ".join(listed.reasons)] * bool(listed.reasons)]))
     return found
 
 

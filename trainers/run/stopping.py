@@ -109,7 +109,7 @@ class Stop:
         """What ranks do apart, each at its own pace; all meet at the end, and where one has stopped all do.
 
         Args:
-            shards: whether each of those that all ranks write is finished; looked at where one has stopped.
+            shards: whether each of those that all ranks write is finished; rank 0 looks where one has stopped.
         """
         stopped: Stopped | None = None
         try:
@@ -117,8 +117,7 @@ class Stop:
         except Stopped as mine:
             stopped = mine
         places = ranks.gather(None if stopped is None else str(stopped).removeprefix("stopped "))
-        if any(places) and (are_finished := [*shards]):
-            kept = f"{sum(are_finished)} of {len(are_finished)} shards are finished"
+        if any(places) and (kept := ranks.on_main(_kept, shards)):
             places = [place and f"{place}; {kept}" for place in places]
         self.settle(places)
 
@@ -162,6 +161,15 @@ class Stop:
                     self._say("asked to stop: ends after this step, request or batch (a second Ctrl-C ends at once)")
                     # The store may be in use by the main thread, which must not keep a second signal waiting.
                     threading.Thread(target=ranks.tell, args=(_TOLD,), daemon=True).start()
+
+
+def _kept(shards: Iterable[bool]) -> str | None:
+    """How many are finished; None: there are none, or the disk does not say, which must not hide that a run stopped."""
+    try:
+        are_finished = [*shards]
+    except OSError:
+        return None
+    return f"{sum(are_finished)} of {len(are_finished)} shards are finished" if are_finished else None
 
 
 def _forget() -> None:

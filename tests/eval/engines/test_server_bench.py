@@ -264,6 +264,16 @@ def test_a_bad_record_of_a_file_is_left_out_where_the_hint_is_followed(tmp_path,
         assert main([*command, "on_error=skp"]) == 2 and "on_error=skip" in capsys.readouterr().err
 
 
+def test_ids_that_repeat_are_told_without_reasons_of_records(tmp_path):
+    """The line ended with a bare colon."""
+    file, told = records(tmp_path), []
+    rows = json.loads(file.read_text())
+    file.write_text(json.dumps([*rows, rows[0]]))
+    benchmarks = {"mine": FilesBenchmark(data=ConversationData(path=str(file), on_error="skip"))}
+    conversations(benchmarks, tmp_path / "cache", run=tmp_path, limit=None, say=told.append)
+    assert told == ["0 record(s) were left out; 1 notice(s) of whole files"]
+
+
 def test_what_a_user_can_get_wrong(tmp_path, capsys):
     file, url = str(records(tmp_path)), "http://127.0.0.1:9"
     for command, sentence in (
