@@ -180,7 +180,7 @@ def unsteady(rows: Sequence[Row], label: Label) -> list[str]:
     return [
         f"**Warning**: times are not steady. Over the requests, the quartiles of {what} lie {apart:.1f}x apart "
         f"({where}), and more than {STEADY}x in {places} of {len({where for *_, where in lines})} lines of the table. "
-        "Other work on the machine does this, and so do requests of very different lengths or trees. If it was other "
+        "Other work on the machine does this, and so do requests of very unlike lengths. If it was other "
         "work, speedups, expected and measured, and times of a cycle's parts are not reliable: measure again while "
         "nothing else runs."
     ]
