@@ -76,7 +76,8 @@ class DflashConfig(DflashSettings):
         ids = start.draft_ids
         head = self.head_class(self.shape(target.shape), None if ids is None else ids.cpu())
         kept = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
-        head.load_state_dict(kept, strict=False)
+        left = head.load_state_dict(kept, strict=False).unexpected_keys  # what is missing is this kind's own
+        assert not left, f"{left} of a DFlash draft have no place"
         return head.to(target.embedding.device)
 
     def begin_from(self, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:
