@@ -32,7 +32,8 @@ def test_the_first_line_does_not_wait_for_torch(words):
     assert said.startswith("demo/lvlm: A draft VLM for a LLaVA") and said.endswith("|False")
 
 
-def test_it_says_what_runs_how_long_and_where(tmp_path):
+def test_it_says_what_runs_how_long_and_where(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a checkout in which the demo has run has its results
     first, where = announcement(["recipe=demo/lvlm"]).splitlines()
     assert "minutes" in first and "results: runs/demo-lvlm;" in where
     large = announcement(["recipe=llava15-68m", f"--output={tmp_path}"]).splitlines()
