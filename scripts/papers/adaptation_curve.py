@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.core.errors import UserError
-from draftsmith.eval.measured_rows import PLAIN, Row, grouped
-from draftsmith.eval.row_columns import read_rows
+from draftsmith.eval.measured_rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.style import BLUE, GREY, ORANGE, one_panel, save, styled
 from draftsmith.eval.summary import tau_of
 from draftsmith.eval.tables import Table, markdown, text

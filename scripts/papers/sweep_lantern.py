@@ -32,9 +32,8 @@ from draftsmith.core.errors import UserError, did_you_mean
 from draftsmith.core.secrets import redact_argument, redact_tree
 from draftsmith.eval import tables
 from draftsmith.eval.lantern import LanternConfig
-from draftsmith.eval.measured_rows import PLAIN, Row, grouped
+from draftsmith.eval.measured_rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.quality import LOWER_IS_BETTER
-from draftsmith.eval.row_columns import read_rows
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.recipes.commands.cli import say
 from draftsmith.scripts.papers import proximity

@@ -13,10 +13,11 @@ import pytest
 import torch
 import yaml
 from draftsmith.core.errors import UserError
+from draftsmith.eval.cells import placed
 from draftsmith.eval.contrasts import drafters_table
 from draftsmith.eval.figures import save_grid
 from draftsmith.eval.html_page import html_page
-from draftsmith.eval.row_columns import Rows
+from draftsmith.eval.measured_rows import frame
 from draftsmith.eval.tables import PictureGrid
 from PIL import Image
 from rows import a_row
@@ -308,7 +309,7 @@ def test_differences_drafters_and_how_sure_the_target_is_are_kept(results, tmp_p
     sure = {"pictures": 8, "target_top1": 0.46, "target_top10": 0.9, "first_draft_exact": 0.2, "ranks": [1, 2],
             "first_draft_lantern": [[0.2, 0.3], [0.4, 0.5]], "places": {"flat": {"share": 0.5}}}  # fmt: skip
     rows = [a_row(drafter=name, accepted=(n, n), benchmark="text") for name, n in (("draft", 3), ("draft_1", 1))]
-    by_drafter = drafters_table(Rows(rows), lambda row: row.benchmark)
+    by_drafter = drafters_table(placed(frame(rows)))
     more = {
         "contrasts": [{"name": "rule", "mode": "", "place": "captions, T = 1", "result": one}],
         "comparison": {"text": compared | {"target_says_the_data": 0.02}},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.row_columns import write_rows
+from draftsmith.eval.measured_rows import write_rows
 from draftsmith.eval.tables import markdown
 from draftsmith.recipes.load import load
 from rows import a_row
