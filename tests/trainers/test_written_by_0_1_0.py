@@ -1,7 +1,7 @@
 """A finished EAGLE-3 head and a publication that commit f7ebafb0 wrote are loaded, and decode as they did there.
 
 `written_by_0_1_0/` has a LLaMA of 16 channels, the folder of the stage that trained a head on it (without its metrics),
-and the publication of that head (without its report, and without the report's lines in SHA256SUMS).
+and the publication of that head (without card and report, and without the report's lines in SHA256SUMS).
 """
 
 import json
