@@ -25,11 +25,10 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.core.states import Taps, TargetStates
-from draftsmith.data.loader import Loader
+from draftsmith.data.loader import Loader, prefetched
 from draftsmith.data.order import BucketedOrder
-from draftsmith.data.shards.shards import claim, finish, tar_path
+from draftsmith.data.shards.shards import Sample, claim, finish, shard_path
 from draftsmith.data.states.estimate import record_bytes, shown
-from draftsmith.data.states.memory import prefetched
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import Counts
 from draftsmith.data.states.writer import Deal, StatesWriting
@@ -83,14 +82,13 @@ def write(folder: Path, count: int, width: int, shard_bytes: int) -> None:
     writing = StatesWriting(folder, wanted, "bf16", counts)
     claim(folder, identity)
     for index in range(len(deal)):
-        writer = writing.open(index)
+        samples: list[Sample] = []
         for number in deal[index].tolist():
             text, visual = sizes[number]
             batch = made_up(number, text, visual, wanted, width, noise)
             assert batch.states is not None
-            (sample,) = writing.samples(batch, batch.states, [number])
-            writer.add(*sample)
-        writer.close({})
+            samples += writing.samples(batch, batch.states, [number])
+        writing.write(index, samples)
     finish(folder, identity, num_shards=len(deal))
 
 
@@ -139,7 +137,7 @@ def through_loader(reader: StatesReader, batch_size: int, workers: int, spread: 
 def time_reading(folder: Path, options: argparse.Namespace) -> None:
     """Print rates of plain reads and of the reader in GB/s, with the files cold and warm in the page cache."""
     shards = StatesReader([folder]).shards[0].shards
-    paths = [tar_path(folder, shard.index) for shard in shards]
+    paths = [shard_path(folder, shard.index) for shard in shards]
     size = sum(path.stat().st_size for path in paths)
     warm_readers: dict[str, StatesReader] = {}
     kinds: dict[str, Callable[[bool], None]] = {
