@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 from glob import glob, has_magic
-from itertools import islice
 from pathlib import Path
 
 from braceexpand import braceexpand
@@ -12,7 +12,8 @@ from braceexpand import braceexpand
 from ...core.errors import NotFound, UserError
 
 MOST_NAMES = 200_000  # the largest published sets have 140,000 shards
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_GROUP, _NUMBER = re.compile(r"\{([^{}]*)\}"), re.compile("\0(\\d+)\0")
+_RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 
 
 def braces(name: str, *, key: str | None = None, where: str | None = None) -> list[Path]:
@@ -36,11 +37,24 @@ def expanded(name: str) -> list[str]:
     Raises:
         ValueError: braces that do not close, or more than `MOST_NAMES` names.
     """
-    sizes = [abs(int(last) - int(first)) for first, last in _RANGE.findall(name)]  # each of which is made whole
-    names = list(islice(braceexpand(name), MOST_NAMES + 1)) if max(sizes, default=0) < MOST_NAMES else []
-    if not 0 < len(names) <= MOST_NAMES:
-        raise ValueError(f"they are more than the {MOST_NAMES:,} names that are read at most")
-    return names
+    if (count := _count(name)) > MOST_NAMES:
+        raise ValueError(f"they are {count:,} names, and at most {MOST_NAMES:,} are read")
+    return list(braceexpand(name))
+
+
+def _count(name: str) -> int:
+    """How many names the braces give, without making them. Inner groups first, each then stands as its number."""
+    groups = [1]
+    while (group := _GROUP.search(name)) is not None:
+        if (ends := _RANGE.fullmatch(group[1])) is not None:
+            first, last = (int(end) if end.lstrip("-").isdigit() else ord(end) for end in ends.group(1, 2))
+            count = abs(last - first) // max(1, abs(int(ends[3] or 1))) + 1
+        else:
+            parts = group[1].split(",")
+            count = sum(math.prod(groups[int(number)] for number in _NUMBER.findall(part)) for part in parts)
+        groups.append(count)
+        name = f"{name[: group.start()]}\0{len(groups) - 1}\0{name[group.end() :]}"
+    return math.prod(groups[int(number)] for number in _NUMBER.findall(name))
 
 
 def unmatched(name: str) -> list[str]:

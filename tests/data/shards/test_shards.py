@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import pickle
 import sqlite3
-import threading
-import time
 import tracemalloc
 from pathlib import Path
 
