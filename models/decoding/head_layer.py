@@ -52,7 +52,8 @@ def through(
             return turned
 
         return unwrapped.step(plain, states, inputs, turn, for_heads(mask), cache.own_layers[0])
-    states = states + attention(inputs, rope, mask, cache)
+    mixed = attention(inputs, rope, mask, cache)
+    states = states[:, -mixed.shape[1] :] + mixed  # a first pass of training may leave inputs out
     return states + mlp(norm(states))
 
 
@@ -98,7 +99,7 @@ class HeadAttention(nn.Module):
     def forward(
         self, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
-        """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
+        """States [R,N,D] -> [R,N,D], or of the last inputs alone; arguments as in `DecoderLayer.forward`."""
         read, keys, values = self.q_proj(states), self.k_proj(states), self.v_proj(states)
         return self.o_proj(self.mixed(read, keys, values, rope, mask, cache))
 
