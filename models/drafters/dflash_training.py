@@ -22,7 +22,7 @@ from ...core.loss import StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, uploaded
 from ..attention import attend
-from ..losses import Divergence, cross_entropy_over, divergence
+from ..losses import Divergence, divergence
 from ..targets.base import Target
 from .dflash_confidence import acceptance, confidence_loss
 from .dflash_module import DflashHead
@@ -300,7 +300,7 @@ class Places:
         weight, beside = self.share
         if self.name == "ce" or theirs is None:
             self.rank(piece, ours, own, inside)
-            terms = (weight + beside) * cross_entropy_over(ours, own) * inside
+            terms = (weight + beside) * F.cross_entropy(ours, own, reduction="none") * inside
         else:
             self.rank(piece, ours, theirs.scores.argmax(-1), theirs.known)
             apart = divergence(self.name, theirs.scores, ours)
@@ -308,7 +308,7 @@ class Places:
                 self.acceptances.append(1 - apart.detach())
             terms = weight * apart * theirs.known
             if beside:
-                terms = terms + beside * cross_entropy_over(ours, own) * inside
+                terms = terms + beside * F.cross_entropy(ours, own, reduction="none") * inside
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
 
     @torch.no_grad()

@@ -11,6 +11,8 @@ import os
 # File of this folder -> the file and the functions that it stands in for, and when.
 STANDS_IN_FOR = {
     "pass_attention": ("models/training_passes.py", ["TrainingPasses.attend"], "rows are long: for memory"),
+    "in_place": ("models/losses.py", ["soft_cross_entropy", "divergence"], "fewer passes over a vocabulary"),
+    "chunked_head": ("models/losses.py", ["head_loss"], "for memory"),
     "causal_kernels": ("models/fast/pass_attention.py", ["Keys.attend"], "its kernels, forward and backward apart"),
 }
 
