@@ -13,6 +13,7 @@ STANDS_IN_FOR = {
     "pass_attention": ("models/training_passes.py", ["TrainingPasses.attend"], "rows are long: for memory"),
     "in_place": ("models/losses.py", ["soft_cross_entropy", "divergence"], "fewer passes over a vocabulary"),
     "chunked_head": ("models/losses.py", ["head_loss"], "for memory"),
+    "causal_blocks": ("models/drafters/dflash_training.py", ["block_mask"], "for memory, and less read in vain"),
     "causal_kernels": ("models/fast/pass_attention.py", ["Keys.attend"], "its kernels, forward and backward apart"),
 }
 

@@ -56,7 +56,7 @@ class Ours:
         self.trained = dict(self.head.named_parameters())
         self.optimizer = torch.optim.AdamW(self.trained.values(), lr=0.0)
         self.watched = {
-            MASKS: [(dflash_training, "draw_blocks"), (dflash_training, "block_masks")],
+            MASKS: [(dflash_training, "draw_blocks"), (dflash_training, "block_mask")],
             PASS: [(self.head, "forward"), (self.head, "context"), (self.head, "blocks")],
             SCORES: [(self.training.lm, "forward"), (self.training, "further")],
         }
