@@ -235,8 +235,6 @@ class CentredNorm(nn.Module):
 class GatedAttention(HeadAttention):
     """Each head's values are gated by the input, and a part of its width turns (Qwen3.5's attention)."""
 
-    unwrapped_as = "GatedAttention"
-
     def __init__(self, shape: MtpShape):
         super().__init__(shape)
         bias, inner = shape.qkv_bias, shape.num_heads * shape.head_dim
