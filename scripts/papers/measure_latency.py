@@ -29,7 +29,6 @@ import torch
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.tables import Table, markdown
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.families.memory import cache_bytes
 from draftsmith.models.parts import num_parameters
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget
@@ -149,7 +148,9 @@ class Run:
         return self._cache_bytes(config, sum(rows) * places) + GIB // 2
 
     def _cache_bytes(self, config: LlavaConfig, positions: int) -> int:
-        return cache_bytes(config, str(self.dtype).removeprefix("torch."), positions)
+        text: Any = config.text_config
+        keys = text.num_key_value_heads * (text.hidden_size // text.num_attention_heads)
+        return 2 * text.num_hidden_layers * keys * positions * self.dtype.itemsize
 
 
 Sections = dict[str, list[Measured]]

@@ -27,7 +27,6 @@ from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
 from ...models.families.generators import AnyTarget
-from ..estimate.evaluation_memory import Memory, target_memory
 from ..estimate.states_size import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage
@@ -167,9 +166,6 @@ class CacheStage(Stage):
             kept = sum(shard.bytes for shard in reader.shards)
             context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
         ranks.barrier()
-
-    def memory(self, plan: Planned) -> Memory | None:
-        return target_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         return describe_states(plan)

@@ -26,7 +26,6 @@ from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
 from ..estimate.data import on_disk, samples
-from ..estimate.evaluation_memory import Memory, target_memory
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
@@ -177,9 +176,6 @@ class RegenerateStage(Stage):
             finish(folder, identity, num_shards=num_shards)
             context.say(source.finish(ShardReader(folder)))
         ranks.barrier()
-
-    def memory(self, plan: Planned) -> Memory | None:
-        return None if self.data is None else target_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         if self.prompts is not None:

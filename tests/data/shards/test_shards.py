@@ -1,14 +1,10 @@
 """Shards are the same bytes whoever writes them, are whole or not there, and no edit of them goes unnoticed."""
 
-import errno
-import fcntl
 import json
 import multiprocessing
 import os
 import pickle
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -25,7 +21,7 @@ from draftsmith.data.records.duplicates import Duplicates, find_duplicates, next
 from draftsmith.data.shards import shards
 from draftsmith.data.shards.shard_files import FORMAT
 from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
-from fails import fails_with, raising
+from fails import fails_with
 from small_records import flip
 
 IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
@@ -345,29 +341,6 @@ def test_duplicates_cross_forks_and_pickles(tmp_path):
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(known.first, range(50)) == [expected(50).get(n) for n in range(50)]
     assert 3 in pickle.loads(pickle.dumps(known))
-
-
-_LOCKED = """
-import fcntl, sys
-with open(sys.argv[1], "r+b") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_duplicates_need_no_locks_of_the_file_system(tmp_path, monkeypatch):
-    """SQLite's own fail where there are none ("database is locked"), as they do here, where another holds them."""
-
-    monkeypatch.setattr(fcntl, "flock", raising(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
-    database = tmp_path / "d.sqlite"
-    fails_with("", find_duplicates, items(0, 20, KeyboardInterrupt), database, error=KeyboardInterrupt)
-    command = [sys.executable, "-c", _LOCKED, str(database)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "locked\n"
-        assert find_duplicates(items(next_number(database), 50), database) == len(expected(50))
-        assert 3 in Duplicates(database)
-        other.stdin.close()
 
 
 def test_one_pass_waits_for_another(tmp_path):
