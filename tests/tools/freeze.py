@@ -376,7 +376,7 @@ def main() -> int:
     parser.add_argument("command", choices=("record", "check"))
     parser.add_argument("runs", nargs="*", help=f"of {DRY_RUNS}, {', '.join(RUNS)}; none: all")
     parser.add_argument("--close", action="store_true", help="numbers within 1e-4, any weights: what is not fast")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if unknown := set(arguments.runs) - {DRY_RUNS, *RUNS}:
         parser.error(f"no run {', '.join(sorted(unknown))}")
     os.environ |= ENVIRONMENT
