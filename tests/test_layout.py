@@ -127,6 +127,7 @@ FLOORS = {
     "data": 4,
     **dict.fromkeys((f"data/{n}" for n in ("captioned", "shapes", "states")), 5),
     "models": 0,
+    "models/fast": 0,
     "models/decoding": 1,
     "models/targets": 2,
     **dict.fromkeys((f"models/targets/{n}" for n in house.TARGETS), 3),
