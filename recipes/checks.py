@@ -2,75 +2,122 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
 
 from ..core.errors import UserError
 from ..core.json_types import text_at
 from ..core.results import DONE, read_mark
+from ..core.section import parts, within
+from ..eval.quality import QualityConfig
+from ..eval.quality import check as check_quality
+from ..models.drafters.base import PublishedDrafter
 from ..trainers.run.deepspeed_section import check_engine
 from ..trainers.run.finished_stages import InputCheck
 from ..trainers.run.matching import begun, made_nothing, stage_state
 from ..trainers.run.run import built_on, look_at_results
-from ..trainers.run.stage import Planned, WholeRecipe
+from ..trainers.run.stage import Planned, Stage, WholeRecipe
 from ..trainers.train import checkpoint
-from .finding import Finding, fault, ok, warning
+from ..trainers.train.fit import OutsideStart
+from .finding import Finding, fault, ok, tried, warning
 from .launch import looked_at, say
 from .load import Loaded
-from .preflight_data import data_findings, is_local
-from .preflight_weights import weight_findings
+from .preflight_data import data_findings
 
-GIB = 2**30
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
-def engine_findings(recipe: WholeRecipe) -> list[Finding]:
-    try:
+def engine_finding(recipe: WholeRecipe) -> Finding:
+    def look() -> str:
         check_engine(recipe.engine)
-    except UserError as error:
-        return [fault("engine", error.problem, error.hint or "change engine")]
-    return [ok("engine", f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}")]
+        return f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}"
+
+    return tried("engine", look, "change engine")
 
 
 def models_findings(recipe: WholeRecipe) -> list[Finding]:
     """Whether the published models that the recipe names are on this machine."""
     findings = []
-    for key, name, revision in _published(recipe):
-        if is_local(name, revision):
-            findings.append(ok(key, f"{name} is on this machine"))
-        elif constants.HF_HUB_OFFLINE:
-            findings.append(fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
-                               f"where there is a network: hf download {name}"))  # fmt: skip
-        else:
-            findings.append(ok(key, f"{name} will be downloaded"))
+    for part, section in (("target", recipe.target), ("drafter", recipe.drafter)):
+        values = {} if section is None else dict(section)
+        for key in ("path", "language_model", "vision_tower"):
+            if (name := text_at(values, key)) not in (None, "target"):
+                findings.append(_place(f"{part}.{key}", name, values.get("revision"), Path(recipe.output)))
     return findings
 
 
-def _published(recipe: WholeRecipe) -> list[tuple[str, str, str | None]]:
-    """(key, Hub id or folder, revision)."""
-    keys = ("path", "language_model", "vision_tower")
-    repositories = []
-    for part, section in (("target", recipe.target), ("drafter", recipe.drafter)):
-        values = {} if section is None else dict(section)
-        for key in keys:
-            if (name := text_at(values, key)) not in (None, "target"):
-                repositories.append((f"{part}.{key}", name, values.get("revision")))
-    return repositories
+def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Finding]:
+    """A finding for each trained drafter outside the run that a stage reads (`from: {path}`, a method's `drafter:
+    {path}`): hours of earlier stages must not end at a name that is nobody's.
+    """
+    outside = dict(trained_outside(stage, f"stages.{name}"))
+    match recipe.drafter:
+        case PublishedDrafter(path=str()) as drafter if stage.trains:
+            outside["drafter.path"] = drafter
+    output = Path(recipe.output)
+    return [_place(key, str(section.path), section.revision, output) for key, section in outside.items()]
 
 
-def disk_findings(output: Path) -> list[Finding]:
-    folder = output
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    about = f"{free / GIB:,.1f} GiB are free under {folder.resolve()}"
-    if not os.access(folder, os.W_OK):
-        return [fault("output", f"{folder} cannot be written", "choose another output=, or fix its permissions")]
-    if free < GIB:
-        return [fault("output", about, "make room, or choose another output=")]
-    return [ok("output", about)]
+def trained_outside(section: object, key: str) -> Iterator[tuple[str, OutsideStart | PublishedDrafter]]:
+    """(key, section) of each that names weights of another run or of the Hub."""
+    match section:
+        case OutsideStart() | PublishedDrafter(path=str()):
+            yield f"{key}.path", section
+        case list():  # a cache's heads, whose settings alone are read
+            return
+        case _:
+            for name, part in parts(section):
+                yield from trained_outside(part, f"{key}.{name}")
+
+
+def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
+    """Whether the weights that a key names are here, or will be."""
+    if Path(name).resolve().is_relative_to(output.resolve()) and not Path(name).exists():
+        return ok(key, f"{name} is written by an earlier stage")
+    if Path(name).is_dir() or _in_cache(name, revision):
+        return ok(key, f"{name} is on this machine")
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        hint = "train it first, name another folder with this key, or run where the folder lies"
+        return fault(key, f"there is no folder {Path(name).absolute()}", hint)
+    if constants.HF_HUB_OFFLINE:
+        return fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
+                     f"where there is a network: hf download {name}")  # fmt: skip
+    return ok(key, f"{name} will be downloaded")
+
+
+def _in_cache(name: str, revision: str | None) -> bool:
+    """Whether weights of a repository are in the Hub's cache; `check` itself fetches its small files."""
+    try:
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return False
+    return any(path.suffix in _WEIGHTS for path in folder.rglob("*"))
+
+
+def quality_findings(subject: str, stage: Stage) -> list[Finding]:
+    """A finding for each metric's weights and for the real images, of each section on how pictures are judged."""
+    findings = []
+    for place, config in within(stage, QualityConfig):
+        key = ".".join((subject, *place))
+        looks = {f"{key}.weights ({m})": config.model_copy(update={"metrics": (m,), "reference": None})
+                 for m in config.metrics}  # fmt: skip
+        if config.reference is not None:
+            looks[f"{key}.reference"] = config.model_copy(update={"metrics": ()})
+        for name, part in looks.items():
+            findings.append(
+                tried(name, lambda part=part: check_quality(part) or "there", "name its place with this key")
+            )
+        compares = {"fid", "precision_recall"} & set(config.metrics)
+        if compares and config.reference is None:
+            what = f"{' and '.join(sorted(compares))} compare with real images, and no folder is named"
+            findings.append(fault(f"{key}.reference", what, "name a folder of real images"))
+    return findings
 
 
 def states_too_large(text: str) -> dict[str, str]:
@@ -146,5 +193,6 @@ def stages_findings(
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
         finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}
         findings += weight_findings(stage.name, stage.stage, loaded.recipe)
-        findings += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
+        findings += quality_findings(subject, stage.stage)
+        findings += data_findings(stage, context, finished=finished, count=count)
     return findings

@@ -165,8 +165,8 @@ def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str]
 def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) -> None:
     """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
     from ..trainers.run.run import is_done
+    from .checks import weight_findings
     from .preflight_data import missing_data
-    from .preflight_weights import weight_findings
 
     for stage, context in looked_at(loaded, planned, command):
         if is_done(stage, context.folder.parent):
@@ -195,7 +195,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
         if stage.name not in stale:
             continue
         kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
-        for finding in data_findings(stage.name, stage.stage, context, finished=kept, count=8):
+        for finding in data_findings(stage, context, finished=kept, count=8):
             if any_fault([finding]) or finding.is_absent:
                 raise UserError(f"restart={restart}: {finding.what}", key=finding.subject, hint=finding.hint)
 
