@@ -27,7 +27,6 @@ from . import (
     bench,
     check,
     compare,
-    completion,
     convert,
     demo,
     doctor,
@@ -67,8 +66,6 @@ COMMANDS: dict[str, Command] = {
         doctor.COMMAND,
     )
 }
-COMPLETION = completion.command(COMMANDS)
-COMMANDS[COMPLETION.name] = COMPLETION
 
 
 def main(arguments: list[str] | None = None) -> int:
