@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from .errors import UserError
 from .json_types import Json, JsonObject, text_at, walk
-from .secret_rules import ENVIRONMENT
+from .secrets import ENVIRONMENT
 
 Fault = OmegaConfBaseException
 MOST_KEYS = 20  # `${key}` of somebody else's recipe: each may double what the one before it gives

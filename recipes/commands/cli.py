@@ -17,7 +17,6 @@ from ... import __version__
 from ...core import ranks
 from ...core.errors import UserError, did_you_mean
 from ...core.files import unwritable
-from ...core.locks import let_libraries_lock
 from ...core.secrets import redact
 from ...trainers.run.stopping import Stopped
 from ..exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
@@ -167,7 +166,6 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         say(f"draftsmith {__version__}")
         return OK
-    let_libraries_lock()
     first = arguments[0]
     if first in ("-v", "-V"):
         raise UserError(f"no option {first!r}", hint="draftsmith --version, or verbose=true after a recipe")
