@@ -1,6 +1,8 @@
 """The recorded behaviour of `tests/goldens`: the quick part here, all of it by `tests/tools/freeze.py check`."""
 
 import importlib.util
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,10 +30,18 @@ def test_the_quick_part_is_as_recorded():
     assert "no difference" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["dflash", "video", "visual-ar-blocks"])
+def test_without_the_fast_forms_losses_agree_and_tokens_are_equal(run):
+    command = [sys.executable, str(SCRIPT), "check", "--close", run]
+    fast = os.environ | {"DRAFTSMITH_FAST": "0"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=fast, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
 def test_every_run_and_every_recipe_is_recorded(freeze):
     recorded = {path.name for path in freeze.GOLDENS.glob("*.json")}
-    assert {f"{name}.json" for name in freeze.RUNS} <= recorded
-    assert {f"{name}-reports.json" for name in freeze.RUNS} <= recorded
+    assert {f"{name}.json" for name in freeze.RUNS} | {"machines.json"} == recorded
     demos = {f"demo/{path.stem}" for path in (ROOT / "recipes" / "demo").glob("*.yaml")}
     fetched = {"demo/smollm2", "demo/smollm2-full"}  # their target does not come with the package
     assert {run["recipe"] for run in freeze.RUNS.values()} == demos - fetched
@@ -67,6 +77,15 @@ def test_a_difference_is_named(freeze):
     assert freeze.differences({"loss": 1.0}, {"loss": 1.02}, same_machine=False) == ["loss: 1.0 -> 1.02"]
 
 
+def test_other_forms_of_the_same_arithmetic_differ_in_last_bits_alone(freeze):
+    old = {"loss": 0.5, "w": "F32 [2] 0123456789abcdef", "decoded": {"q": ["1x drafted: 1 2"]}}
+    assert not freeze.differences(
+        old, old | {"loss": 0.50001, "w": "F32 [2] 4567456789abcdef"}, same_machine=True, close=1e-4
+    )
+    for change in ({"loss": 0.501}, {"w": "F32 [3] 0123456789abcdef"}, {"decoded": {"q": ["1x drafted: 1 3"]}}):
+        assert freeze.differences(old, old | change, same_machine=True, close=1e-4)
+
+
 def test_tokens_are_compared_in_any_order(freeze):
     old = {"decoded": {"evaluate": {"q": ["1x plain: 1 2", "1x drafted: 1 2"]}}}
     assert (
@@ -80,5 +99,11 @@ def test_tokens_are_compared_in_any_order(freeze):
 
 
 def test_what_the_clock_says_is_left_out(freeze):
-    report = {"cells": [{"method": "m", "tau": 2.0, "DSR": 1.3, "time_shares": {"drafting": 0.4}}], "total_s": 3.0}
-    assert freeze.cleaned(report | {"tables": [{"rows": [["m", 2.0]]}]}) == {"cells": [{"method": "m", "tau": 2.0}]}
+    step = {"step": 1, "loss": 0.5, "samples_per_s": 2.0, "time": 3.0}
+    assert freeze.cleaned({"metrics": [step], "fingerprint": "a"}) == {"metrics": [{"step": 1, "loss": 0.5}]}
+
+
+def test_taus_are_named_by_set_and_method(freeze, tmp_path):
+    place = {"benchmark": "b", "turn": "", "budget": "3k", "temperature": 0.0, "max_new_tokens": 8, "method": "M"}
+    (tmp_path / "report.json").write_text(json.dumps({"cells": [place | {"tau": 2.5, "DSR": 1.3}]}))
+    assert freeze.taus_of(tmp_path / "report.json") == {"b | 3k | 0.0 | 8 | M": 2.5}

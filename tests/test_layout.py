@@ -20,7 +20,7 @@ EXCEPTIONS = yaml.safe_load(Path(__file__).with_name("layout_exceptions.yaml").r
 LAYERS = {"core": 0, "data": 1, "models": 1, "eval": 2, "trainers": 3, "recipes": 4}
 DOORS = {
     "deepspeed": {"trainers/train/engine.py"},
-    "omegaconf": {"recipes/interpolation.py"},
+    "omegaconf": {"core/interpolation.py"},
     "wandb": {"core/tracking.py"},
     "matplotlib": {
         "eval/style.py",
@@ -28,7 +28,7 @@ DOORS = {
     },
     "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},
-    "pandas": {"eval/summary.py"},
+    "pandas": {"eval/measured_rows.py"},
     "jinja2": {"core/templates.py"},
     "av": {"data/pictures/videos.py"},
     "datasets": {"data/suites/suite_hub.py", "data/records/table_records.py"},
@@ -127,6 +127,7 @@ FLOORS = {
     "data": 4,
     **dict.fromkeys((f"data/{n}" for n in ("captioned", "shapes", "states")), 5),
     "models": 0,
+    "models/fast": 0,
     "models/decoding": 1,
     "models/targets": 2,
     **dict.fromkeys((f"models/targets/{n}" for n in house.TARGETS), 3),

@@ -66,5 +66,4 @@ COMMAND = Command(
         Argument("--all-records", "read them all", {"action": "store_true"}),
     ),
     run=_run,
-    takes="recipe",
 )

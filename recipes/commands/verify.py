@@ -115,5 +115,4 @@ COMMAND = Command(
                  {"action": "store_true"}),
     ),
     run=_run,
-    takes="folder",
 )  # fmt: skip

@@ -15,11 +15,9 @@ from draftsmith.recipes.exit_codes import STOPPED
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.publish_run import _is_other
-from draftsmith.scripts.papers.finished import ScriptOptions, run_script
 from draftsmith.trainers.run.finished_stages import BEGUN, write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.stages.publish import PublishStage
-from fails import raising
 
 
 def test_another_publication_is_known_by_its_record(tmp_path):
@@ -93,12 +91,6 @@ def test_without_a_login_an_earlier_publication_stays(words, finished, tmp_path,
     assert json.loads((run / "publish" / BEGUN).read_text())["fingerprint"] == "another"
 
 
-def test_the_stages_old_key_is_refused_with_its_new_word(finished, capsys):
-    assert main(["publish", str(finished), "stages.publish.dry_run=true"]) == 2
-    assert "stages.publish.dry_run: is now written upload" in (said := capsys.readouterr().err)
-    assert "upload: false" in said
-
-
 def test_its_own_stage_may_be_named(finished, capsys):
     assert main(["publish", str(finished), "dry_run=true", "restart=publish", "stages=[publish]"]) == 0
     recipe = yaml.safe_load((finished / "recipe.yaml").read_text())
@@ -117,8 +109,3 @@ def test_publishing_a_folder_runs_no_other_stage(option, finished, capsys):
 def test_upload_false_builds_and_leaves_the_hub_alone(finished, capsys):
     assert main(["publish", str(finished), "dry_run=true", "repo=me/tiny", "upload=false"]) == 0
     assert "upload: false: the folder is built and tested; me/tiny is not changed" in capsys.readouterr().out
-
-
-def test_a_script_that_is_interrupted_has_no_traceback(capsys):
-    assert run_script(raising(KeyboardInterrupt), None, ScriptOptions, ["name=a"]) == STOPPED
-    assert capsys.readouterr().err == "stopped: what the script had not written yet is lost\n"

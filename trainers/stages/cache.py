@@ -18,7 +18,7 @@ from ...core.section import FINGERPRINT
 from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards.shards import ShardReader, claim, finish, finished, tar_path, unfinished
+from ...data.shards.shards import ShardReader, claim, finish, finished, shard_path, unfinished
 from ...data.sources import AnswersConfig, learns_records
 from ...data.stage_folders import STATES
 from ...data.states.estimate import samples_per_shard, shown
@@ -139,8 +139,8 @@ class CacheStage(Stage):
         context.say(
             f"states in {store.dtype}: {size}, in {counted(len(deal), 'shard')} of about {shown(store.shard_bytes)}"
         )
-        done = [tar_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
-        check_room(builder, size, sum(tar.stat().st_size for tar in done))
+        done = [shard_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
+        check_room(builder, size, sum(shard.stat().st_size for shard in done))
         in_step = context.is_in_step
         measured = ranks.broadcast(builder.measure() if ranks.is_main() or in_step else None)
         known = identity_of(context, processor, self.format, self.data, wanted, store.dtype, self.engine)
