@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core.errors import UserError
+from ..core.secrets import redact
 from .exit_codes import FAULTS, OK
-from .launch import say
 
 Level = Literal["ok", "warning", "fault"]
 
@@ -62,7 +62,7 @@ def shown(findings: Sequence[Finding]) -> str:
 
 def report(findings: Sequence[Finding], title: str = "") -> int:
     """Print the findings. Returns the command's exit code."""
-    say(title + shown(findings))
+    print(redact(title + shown(findings)), flush=True)
     return FAULTS if any_fault(findings) else OK
 
 

@@ -165,8 +165,8 @@ def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str]
 def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) -> None:
     """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
     from ..trainers.run.run import is_done
-    from .checks import weight_findings
     from .preflight_data import missing_data
+    from .preflight_weights import weight_findings
 
     for stage, context in looked_at(loaded, planned, command):
         if is_done(stage, context.folder.parent):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -37,21 +37,15 @@ from ..trainers.run.stage import Planned, Stage
 from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
 from .finding import Finding, Level, fault, ok, tried, warning
-from .samples import sample_findings
+from .preflight_samples import DataSection, sample_findings
 
 SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]  # files of a target that say how records are encoded
 TOLERANCE = 0.05  # of the declared number of records
 
 
 @dataclass(frozen=True)
-class Found:
-    """A data section inside a stage: records of conversations, or what the classes below have."""
-
-    key: str
-    section: Any
-    form: Any = None  # the prompt format around it, or None
-    maker: str | None = None  # the stage that writes what it names
-    learned: bool = False  # each record has to bring an answer
+class Found(DataSection):
+    """Records of conversations."""
 
     is_suite: ClassVar[bool] = False  # a directory of benchmark sets
 

@@ -20,7 +20,8 @@ def _run(options: argparse.Namespace) -> int:
     from ..health import room
     from ..plan import plan
     from ..preflight_parallel import check_parallel
-    from ..samples import model_findings
+    from ..preflight_samples import model_findings
+    from ..preflight_weights import models_findings
 
     leave_at_once()
     loaded = load(recipe_arguments(options))
@@ -35,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
     misleading = [(f"stages.{p.name}", words) for p in planned for words in p.stage.warnings()]
     findings = [
         checks.engine_finding(recipe),
-        *checks.models_findings(recipe),
+        *models_findings(recipe),
         *broken,
         room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
         *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in misleading),

@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +46,24 @@ from .finding import Finding, fault, ok, tried, warning
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from .preflight_data import Found
-
 SHOWN_IDS = 1200  # characters of a rendered sample
 _LENGTH = 64  # ids of the batch that a model without records is run over
 _CURE = "use the tokenizer and image processor that belong to these weights, or fix the config's sizes"
 
 
+@dataclass(frozen=True)
+class DataSection:
+    """A data section inside a stage: records of conversations, or what the classes of `preflight_data.py` have."""
+
+    key: str
+    section: Any
+    form: Any = None  # the prompt format around it, or None
+    maker: str | None = None  # the stage that writes what it names
+    learned: bool = False  # each record has to bring an answer
+
+
 def sample_findings(
-    subject: str, data: Found, files: list[Name], plan: Planned, processor: Processor, count: int
+    subject: str, data: DataSection, files: list[Name], plan: Planned, processor: Processor, count: int
 ) -> tuple[int, list[Finding]]:
     """How many records can be used, what they become, and whether the stage's model takes one of each kind.
 
@@ -116,7 +125,7 @@ def reasons(listed: Listed) -> str:
     return "; ".join(f"{number} times {first[kind]}" for kind, number in sums.most_common())
 
 
-def _prompt(dataset: ConversationDataset, index: int, data: Found) -> Sample | None:
+def _prompt(dataset: ConversationDataset, index: int, data: DataSection) -> Sample | None:
     """A record up to its last answer; None: it cannot be used, and is left out."""
     try:
         request, _ = dataset.request(index)
@@ -146,7 +155,7 @@ def model_findings(recipe: WholeRecipe) -> list[Finding]:
     return [tried(f"forward of {key}", lambda config=config: look(config), _CURE) for key, config in configs.items()]
 
 
-def _forward_of(plan: Planned, data: Found) -> _Forward | None:
+def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
     """The forward of a stage over the records of one of its sections; None: no language model reads them."""
     recipe, stage = plan.recipe, plan.stage
     if recipe.target.draws_images:
