@@ -246,7 +246,7 @@ RENAMED = {
     "draw": "methods: {NAME: {draw: sample}}",
     "temperature": "temperatures: [NUMBER]",
     "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
-    "looks": "probes: {confidence: true, states: true, ...} (importance and requests keep their names)",
+    "looks": "probes: {states: true, ...} (importance and requests keep their names)",
     "binding": "probes: {binding: ...}",
     "analysis": "probes: {analysis: ...}",
     "prompts": "benchmarks: {prompts: {prompts: ...}}",
