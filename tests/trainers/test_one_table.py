@@ -130,7 +130,7 @@ OLD = {
     "rule": ("sampling", "rule: exact"),
     "draw": ("sample", "draw: sample"),
     "suite": ({"data": {"path": "hub"}, "quality": {}}, "kind: tabed"),
-    "looks": ({"requests": 1}, "probes: {confidence: true, states: true"),
+    "looks": ({"requests": 1}, "probes: {states: true"),
     "binding": ({"data": {"path": "b"}}, "probes: {binding: ...}"),
     "analysis": (True, "probes: {analysis: ...}"),
     "prompts": ({"classes": 3}, "benchmarks: {prompts: {prompts: ...}}"),
