@@ -248,6 +248,7 @@ OPERATIONS = {
     "draft prefill": "draft_prefill",
     "draft decoding": "drafting",
     "token pruning": "token_pruning",
+    "captioning": "captioning",
     "tree update": "tree_update",
     "others": "others",
 }

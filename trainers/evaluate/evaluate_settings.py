@@ -255,6 +255,8 @@ class EvaluateSettings(Stage):
 
     @model_validator(mode="after")
     def _fitting_drafters(self) -> EvaluateSettings:
+        if self.clock == "thread" and self.captioner is not None:
+            raise Refused("captioner", "times its captions by the wall's clock, and clock is thread", "leave clock out")
         for key, section in self._own_drafters():
             if self.clock == "thread" and section.base_kind == "pruned":
                 raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")

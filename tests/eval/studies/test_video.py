@@ -175,11 +175,11 @@ def test_pictures_have_tokens_per_second_end_to_end():
 
 
 def test_time_by_operation_adds_up():
-    parts = {"target_prefill": 2.0, "draft_prefill": 0.15, "token_pruning": 0.05, "verification": 4.0, "drafting": 3.0,
-             "tree_update": 0.5, "others": 0.3}  # fmt: skip
+    parts = {"target_prefill": 2.0, "draft_prefill": 0.15, "token_pruning": 0.03, "captioning": 0.02,
+             "verification": 4.0, "drafting": 3.0, "tree_update": 0.5, "others": 0.3}  # fmt: skip
     rows = [request("SAGE", name, parts_s=parts) for name in ("r0", "r1")]
     (row,) = video.time_shares(rows, ["MSD", "SAGE"]).rows
-    assert row[1:] == pytest.approx((0.2, 0.4, 0.015, 0.3, 0.005, 0.05, 0.03, 1.0))
+    assert row[1:] == pytest.approx((0.2, 0.4, 0.015, 0.3, 0.003, 0.002, 0.05, 0.03, 1.0))
     assert "| SAGE | 20.00% |" in "\n".join(markdown(video.time_shares(rows, ["SAGE"])))
 
 
