@@ -16,9 +16,11 @@ from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.suites.suite import read_index
+from draftsmith.eval.measured_rows import grouped
 from draftsmith.eval.row_columns import read_rows
 from draftsmith.eval.run_folders import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
+from draftsmith.eval.summary import summarize
 from draftsmith.models.drafters import HivisConfig, MsdConfig
 from draftsmith.models.families.load import load_target
 from draftsmith.trainers.evaluate.methods import Method, decoding_with
@@ -27,6 +29,7 @@ from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.publish.card import read_evaluation
 from fails import fails_with
 from heads_run import loaded, run
+from notebooks import run_notebook
 from small_records import flip
 from stages_run import list_anew
 
@@ -125,6 +128,27 @@ def test_what_is_probed(finished, report):
     (row,) = (row for row in rows_of(output, "SEED-Bench", "T0-6") if row["method"] == "SpecVLM")
     details = row["details"]
     assert len(details["sage"]) == sum(drafted > 0 for drafted in row["drafted"]) and details["num_kept"] == 4
+
+
+@pytest.mark.slow
+def test_the_notebooks_draw_the_papers_figures(finished, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(finished[0] / "evaluate", tmp_path / "evaluate"))
+    head = {"drafter": "head"}
+    methods = {"Sparrow": head | {"vata": True}, "Sparrow without VATA": head | {"visual_share": 0.5}, "MSD": {}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"stages": {"evaluate": {"methods": methods}}}))
+    names, shown = run_notebook(monkeypatch, "sparrow", tmp_path, evaluation=folder)
+    assert len(shown) == 6, "1a and 1b, 2, 3b, importance, retention"
+    cells = json.loads((folder / "report.json").read_text())["cells"]
+    taus = {(c["method"], c["budget"]): c["tau"] for c in cells if c["benchmark"] == "clips-6" and not c["temperature"]}
+    assert names["by_tokens"].tau.to_dict() == pytest.approx(taus)
+    held = names["shares"][names["shares"].budget == "8"]
+    assert held.set_index("method").share.to_dict() == {"Sparrow": 0, "Sparrow without VATA": 50}
+    names, shown = run_notebook(monkeypatch, "sage", tmp_path, evaluation=folder)
+    assert len(shown) == 3 and [*names["correlations"]] == ["SpecVLM"]
+    without_bonus = names["by_length"]["SpecVLM"].iloc[0]
+    (rows,) = (some for (method,), some in grouped(read_rows(folder / "rows.jsonl"), "method").items()
+               if method == "SpecVLM")  # fmt: skip
+    assert without_bonus == pytest.approx(summarize(rows).num_accepted)
 
 
 def test_a_killed_run_goes_on_behind_what_it_kept(finished):

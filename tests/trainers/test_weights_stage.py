@@ -4,6 +4,7 @@ import json
 
 import pytest
 from fails import fails_with
+from notebooks import run_notebook
 from suite_run import loaded, run
 
 BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"
@@ -37,6 +38,18 @@ def test_weights_over_time_are_kept(tmp_path):
     for trace in traces.values():
         assert trace["members"] == ["M", "T"] and trace["steps"]
         assert all(first == pytest.approx(2 * second) for first, second in trace["cycles"])
+
+
+@pytest.mark.slow
+def test_the_notebook_draws_the_papers_figures(tmp_path, monkeypatch):
+    methods = {"M": {}, "MT*": {"mode": "MT*"}, "MC": {"mode": {"name": "MC", "members": ["M", "C"]}}}
+    more = [f"stages.evaluate.methods={json.dumps(methods)}", "stages.evaluate.captioner={kind: lvlm}"]
+    run(tmp_path, *CHEAP, *more, "stages.evaluate.record_weights=1")
+    names, shown = run_notebook(monkeypatch, "tabed", tmp_path, evaluation=tmp_path / "evaluate")
+    assert len(shown) == 3, "weights of two ensembles, and times by stage"
+    captions = names["times"]["captioning (s)"]["draft"]
+    assert captions["MC"] > 0 and captions["M"] == captions["MT*"] == 0
+    assert names["share"]({"pair": [0, 1], "cycles": [[0, 0, 1], [0.5, 0, 0.5]], "cycle_of_step": [0, 1]})[1] == 1
 
 
 @pytest.mark.slow
