@@ -91,3 +91,13 @@ def flat(tree: object, key: str = "") -> JsonObject:
     if not isinstance(tree, Mapping) or not tree:
         return {key: tree}
     return {k: v for name, value in tree.items() for k, v in flat(value, f"{key}.{name}" if key else str(name)).items()}
+
+
+def difference(held: object, wanted: object, name: str = "") -> tuple[str, Json, Json] | None:
+    """The first field in which two JSON values differ, dotted, with both values."""
+    if not (isinstance(held, dict) and isinstance(wanted, dict)):
+        return None if held == wanted else (name, held, wanted)
+    for key in [*wanted, *(k for k in held if k not in wanted)]:
+        if (other := difference(held.get(key), wanted.get(key), f"{name}.{key}" if name else key)) is not None:
+            return other
+    return None

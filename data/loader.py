@@ -7,10 +7,12 @@ resumed run reads none of the data that it has already seen.
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +21,9 @@ from ..core.errors import UserError
 from .order import Order, epoch_order, rows_of_rank
 from .packing import packed_rows
 from .records.workers import kill_at_exit, quiet_worker
+
+_END = object()  # of what a thread reads ahead
+T = TypeVar("T")
 
 
 class Samples(Protocol):
@@ -182,3 +187,45 @@ class _Steps(torch.utils.data.Dataset):
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:
     """Optimizer steps that go through the data once, the last partial batch kept."""
     return -(-num_samples // batch_size)
+
+
+def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
+    """Iterate over the same items while another thread prefetches up to `depth` of them.
+
+    An exception of an item is raised when that item is taken. The thread ends if the reader stops early.
+    """
+    pending: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(item: object, error: BaseException | None = None) -> None:
+        while not stopped.is_set():
+            try:
+                pending.put((item, error), timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(item)
+                if stopped.is_set():
+                    return
+        except BaseException as error:
+            put(None, error)
+        else:
+            put(_END)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = pending.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

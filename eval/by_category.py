@@ -1,7 +1,7 @@
 """Tables of sets of conversations (MMSpec, SPEED-Bench): results by category, sub category, difficulty and turn.
 
 MAT and walltime ratio are as MMSpec's released code logs them (its paper: arXiv 2603.14989, section on metrics); beside
-them stand tau and ESR, which weigh otherwise. See docs/decisions/0041.
+them stand tau and ESR, which weigh otherwise. See docs/decisions/departures.md.
 """
 
 from __future__ import annotations

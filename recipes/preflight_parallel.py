@@ -11,7 +11,9 @@ from ..core.errors import UserError
 from ..core.json_types import text_at, value_at, walk
 from ..core.placement import check_one_rank
 from ..core.section import Section
-from ..models.families.parallel import check_ranks
+from ..models.families.load import target_config
+from ..models.families.parallel import check_cut, check_ranks
+from ..trainers.estimate.models import target_shape
 from ..trainers.run.stage import Planned
 from ..trainers.stages.train import TrainStage
 from .schema import Recipe
@@ -42,11 +44,11 @@ def check_parallel(
 
     Args:
         chosen: names of the stages that run; None: all.
-        dry_run: the ranks that will run it are not these.
+        dry_run: the ranks that will run it are not these, and no stage will look at the target's config.
 
     Raises:
-        UserError: the run has another number of ranks than hold the target, two models of a stage want different
-            numbers, or a stage trains beside such a target.
+        UserError: the run has another number of ranks than hold the target, the target cannot be cut for them, two
+            models of a stage want different numbers, or a stage trains beside such a target.
     """
     for one in planned:
         if chosen is not None and one.name not in chosen:
@@ -62,6 +64,9 @@ def check_parallel(
         size = _size(target)
         if not dry_run:
             check_ranks(size, key=f"{key}.{_SIZE}")
+        elif size > 1:
+            config = target_shape(recipe) if own is None else target_config(own, None, network=False)
+            check_cut(config, size, str(target.path), key=f"{key}.{_SIZE}")
         sections = {"drafter": recipe.drafter, f"stages.{one.name}": stage}
         for place, other in (found for key, section in sections.items() for found in _sizes(section, key)):
             if other not in (1, size):

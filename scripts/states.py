@@ -55,12 +55,11 @@ def show_sample(reader: StatesReader, sample: int) -> None:
     """Print one record: what is said of it, and its tensors."""
     if not 0 <= sample < len(reader):
         raise UserError(f"sample {sample} of {len(reader)}", hint="samples are counted from 0")
-    buffer, (row,), (info,) = reader.read([sample])
+    row, info = reader[sample]
     print(json.dumps(info, indent=1))
-    for tensor, place in row.items():
-        print(f"{tensor:<24} {str(place.dtype).removeprefix('torch.'):<14} {list(place.shape)}")
-    ids, mask = (row[name].of(buffer) for name in ("ids", "loss_mask"))
-    print(f"ids {ids[:16].tolist()} ...; {int(mask.sum())} supervised")
+    for name, tensor in row.items():
+        print(f"{name:<24} {str(tensor.dtype).removeprefix('torch.'):<14} {list(tensor.shape)}")
+    print(f"ids {row['ids'][:16].tolist()} ...; {int(row['loss_mask'].sum())} supervised")
 
 
 def main(arguments: list[str] | None = None) -> int:

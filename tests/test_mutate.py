@@ -64,7 +64,6 @@ def test_the_table_spreads_over_the_package(mutate):
     # YAML drops the first of two groups that have the same tests.
     assert len(faults) == sum(line.startswith("  ") for line in mutate.TABLE.read_text().splitlines())
     assert len(faults) >= 180 and all(fault.tests for fault in faults)
-    assert f"it plants {len(faults)} known faults" in (ROOT / "docs" / "reliability.md").read_text()
     folders = {fault.file.split("/")[0] for fault in faults}
     assert folders >= {"core", "data", "models", "eval", "trainers", "recipes"}
 

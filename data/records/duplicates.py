@@ -3,8 +3,8 @@
 LAION-COCO holds many copies of one picture; a drafter trained on them, or a hold-out that shares them, measures memory
 instead of prediction. Hashes of the bytes lie in an SQLite file, so a stopped pass goes on where it stopped.
 
-One process writes the file, and what is read is finished. The lock is `core/locks.py`'s: SQLite's own need a file
-system that has locks, and answer with "database is locked" on one that has none.
+One process writes the file, and what is read is finished. The lock is `core/locks.py`'s, which waits as long as the
+other process works: SQLite's own gives up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ...core.errors import UserError, encodable
-from ...core.locks import Lock
+from ...core.locks import locked
 
 _COMMIT_EVERY = 10_000  # items between two commits; a stopped pass loses no more
 _TABLES = """
@@ -38,7 +38,7 @@ def find_duplicates(items: Iterable[tuple[int, str, bytes]], database: Path) -> 
         How many duplicates there are.
     """
     database.parent.mkdir(parents=True, exist_ok=True)
-    with Lock(_lock(database)).held(), _told(database), closing(_connected(database)) as connection:
+    with locked(_lock(database)), _told(database), closing(_connected(database)) as connection:
         connection.executescript(_TABLES)
         if not _state(connection, "finished"):
             last = -1
@@ -56,7 +56,7 @@ def next_number(database: Path) -> int:
     """The number that an unfinished pass goes on from; 0 where there is none."""
     if not database.is_file():
         return 0
-    with Lock(_lock(database)).held(), _told(database), closing(_connected(database)) as connection:
+    with locked(_lock(database)), _told(database), closing(_connected(database)) as connection:
         connection.executescript(_TABLES)
         return _state(connection, "next")
 

@@ -24,7 +24,7 @@ import numpy as np
 from ...core.errors import NotFound, UserError
 from ...core.files import open_data, parse_json
 from ...core.json_types import Json, JsonObject, value_at
-from ...core.locks import Lock
+from ...core.locks import locked
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
 from .record import check_record, num_learned, num_words, paths, usual_text
@@ -157,7 +157,7 @@ def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], Recor
     kept = cache / f"{name}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # The first of several ranks makes the index with all cores; the others wait and take it.
-    with Lock(kept.with_suffix(".lock")).held():
+    with locked(kept.with_suffix(".lock")):
         arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
         if arrays is None:
             _keep(records := index(), kept)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, open_data, parse_json, read_small
 from ...core.json_types import JsonMapping
-from ...core.locks import Lock
+from ...core.locks import locked
 from ...core.notices import notice
 
 # Under over_length: drop_images a record is changed and kept; how such a line ends.
@@ -46,7 +46,7 @@ class SkippedLog:
         if not notes or self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(self.path).held():
+        with locked(self.path):
             self.path.touch()
             with open_data(self.path) as log:
                 log.seek(self._read)

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 # Every colour is darker than the page, so that a shape is a linear function of the pixels for any colour.
 # With colours on both sides of a gray page, and CLIP's normalization, a tiny tower learned the colours and then
-# no shape for 3000 steps; like this it learns both in 200 (docs/decisions/0004-shapes-on-white.md).
+# no shape for 3000 steps; like this it learns both in 200 (docs/decisions/0025).
 COLORS = {
     "red": (220, 30, 30),
     "green": (20, 150, 50),

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from ...core.errors import UserError
 from ...core.states import Taps
+from ..shards.shards import SAMPLE_BYTES
 from .dtypes import StatesDtype, state_bytes
 
-# Of a record beside its tensors: two tar headers, two paddings, and the names, types and shapes of the tensors.
-RECORD_BYTES = 2560
 _SPARE = 2**26  # bytes that are left to others
 # A shard is one rank's work: a small set is at least so many of them, but for records of a few batches.
 _SHARES, _LEAST_SHARE = 8, 64
@@ -50,7 +49,7 @@ def record_bytes(
     states = at_text * (int(wanted.feature) + len(wanted.text_layers))
     states += visual * len({*wanted.visual_layers} - ({*wanted.text_layers} if wanted.everywhere else set()))
     ids = (text + visual) * (4 + 1 + 1 + 4 * position_rows)  # ids, modality, loss mask, positions
-    return states * state_bytes(width, dtype) + ids + RECORD_BYTES
+    return states * state_bytes(width, dtype) + ids + SAMPLE_BYTES
 
 
 def declared_size(

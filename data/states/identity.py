@@ -16,14 +16,13 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.files import read_text
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, difference
 from ...core.pretrained import RESTORE
 from ...core.states import Taps
 from ...core.weights_identity import WEIGHTS
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..families.processor import Processor
-from ..shards.shard_files import difference
 from .dtypes import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.

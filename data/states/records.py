@@ -15,10 +15,9 @@ from torch import Tensor
 from ...core.batch import Batch
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
-from ..shards.shard_files import TensorPlace
 from .dtypes import StatesDtype, decode, encode
 
-# Whole numbers of each record that its shard's json lists: the sample's number, its places, 1 where it has pictures,
+# Whole numbers of each record that its shard's index lists: the sample's number, its places, 1 where it has pictures,
 # its supervised tokens, and the hash of its name, which decides whether it is held out.
 COLUMNS = ("number", "length", "visual", "supervised", "draw")
 
@@ -77,13 +76,12 @@ class StatesForm:
 
 @dataclass(frozen=True)
 class PackedStates:
-    """A micro-batch as it was read: bytes of records, which become a `Batch` on the device they are moved to.
+    """A micro-batch as it was read: records, which become a `Batch` on the device they are moved to.
 
     States are copied to the device as they are stored, and expanded to padded tensors there.
     """
 
-    buffer: Tensor  # [bytes] uint8
-    rows: tuple[dict[str, TensorPlace], ...]  # none: a filler that supervises nothing
+    rows: tuple[dict[str, Tensor], ...]  # none: a filler that supervises nothing
     sample_ids: tuple[str, ...]
     seeds: tuple[int, ...]
     num_supervised: int
@@ -92,15 +90,14 @@ class PackedStates:
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch without pixels; the target's states come with it."""
-        moved = self.buffer.to(device)
-        rows = [{name: place.of(moved) for name, place in row.items()} for row in self.rows] or [self._filler(moved)]
+        rows = [{name: t.to(device) for name, t in row.items()} for row in self.rows or (self._filler(),)]
         form = self.form
         lengths = [len(row["ids"]) for row in rows]
         shape = (len(rows), max(lengths))
-        ids = moved.new_full(shape, form.pad_id, dtype=torch.int64)
-        mask, loss_mask = (moved.new_zeros(shape, dtype=torch.bool) for _ in range(2))
-        modality = moved.new_full(shape, TEXT, dtype=torch.int8)
-        positions = moved.new_zeros((form.num_position_rows, *shape), dtype=torch.int64)
+        ids = torch.full(shape, form.pad_id, device=device)
+        mask, loss_mask = (torch.zeros(shape, dtype=torch.bool, device=device) for _ in range(2))
+        modality = torch.full(shape, TEXT, dtype=torch.int8, device=device)
+        positions = torch.zeros((form.num_position_rows, *shape), dtype=torch.int64, device=device)
         for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             ids[number, :length] = row["ids"]
             mask[number, :length] = True
@@ -109,7 +106,7 @@ class PackedStates:
             positions[:, number, :length] = row["positions"]
         spread = {}
         for name, places in state_places(form.wanted, modality, mask, loss_mask).items():
-            states = moved.new_zeros((*shape, form.width), dtype=form.computed_in)  # [B,T,D]
+            states = torch.zeros((*shape, form.width), dtype=form.computed_in, device=device)  # [B,T,D]
             for number, row in enumerate(rows):
                 parts = {"": row[name]}  # as `encode` made them
                 parts |= {key[len(name) + 1 :]: part for key, part in row.items() if key.startswith(f"{name}.")}
@@ -129,20 +126,17 @@ class PackedStates:
             packed=self.packed,
         )
 
-    def _filler(self, like: Tensor) -> dict[str, Tensor]:
+    def _filler(self) -> dict[str, Tensor]:
         """Two padding ids that are read and not learned from, as `empty_sample`."""
         form = self.form
         tensors = {
-            "ids": like.new_full((2,), form.pad_id, dtype=torch.int32),
-            "modality": like.new_full((2,), TEXT, dtype=torch.int8),
-            "loss_mask": like.new_zeros(2, dtype=torch.bool),
-            "positions": torch.arange(2, device=like.device).expand(form.num_position_rows, 2),
+            "ids": torch.full((2,), form.pad_id, dtype=torch.int32),
+            "modality": torch.full((2,), TEXT, dtype=torch.int8),
+            "loss_mask": torch.zeros(2, dtype=torch.bool),
+            "positions": torch.arange(2).expand(form.num_position_rows, 2),
         }
-        blank = [
-            row[None] for row in (tensors["modality"], torch.ones_like(tensors["loss_mask"]), tensors["loss_mask"])
-        ]
-        for name, places in state_places(form.wanted, *blank).items():
-            zeros = like.new_zeros((int(places.sum()), form.width), dtype=torch.float32)
-            for part, tensor in encode(zeros, form.dtype).items():
-                tensors[f"{name}.{part}" if part else name] = tensor.to(like.device)
+        modality, loss_mask = tensors["modality"][None], tensors["loss_mask"][None]
+        for name, places in state_places(form.wanted, modality, torch.ones_like(loss_mask), loss_mask).items():
+            for part, tensor in encode(torch.zeros(int(places.sum()), form.width), form.dtype).items():
+                tensors[f"{name}.{part}" if part else name] = tensor
         return tensors

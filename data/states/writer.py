@@ -7,19 +7,17 @@ Letters: B rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from ...core.batch import Batch
 from ...core.finite import check_states
-from ...core.json_types import JsonObject
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates
-from ..shards.shards import ShardWriter
+from ..shards.shards import Sample, write_shard
 from .dtypes import StatesDtype
 from .records import COLUMNS, record
 from .samples import Counts, draw_of
@@ -64,13 +62,11 @@ class StatesWriting:
     dtype: StatesDtype
     counts: Counts
 
-    def open(self, index: int) -> ShardWriter:
-        """A writer for shard number `index`."""
-        return ShardWriter(self.folder, index, columns=COLUMNS)
+    def write(self, index: int, samples: Iterable[Sample]) -> None:
+        """Write shard number `index`: it is whole or not there."""
+        write_shard(self.folder, index, samples, {}, columns=COLUMNS)
 
-    def samples(
-        self, batch: Batch, states: TargetStates, numbers: Sequence[int]
-    ) -> Iterator[tuple[str, dict[str, Tensor], JsonObject]]:
+    def samples(self, batch: Batch, states: TargetStates, numbers: Sequence[int]) -> Iterator[Sample]:
         """Yield key, tensors and info of each row of `batch` but fillers; `numbers` are those of its samples.
 
         Raises:

@@ -166,26 +166,6 @@ class DrafterConfig(Kinded):
         """Which parts of Sparrow are on (its table 6); None: not a head of a language model."""
         return None
 
-    @property
-    def whole_model(self) -> Any:
-        """A whole model that drafts as a target decodes, as a section like the target's; "target": the target's own
-        weights with another cache; None: what drafts is no such model.
-        """
-        return None
-
-    @property
-    def reads_attention(self) -> bool:
-        """Whether it reads the attention of the target's layers over the prompt, whose weights a dry run counts."""
-        return False
-
-    def num_kept(self, visual: int) -> int:
-        """How many of a prompt's visual tokens it keeps."""
-        return visual
-
-    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
-        """(keys' and values' numbers of each position, positions beyond the request's) of the cache that it keeps."""
-        return 0, 0
-
     def provides(self) -> set[str]:
         """Things that need no stage: {"drafter"} where published weights, or the target's own, draft."""
         return set()

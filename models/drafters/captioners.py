@@ -8,7 +8,6 @@ Letters: R pictures, T tokens, S side in pixels.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -28,7 +27,6 @@ from ..decoding.batched import write_answers
 from ..decoding.decoder import CachedDecoder
 from ..decoding.warp import Warp
 from ..hub import transformers_class
-from ..parts import num_parameters
 from ..pictures import pictures_of
 from ..stored import resolved_dtype
 
@@ -96,29 +94,11 @@ CaptionerConfig = Annotated[
 ]
 
 
-# Parameters of those that are named above, whose configs a dry run does not fetch: counted on the meta device.
-_PARAMETERS = {
-    "Florence-2-large-ft": 776_465_408, "blip-image-captioning-base": 223_971_644, "blip2-opt-2.7b": 3_744_761_856,
-}  # fmt: skip
 # Names of transformers' classes.
 _CLASSES = {
     "florence2": "Florence2ForConditionalGeneration", "blip": "BlipForConditionalGeneration",
     "blip2": "Blip2ForConditionalGeneration",
 }  # fmt: skip
-
-
-def num_published(config: Florence2Captions | BlipCaptions | Blip2Captions) -> int | None:
-    """Parameters of a published captioner, without weights and without a network; None: nothing here says."""
-    from transformers import AutoConfig
-
-    if not Path(config.path).is_dir():
-        return _PARAMETERS.get(config.path.rstrip("/").split("/")[-1])
-    with reading_pretrained(config.path, "cannot load a captioner from", key=_KEY, where=config.path, hint=_CURE):
-        own, made = AutoConfig.from_pretrained(config.path), transformers_class(_CLASSES[config.kind])
-        with torch.device("meta"):
-            model = made(own)
-        model.tie_weights()
-    return num_parameters([model])
 
 
 class PublishedCaptioner:

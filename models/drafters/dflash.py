@@ -114,10 +114,6 @@ class DflashConfig(DflashSettings):
             ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
             return self.head_class(self.shape(shape), ids)
 
-    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
-        made = self.shape(shape)
-        return 2 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim, made.block_size
-
     def exports(self, engine: str) -> list[str]:
         return []
 

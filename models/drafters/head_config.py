@@ -55,10 +55,6 @@ class HeadConfig(HeadSettings):
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         return HeadTraining(cast(StateHead, module), target, self, settings)
 
-    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
-        layer = self.layer(shape)
-        return 2 * layer.num_kv_heads * layer.head_dim, 0
-
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         return HeadProposal(cast(StateHead, module), target, self)
 

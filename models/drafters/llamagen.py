@@ -74,10 +74,6 @@ class SiblingConfig(DrafterConfig):
             guidance = Guidance(self.cfg_scale, guidance.interval)
         return SiblingProposal(LlamaGenTarget(module, guidance))
 
-    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
-        own = self._config(shape)
-        return 2 * own.num_layers * own.dim, 0
-
     def _config(self, shape: TargetShape) -> LlamaGenConfig:
         return published(self.size, grid=shape.grid, condition=shape.condition)  # type: ignore[arg-type]
 

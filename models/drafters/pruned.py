@@ -67,14 +67,6 @@ class PrunedConfig(DrafterConfig):
     def display_name(self) -> str:
         return self.model if self.model == "target" else str(self.model.path or self.model)
 
-    @property
-    def whole_model(self) -> Literal["target"] | TargetConfig:
-        return self.model
-
-    @property
-    def reads_attention(self) -> bool:
-        return self.ratio > 0
-
     def provides(self) -> set[str]:
         return {"drafter"}
 

@@ -82,10 +82,6 @@ class ImageTargetSection(Kinded):
         """Places before the first code: exact, or of a long caption."""
         raise NotImplementedError
 
-    def cached_sizes(self) -> tuple[int, int, int]:
-        """Layers, width of all keys of a place, and width of the feed-forward, for dry runs."""
-        raise NotImplementedError
-
     @property
     def guidance(self) -> Guidance:
         """The rule that combines the scores of both rows."""

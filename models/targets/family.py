@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
 class Pictures:
     """How pictures fill a prompt, which dry runs ask: here in square tiles, of which each patch is a token."""
 
-    one_by_one = False  # each picture is a pass of the tower
-
     def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
-        """Sides in pixels of a patch, and of what the image processor sizes: a tile, or a token of a whole picture."""
+        """Sides in pixels of what becomes a token, and of a tile."""
         return config.vision_config.patch_size, config.vision_config.image_size
 
     def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
@@ -34,18 +31,6 @@ class Pictures:
         across = side // patch
         count = max(1, positions // across**2)
         return [Picture(across)] * count, (count, 3, side, side)
-
-    def of_frames(self, config: PreTrainedConfig, frames: int, max_pixels: int) -> int:
-        """Visual tokens of a clip, at most; its frames are tiles, whose patches are pooled two by two.
-
-        Args:
-            max_pixels: of a frame, where a family reads it whole; 0: nobody says.
-        """
-        vision = config.vision_config
-        return frames * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
-
-    def shallow(self, config: PreTrainedConfig, layers: int) -> None:
-        """Leave so many layers of the tower in `config`, or more where they are of several kinds."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Subcommands are of `recipes/commands/`. Exit codes are those of `EXIT_CODES` the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -16,7 +17,6 @@ from ... import __version__
 from ...core import ranks
 from ...core.errors import UserError, did_you_mean
 from ...core.files import unwritable
-from ...core.locks import let_libraries_lock
 from ...core.secrets import redact
 from ...trainers.run.stopping import Stopped
 from ..exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
@@ -40,6 +40,7 @@ from . import (
     verify_engine,
 )
 from .command import Command
+from .output import lasting_output, printed
 
 # Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a launcher to end this rank, too.
 _OTHERS_S, _PEER_S = 30.0, 5.0
@@ -79,14 +80,19 @@ def main(arguments: list[str] | None = None) -> int:
     if not sys.stderr.isatty():  # bars over loading, writing and fetching are noise in a log
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TQDM_DISABLE", "1")  # which transformers takes for a GGUF
-    if not arguments or arguments[0] in ("-h", "--help"):
-        say(usage())
-        return OK
-    if arguments[0] == "--version":
-        say(f"draftsmith {__version__}")
-        return OK
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    asks = not arguments or not {"-h", "--help", "--version"}.isdisjoint(arguments)
+    only_prints = asks or (command is not None and command.only_prints)
+    with lasting_output(stdout=not only_prints):
+        return _ended(arguments, only_prints)
+
+
+def _ended(arguments: list[str], only_prints: bool) -> int:
+    """Run a command, and say why where it fails. Returns the exit code."""
     try:
-        return _dispatch(arguments)
+        with printed() if only_prints else contextlib.nullcontext():
+            return _dispatch(arguments)
+        return OK  # its reader has what it wanted
     except UserError as error:
         # One rank alone may meet a file that is missing, and before the group exists another run's lock.
         if error.is_said_by_each_rank or ranks.is_first_to(f"say {error}"):
@@ -102,9 +108,6 @@ def main(arguments: list[str] | None = None) -> int:
         if ranks.is_main():
             print("stopped: the same command continues from what is finished", file=sys.stderr, flush=True)
         return STOPPED
-    except BrokenPipeError:
-        sys.stderr.close()  # `draftsmith show NAME | head`: the reader has what it wanted
-        return OK
     except Exception as error:
         if (problem := _of_a_file(error)) is not None:
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
@@ -160,7 +163,12 @@ def _outlives_its_launcher(seconds: float) -> bool:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    let_libraries_lock()
+    if not arguments or arguments[0] in ("-h", "--help"):
+        say(usage())
+        return OK
+    if arguments[0] == "--version":
+        say(f"draftsmith {__version__}")
+        return OK
     first = arguments[0]
     if first in ("-v", "-V"):
         raise UserError(f"no option {first!r}", hint="draftsmith --version, or verbose=true after a recipe")

@@ -38,6 +38,7 @@ class Command:
     arguments: tuple[Argument, ...]
     run: Callable[[argparse.Namespace], int]
     takes: Literal["recipe", "demo", "folder", "shell", "nothing"] = "nothing"
+    only_prints: bool = False  # so that it may end where nobody reads on (`| head`)
 
     @property
     def options(self) -> list[str]:

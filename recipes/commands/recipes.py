@@ -47,6 +47,7 @@ LIST = Command(
         Argument("--names", "print only the names, one on each line", {"action": "store_true"}),
     ),
     run=_list,
+    only_prints=True,
 )
 
 
@@ -76,4 +77,5 @@ SHOW = Command(
     ),
     run=_show,
     takes="recipe",
+    only_prints=True,
 )

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.collate import ConversationCollate, Sample, collate, empty_sample
-from draftsmith.data.loader import Loader
+from draftsmith.data.loader import Loader, prefetched
 from draftsmith.data.order import BucketedOrder, epoch_order, rows_of_rank
 from fails import fails_with
 from small_records import talk
@@ -238,7 +239,7 @@ def test_micro_batches_add_up_to_the_step(dataset):
 CRASH = """
 import numpy as np
 from draftsmith.data.collate import ConversationCollate, Sample
-from draftsmith.data.loader import Loader
+from draftsmith.data.loader import Loader, prefetched
 
 class Endless:
     lengths = np.ones(200)
@@ -257,3 +258,42 @@ def test_a_crash_with_workers_ends():
     done = subprocess.run([sys.executable, "-c", CRASH], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.endswith("RuntimeError: as out of memory\n"), done.stderr
+
+
+# The thread that reads ahead
+
+
+def test_items_come_in_their_order_and_are_made_beforehand():
+    made = []
+
+    def items():
+        for number in range(6):
+            made.append(number)
+            yield number
+
+    result = prefetched(items(), depth=2)
+    assert next(result) == 0
+    for _ in range(200):
+        if len(made) == 4:
+            break
+        threading.Event().wait(0.01)
+    assert made == [0, 1, 2, 3], "one is out, two wait, and one waits to be put"
+    assert list(result) == [1, 2, 3, 4, 5]
+
+
+def test_an_error_is_raised_where_its_item_would_have_been():
+    def items():
+        yield 1
+        raise UserError("damaged", where="shard-000002.tar")
+
+    result = prefetched(items())
+    assert next(result) == 1
+    fails_with("damaged", next, result)
+
+
+def test_a_reader_that_stops_early_leaves_no_thread():
+    before = threading.active_count()
+    result = prefetched(range(1000))
+    assert next(result) == 0
+    result.close()
+    assert threading.active_count() == before

@@ -1,6 +1,5 @@
 """Cached states come back as they were, in the same order whoever reads them, and never for another target."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import webdataset
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT
@@ -16,14 +14,13 @@ from draftsmith.core.states import Taps
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards.codes import forward_seed
-from draftsmith.data.shards.shard_files import tensor_places
-from draftsmith.data.shards.shards import ShardReader, tar_path
-from draftsmith.data.states import reader as reader_module
+from draftsmith.data.shards.shards import ShardReader, shard_path
 from draftsmith.data.states.identity import check_identity, weights_identity
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import draw_of, split
 from draftsmith.data.states.writer import Deal
 from fails import fails_with
+from safetensors import safe_open
 from states_fake import COUNT, DEAL, EAGLE3, SPARROW, D, identity, padded, row, write
 
 
@@ -57,7 +54,6 @@ def test_what_was_written_comes_back(tmp_path, wanted):
     assert len(reader) == COUNT
     numbers = [4, 0, 22, 9]
     read = CachedCollate(reader, seed=1)(numbers, epoch=2)
-    assert not read.buffer.is_shared(), "memory that is lent again, and a worker's alone is shared"
     result = read.to("cpu")
     assert replace(read, packed=True).to("cpu").packed and not result.packed
     assert same(result, padded([row(n, wanted) for n in numbers]))
@@ -80,14 +76,8 @@ def test_a_record_holds_states_at_the_places_that_are_read_and_nothing_else(cach
     assert result[3]["layer_002"].shape == (0, D), "text alone has no visual states"
 
 
-def test_webdataset_reads_the_shards(cache):
-    samples = list(webdataset.WebDataset(str(tar_path(cache, 0)), shardshuffle=False))
-    assert [sample["__key__"] for sample in samples] == [f"{number:09d}" for number in DEAL[0]]
-    assert json.loads(samples[0]["json"])["name"] == f"file[{DEAL[0][0]}]"
-
-
 def test_columns_say_what_a_reader_needs_before_it_reads(cache, monkeypatch):
-    monkeypatch.setattr(reader_module.Span, "read_into", None)
+    monkeypatch.setattr(ShardReader, "tensors", None)
     reader = StatesReader([cache])
     assert reader.column("number").tolist() == list(range(COUNT))
     assert reader.column("length").tolist() == [5 + 3 * (n % 4) for n in range(COUNT)]
@@ -104,29 +94,22 @@ def test_held_out_samples_follow_from_their_names_alone():
     assert sorted(3999 - other) == held_out.tolist()
 
 
-def test_supervised_ids_are_read_without_the_states(cache):
-    reader = StatesReader([cache])
+def test_supervised_ids_are_read_and_checked_without_the_states(cache, tmp_path):
+    """States of gigabytes are not read when a run starts: one that is damaged is told when its sample comes."""
+    copy = Path(shutil.copytree(cache, tmp_path / "states"))
+    reader, damaged = StatesReader([cache]), StatesReader([copy])
+    for path in sorted(copy.glob("shard-*")):
+        with safe_open(path, "pt") as file:
+            feature, ids = (bytes(file.get_tensor(name).view(torch.uint8).numpy()) for name in ("feature", "ids"))
+        data = path.read_bytes()
+        path.write_bytes(data.replace(feature, bytes(len(feature))))
     for number in (0, 7):
         made = row(number, SPARROW)
-        assert torch.equal(reader.supervised_ids(number), made.ids[made.loss_mask])
-
-
-@pytest.mark.parametrize(("name", "value", "told"), [
-    ("loss_mask", 0, "supervised ids among"), ("ids", 0xFF, "supervised ids among"), (None, 0, "safetensors"),
-])  # fmt: skip
-def test_damaged_heads_are_told_where_only_heads_are_read(name, value, told, cache, tmp_path, monkeypatch):
-    """A shard of gigabytes is not read whole when a run starts, and its records are longer than what is read here."""
-    monkeypatch.setattr("draftsmith.data.states.reader._HEAD_BYTES", 1600)
-    copy = Path(shutil.copytree(cache, tmp_path / "states"))
-    span = StatesReader([copy]).span(0)
-    assert span.stop - span.start > 1600
-    place = tensor_places(span.read(0, 1600))[name] if name else None
-    first, last = (place.start, place.stop) if place else (512, 560)
-    with open(span.path, "r+b") as file:
-        file.seek(span.start + first)
-        file.write(bytes([value]) * (last - first))
-    caught = fails_with(rf"sample \d+ .*{told}", StatesReader([copy]).supervised_ids, 0)
-    assert caught.where == str(span.path) and caught.hint
+        for one in (reader, damaged):
+            assert torch.equal(one.supervised_ids(number), made.ids[made.loss_mask])
+    path.write_bytes(data.replace(ids, bytes(len(ids))))
+    number = DEAL[len(DEAL) - 1][0]
+    assert fails_with(r"ids of sample 0 differs", damaged.supervised_ids, number).where == str(path)
 
 
 def test_a_reader_of_several_caches_has_one_after_the_other(cache, tmp_path):
@@ -203,30 +186,16 @@ def test_ranks_share_the_rows_of_a_step(cache):
 # Damage and strangers
 
 
-def damaged(cache: Path, folder: Path) -> Path:
-    shutil.copytree(cache, folder)
-    tar = tar_path(folder, 2)
-    data = bytearray(tar.read_bytes())
-    data[len(data) // 2] ^= 1
-    tar.write_bytes(data)
-    return folder
-
-
 def test_a_changed_byte_is_refused_with_the_files_name(cache, tmp_path):
-    reader = StatesReader([damaged(cache, tmp_path / "c")])
-    numbers = DEAL[2].tolist()
-    for _ in range(2):  # not taken for checked because it was looked at once
-        fails_with(r"shard-000002\.tar", reader.read, numbers)
-    fails_with(r"shard-000002\.tar", ShardReader(tmp_path / "c").verify)
-    fails_with(r"shard-000002\.tar", steps, StatesReader([tmp_path / "c"]), num_workers=1)
-
-
-def test_a_record_is_checked_once(cache, monkeypatch):
-    reader, checked = StatesReader([cache]), []
-    monkeypatch.setattr(reader_module.Span, "check", lambda span, packed: checked.append(span.number))
-    reader.read([1, 2])
-    reader.read([2, 3])
-    assert len(checked) == 3
+    copy = shutil.copytree(cache, tmp_path / "c")
+    path = shard_path(copy, 2)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    told = r"shard-000002\.safetensors"
+    fails_with(told, lambda: [*map(StatesReader([copy]).__getitem__, DEAL[2].tolist())])
+    fails_with(told, ShardReader(copy).verify)
+    fails_with(told, steps, StatesReader([copy]), num_workers=1)
 
 
 CHANGES = {

@@ -130,14 +130,14 @@ def test_links_lead_somewhere(page):
             assert place.exists(), target
 
 
-def test_every_page_is_in_the_list_and_every_decision_has_its_number():
+def test_every_page_is_in_the_list_and_decisions_are_few():
     listed = re.findall(r"\]\((\S+\.md)\)", (DOCS / "README.md").read_text())
     assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= set(listed)
     for folder in ("decisions", "methods"):
         inside = re.findall(r"\]\(([\w.-]+\.md)\)", (DOCS / folder / "README.md").read_text())
         assert {page.name for page in (DOCS / folder).glob("*.md")} - {"README.md"} <= set(inside), folder
-    numbers = [path.name[:4] for path in sorted((DOCS / "decisions").glob("[0-9]*.md"))]
-    assert numbers == [f"{n:04d}" for n in range(1, len(numbers) + 1)]
+    numbers = [path.name[:4] for path in (DOCS / "decisions").glob("[0-9]*.md")]
+    assert len(set(numbers)) == len(numbers) <= 12, "what no longer holds is in git"
 
 
 # ---- settings

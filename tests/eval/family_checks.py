@@ -16,8 +16,9 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import goal_scores
 from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.families.memory import cache_bytes, weight_bytes
-from draftsmith.trainers.estimate.passes import Pass, moment
+from draftsmith.models.families.sizes import parameter_counts
+from draftsmith.trainers.estimate.counted import Known
+from draftsmith.trainers.estimate.train_memory import _target_step, _with_pictures
 from exact import accepted_of_drafted, chances, check_drawn
 from heads_tiny import config_of
 from live_tensors import Live
@@ -138,22 +139,21 @@ def check_draws(own, draft, asked, policy, *, draw="sample", tokens=2, top_k=5, 
     assert 0 < accepted < drafted
 
 
-def check_memory(llm, target, asked, more_per_position: int = 0):
-    """A dry run's bytes of weights and cache are those of this model, and its moment near that of a prefill. Returns
-    the cache's layers.
-    """
-    actual = sum(p.numel() * p.element_size() for p in llm.parameters())
-    assert sum(weight_bytes(llm.config, "float32").values()) == actual
-    positions = len(asked.ids) + 10
+def check_memory(llm, target, length: int = 64):
+    """A dry run's bytes of the target's pass over a batch with pictures are near those of real tensors."""
+    assert sum(parameter_counts(llm.config).values()) == sum(p.numel() for p in llm.parameters())
+    section, config = SimpleNamespace(target=lambda model, **_: target(model)), copy.deepcopy(llm.config)
+    for part in filter(None, (config, config.get_text_config(), getattr(config, "vision_config", None))):
+        part._attn_implementation = "sdpa"  # as a recipe's; the target has set its own
+    known = Known(repr(config), (section, config, "float32", Taps(feature=True)))
+    batch = _with_pictures(config, 2, length)
+    pixels = None if batch.pixels is None else torch.zeros(batch.pixels.shape)
+    real = replace(batch._source, pixels=pixels)
+    own = target(llm)
     with Live() as live:
-        session, _ = target(llm).prefill(asked, Taps(), capacity=10)
-    layers = session.cache.own_layers
-    held = sum(p.numel() * p.element_size() for layer in layers for p in (layer.keys, layer.values))
-    assert held + more_per_position * positions == cache_bytes(llm.config, "float32", positions)
-    section = SimpleNamespace(kind=llm.config.model_type, target=lambda model, **_: target(model))
-    counted = moment(llm.config, section, "float32", Pass(positions))
-    assert 0.5 < counted / (live.most - held) < 2, (counted, live.most - held)
-    return layers
+        own.states(real, Taps(feature=True))
+    counted = _target_step(known, 2, length)
+    assert 0.8 < counted / live.most < 1.25, (counted, live.most)
 
 
 def check_frozen(llm, target, batch) -> None:

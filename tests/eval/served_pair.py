@@ -11,7 +11,7 @@ from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.formats import export_drafter, export_target
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
-from draftsmith.scripts.papers.latency_models import random_llava
+from tiny import with_random_weights
 from transformers import LlamaForCausalLM
 
 LENGTH = 48
@@ -29,7 +29,7 @@ def build(folder: Path, steps: int = 150, rows: int = 160) -> None:
         ids_in_table, processor.image_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     )
     # Heads of 32: the smallest that the CPU engine has a kernel for.
-    model = random_llava((128, 256, 8, 4), (32, 64, 2, 2), ids, side=32, patch=16, num_key_value_heads=2,
+    model = with_random_weights((128, 256, 8, 4), (32, 64, 2, 2), ids, side=32, patch=16, num_key_value_heads=2,
                          max_position_embeddings=512, initializer_range=0.2)  # fmt: skip
     # Quiet layers: the next token follows mostly from the last one, which a head learns in seconds.
     for layer in model.model.language_model.layers:

@@ -49,6 +49,19 @@ def llava(seed: int, width: int = 32, layers: int = 2, *, sizes: Sizes = Sizes()
     return model
 
 
+def with_random_weights(
+    text: tuple[int, int, int, int], tower: tuple[int, int, int, int], ids: TokenIds, *, side: int, patch: int,
+    **settings,
+):  # fmt: skip
+    """A LLaVA; `text` and `tower` are (width, inner width, layers, heads), `side` and `patch` pixels."""
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    settings = {"max_position_embeddings": 2048, "initializer_range": 0.03} | settings
+    language = LlamaConfig(**{"vocab_size": ids.vocab_size, **dict(zip(keys, text, strict=True)), **settings})
+    vision = CLIPVisionConfig(**{"image_size": side, "patch_size": patch, **dict(zip(keys, tower, strict=True))})
+    torch.manual_seed(0)
+    return assemble(llava_config(language, vision, ids)).eval()
+
+
 def near(model):
     """A draft that agrees with the target now and then: a copy with noise on its head."""
     model = copy.deepcopy(model)

@@ -100,7 +100,7 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
         ["dtype auto (as stored, which a dry run does not look up: counted as bfloat16; float32 on a CPU)",
          "precision auto (bf16 on a GPU that computes in it, else fp32)"],
     ),
-    (["recipe=sparrow-qwen2.5-vl-7b", "target.dtype=auto"], ["target's language model 14.2"]),
+    (["recipe=sparrow-qwen2.5-vl-7b", "target.dtype=auto"], ["frozen target 2.0"]),
 ])  # fmt: skip
 def test_auto_is_said_with_what_it_is_counted_as(settings, expected, capsys):
     shown = prints(capsys, [*settings, "dry_run=true"])
@@ -115,10 +115,21 @@ def test_auto_of_weights_on_this_disk_is_what_they_are_stored_in(capsys, tmp_pat
         folder.mkdir()
         save_file({"w": torch.zeros(4, dtype=dtype)}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"model_type": "llava", **pinned_config("llava-1.5-7b-hf")}))
-        assert main(["recipe=llava15-68m", "dry_run=true", f"target.path={folder}", "target.dtype=auto"]) == 0
+        assert (
+            main(
+                [
+                    "recipe=eagle-llava15-7b",
+                    "dry_run=true",
+                    "stages=[text]",
+                    f"target.path={folder}",
+                    "target.dtype=auto",
+                ]
+            )
+            == 0
+        )
         shown.append(capsys.readouterr().out)
-    assert "dtype auto (float32: as stored; float32 on a CPU)" in shown[0] and "language model 25.1" in shown[0]
-    assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "language model 12.6" in shown[1]
+    assert "dtype auto (float32: as stored; float32 on a CPU)" in shown[0] and "frozen target 26.3" in shown[0]
+    assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "frozen target 13.2" in shown[1]
 
 
 def test_steps_that_a_dry_run_tells_are_those_that_progress_counts():

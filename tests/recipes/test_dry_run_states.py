@@ -16,7 +16,7 @@ import transformers
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.pictures.tiles import Tiling, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.shards.shards import tar_path
+from draftsmith.data.shards.shards import shard_path
 from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
@@ -188,9 +188,9 @@ def test_show_says_what_a_cache_is_of(script, cache, capsys):
 def test_verify_names_the_damaged_file(script, cache, tmp_path, capsys):
     assert script.main(["verify", str(cache)]) == 0 and "all as written" in capsys.readouterr().out
     other = shutil.copytree(cache, tmp_path / "other")
-    tar = tar_path(other / "states", 3)
-    data = bytearray(tar.read_bytes())
-    data[700] ^= 1
-    tar.write_bytes(data)
+    path = shard_path(other / "states", 3)
+    data = bytearray(path.read_bytes())
+    data[-700] ^= 1
+    path.write_bytes(data)
     assert script.main(["verify", str(cache), str(other)]) == 2
-    assert "shard-000003.tar" in capsys.readouterr().err
+    assert "shard-000003.safetensors" in capsys.readouterr().err

@@ -24,10 +24,10 @@ from draftsmith.models.drafters.base import DrafterConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import _outside, _settings, plan
 from draftsmith.recipes.schema import Recipe
-from draftsmith.trainers.estimate.evaluation_memory import Hardware
 from draftsmith.trainers.evaluate.probe_settings import Binding
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights
+from draftsmith.trainers.run.hardware import Hardware
 from draftsmith.trainers.run.matching import ABSENT, HIDDEN
 from draftsmith.trainers.run.run import pending_restart, run_stages
 from draftsmith.trainers.run.stage import Stage

@@ -15,11 +15,9 @@ from draftsmith.recipes.exit_codes import STOPPED
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.publish_run import _is_other
-from draftsmith.scripts.papers.finished import ScriptOptions, run_script
 from draftsmith.trainers.run.finished_stages import BEGUN, write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.stages.publish import PublishStage
-from fails import raising
 
 
 def test_another_publication_is_known_by_its_record(tmp_path):
@@ -117,8 +115,3 @@ def test_publishing_a_folder_runs_no_other_stage(option, finished, capsys):
 def test_upload_false_builds_and_leaves_the_hub_alone(finished, capsys):
     assert main(["publish", str(finished), "dry_run=true", "repo=me/tiny", "upload=false"]) == 0
     assert "upload: false: the folder is built and tested; me/tiny is not changed" in capsys.readouterr().out
-
-
-def test_a_script_that_is_interrupted_has_no_traceback(capsys):
-    assert run_script(raising(KeyboardInterrupt), None, ScriptOptions, ["name=a"]) == STOPPED
-    assert capsys.readouterr().err == "stopped: what the script had not written yet is lost\n"

@@ -84,13 +84,11 @@ def write(folder: Path, wanted: Taps = SPARROW, *, deal=DEAL, shards=None, **cha
     writing = StatesWriting(folder, wanted, known["dtype"], counts(range(deal.num_samples), wanted))
     claim(folder, known)
     for index in range(len(deal)) if shards is None else shards:
-        writer = writing.open(index)
-        numbers = deal[index].tolist()
+        numbers, samples = deal[index].tolist(), []
         for start in range(0, len(numbers), 2):
             part = numbers[start : start + 2]
             batch = padded([row(n, wanted) for n in part])
-            for sample in writing.samples(batch, batch.states, part):
-                writer.add(*sample)
-        writer.close({})
+            samples += writing.samples(batch, batch.states, part)
+        writing.write(index, samples)
     if shards is None:
         finish(folder, known, num_shards=len(deal))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.answers import SHARDS as ANSWERS
-from draftsmith.data.shards.shards import tar_path
+from draftsmith.data.shards.shards import shard_path
 from draftsmith.data.stage_folders import CODES, STATES
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.stages.cache import CacheStage
@@ -45,7 +45,7 @@ def counted(stage, context) -> list[list[str | int]]:
 
 def drop(folder: Path, index: int) -> None:
     """As a killed run leaves it: a shard is missing, and so is the manifest."""
-    os.remove(tar_path(folder, index))
+    os.remove(shard_path(folder, index))
     os.remove(folder / "manifest.json")
 
 

@@ -201,9 +201,9 @@ def test_a_killed_run_goes_on_behind_its_finished_shards(tmp_path, made, mixed, 
     with monkeypatch.context() as patch:
         patch.setattr(encode, "write_shard", dying)
         fails_with("", run, tmp_path / "out", made, chosen, error=Killed)
-    finished = sorted((tmp_path / "out" / CODES).glob("shard-*.json"))
+    finished = sorted((tmp_path / "out" / CODES).glob("shard-*"))
     assert len(finished) == shard
-    before = {path: path.stat().st_mtime_ns for json_ in finished for path in (json_, json_.with_suffix(".tar"))}
+    before = {path: path.stat().st_mtime_ns for path in finished}
 
     monkeypatch.setattr(encode, "write_shard", lambda f, i, *rest: made_again.append(i) or real(f, i, *rest))
     run(tmp_path / "out", made, chosen)
@@ -219,11 +219,12 @@ def test_a_damaged_shard_is_made_again_and_no_other(tmp_path, made, mixed):
     run(tmp_path / "out", made, chosen)
     whole = everything(tmp_path / "out")
     shards = tmp_path / "out" / CODES
-    (shards / "shard-000001.tar").write_bytes(whole["shard-000001.tar"][:1000])
-    first = (shards / "shard-000000.tar").stat().st_mtime_ns
+    (shards / "manifest.json").unlink()  # of a killed run
+    (shards / "shard-000001.safetensors").write_bytes(whole["shard-000001.safetensors"][:1000])
+    first = (shards / "shard-000000.safetensors").stat().st_mtime_ns
     run(tmp_path / "out", made, chosen)
     assert everything(tmp_path / "out") == whole
-    assert (shards / "shard-000000.tar").stat().st_mtime_ns == first
+    assert (shards / "shard-000000.safetensors").stat().st_mtime_ns == first
 
 
 @pytest.mark.parametrize(("changes", "named"), [

@@ -2,16 +2,21 @@
 
 from dataclasses import replace
 
+import family_checks
 import heads_tiny
 import pytest
+import tiny
+import tiny_qwen
 import torch
 import visual_tiny
 from draftsmith.models.drafters import DflashConfig, MedusaConfig, dflash_training
 from draftsmith.models.drafters.plain_module import ShapeAlone
+from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.trainers.estimate import counted
 from draftsmith.trainers.estimate.counted import META, along, most_bytes
 from draftsmith.trainers.estimate.train_memory import _backward, _batch, _codes, _states
 from live_tensors import Live
+from tiny_saved import built
 
 SIZES = {"qwen": False, "hidden": 96, "heads": 6, "kv_heads": 2, "intermediate": 256, "vocab": 200}
 
@@ -103,3 +108,12 @@ def test_a_step_of_an_image_generators_head_is_what_real_tensors_take(config, mo
     own, theirs = _codes(3, places, 64, target.shape, taps, "float32")
     counted = most_bytes(lambda: _backward(empty, empty(own, theirs)))
     assert 0.9 < counted / live.most < 1.1, (counted, live.most)
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_a_targets_pass_over_a_batch_is_what_real_tensors_take(kind):
+    """Its cache among them, which a plain forward would not have."""
+    model = built(kind)
+    text = lambda model: CausalTarget(model, num_token_ids=98)  # noqa: E731
+    target = {"llava": tiny.target, "causal_lm": text}.get(kind, tiny_qwen.target)
+    family_checks.check_memory(model, target, 128)

@@ -85,8 +85,8 @@ def test_the_three_sources_give_the_same_losses(runs):
     assert any(first[step] != online[step] for step in range(epoch + 3, 3 * epoch + 1)), "nothing was read"
 
 
-def test_cached_states_are_read_by_threads(made, kept, monkeypatch, tmp_path):
-    """`num_workers` threads: batches of reading processes would come in new shared memory."""
+def test_cached_states_are_read_by_a_thread(made, kept, monkeypatch, tmp_path):
+    """Batches of reading processes would come in new shared memory."""
     started, whole = [], sources.prefetched
 
     def watch(loader):
@@ -97,7 +97,7 @@ def test_cached_states_are_read_by_threads(made, kept, monkeypatch, tmp_path):
     asked = context(made, tmp_path / "run", SPARROW, {"states": kept})
     stage(made, source={"kind": "cached"}, steps=2, num_workers=3).run(asked)
     (loader,) = started
-    assert loader.num_workers == 0 and loader.samples.reader.num_threads == 3 and len(losses(asked.folder)) == 2
+    assert loader.num_workers == 0 and len(losses(asked.folder)) == 2
 
 
 def test_the_first_epoch_keeps_each_training_sample_once(runs):
@@ -156,19 +156,19 @@ def test_a_first_epoch_that_was_stopped_goes_on_as_it_would_have(made, runs, tmp
             stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
     else:
         monkeypatch.setattr(build.Builder, "states", real)
-        real_read = sources.StatesReader.read
+        real_read = sources.CachedCollate.__call__
         reads = []
 
-        def stopping(reader, indices):
-            reads.append(indices)
+        def stopping(collate, samples, **more):
+            reads.append(samples)
             if len(reads) == 4:
                 raise Killed
-            return real_read(reader, indices)
+            return real_read(collate, samples, **more)
 
-        monkeypatch.setattr(sources.StatesReader, "read", stopping)
+        monkeypatch.setattr(sources.CachedCollate, "__call__", stopping)
         with pytest.raises(Killed):
             stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
-        monkeypatch.setattr(sources.StatesReader, "read", real_read)
+        monkeypatch.setattr(sources.CachedCollate, "__call__", real_read)
     monkeypatch.setattr(build.Builder, "states", real)
     stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
     assert losses(tmp_path / "first") == losses(runs["first"])

@@ -175,18 +175,15 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_damaged_states_are_computed_again_before_a_head_reads_them(finished, tmp_path):
+def test_damaged_states_are_refused_with_the_command_that_computes_them_again(finished, tmp_path):
     output = shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("evaluate"))
-    folder = output / "states" / "states"
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    name = max(name for name in before if name.endswith(".tar"))
-    flip(folder / name)
-    told = run(output, stages=["states", "head"], restart="head")
-    assert any(f"{name} was changed after it was written: a checksum differs; it is written again" in t for t in told)
-    assert sum(line.startswith("shard ") for line in told) == 1
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    weights = [output / head / "model.safetensors" for head in ("head", "head.before-1")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    path = max((output / "states" / "states").glob("shard-*"))
+    whole = path.read_bytes()
+    flip(path, len(whole) // 2)
+    error = fails_with("edited or damaged shard", run, output, stages=["states", "head"], restart="head")
+    assert error.where == str(path) and error.hint.startswith("restart=states ")
+    path.write_bytes(whole[:-1])
+    assert fails_with("the manifest has one of", run, output, stages=["head"]).where == str(path)
 
 
 SKIP = "stages.evaluate.benchmarks.sets.data.on_error=skip"
@@ -291,8 +288,7 @@ READ = {
     "head/model.safetensors": {"one flipped bit"},
     "head/draftsmith.json": {"missing", "no fields", "one flipped bit"},
     "states/states/manifest.json": {"one flipped bit"},
-    "states/states/shard-000000.json": set(),
-    "states/states/shard-000000.tar": {"one flipped bit"},  # of a sample that is not read here
+    "states/states/shard-000000.safetensors": {"one flipped bit"},  # of a sample that is not read here
     "world/world/video_suite/suite.json": {"one flipped bit"},
     "evaluate/rows.jsonl": {"empty", "one flipped bit"},
     "evaluate/report.json": {"one flipped bit"},

@@ -179,27 +179,6 @@ def test_the_same_command_twice_never_writes_twice(tmp_path):
     RunLock(tmp_path, say=print, patience_s=0.3).release()
 
 
-def test_a_file_system_without_flock_is_locked_by_files(tmp_path, monkeypatch):
-    """Every run there stopped at its start."""
-    import errno
-    import fcntl
-
-    from draftsmith.core.errors import UserError
-    from draftsmith.trainers.run.guard import RunLock
-
-    def flock(handle, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    said = []
-    first = RunLock(tmp_path, say=said.append)
-    assert "without flock" in said[0]
-    with pytest.raises(UserError, match=f"another run is writing here .process {os.getpid()} on "):
-        RunLock(tmp_path, say=said.append, patience_s=0.3)
-    first.release()
-    RunLock(tmp_path, say=said.append, patience_s=0.3).release()
-
-
 def test_an_output_that_cannot_be_locked_is_named(tmp_path):
     from draftsmith.core.errors import UserError
     from draftsmith.trainers.run.guard import RunLock

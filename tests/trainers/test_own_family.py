@@ -223,4 +223,4 @@ def test_a_recipe_of_it_is_counted_and_run(made, tmp_path, capsys):
 
 def test_a_dry_runs_memory(made):
     own = lambda model: made.target.target(model, num_token_ids=made.pair.processor.num_token_ids, image_token_id=None)  # noqa: E731
-    family.check_memory(made.model, own, made.samples.request(5)[0])
+    family.check_memory(made.model, own)

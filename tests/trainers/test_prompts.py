@@ -12,7 +12,6 @@ from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.decoding.batched import Written
 from draftsmith.models.parts import TokenIds
-from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.trainers.serve import written_prompts
 from draftsmith.trainers.serve.written_prompts import Begun, _behind, special_ids
 from draftsmith.trainers.stages import prompts as stages
@@ -20,6 +19,7 @@ from fails import fails_with
 from PIL import Image
 from states_run import WORDS
 from text_run import FORMAT, run, target
+from tiny import with_random_weights
 from transformers import GenerationConfig, LlamaForCausalLM
 
 BEGINS = ["About {topic}:", "Which {topic}"]
@@ -211,7 +211,7 @@ def seeing(tmp_path_factory):
     processor = LLAVA.new(tokenizer, image_size=32, patch_size=16, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
     ids = TokenIds(len(tokenizer), processor.image_token_id, *(
         getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")))  # fmt: skip
-    model = random_llava((32, 48, 2, 2), (32, 48, 1, 2), ids, side=32, patch=16, initializer_range=0.3)
+    model = with_random_weights((32, 48, 2, 2), (32, 48, 1, 2), ids, side=32, patch=16, initializer_range=0.3)
     processor.save(folder / "target")
     special = special_ids(load_processor(folder / "target"))
     words = [token for token in range(len(tokenizer)) if token not in special]

@@ -128,22 +128,9 @@ def test_two_ranks_write_what_one_does(made, again, monkeypatch):
                 patch.setattr(ranks, "on_main", said_by_rank_0)
             told += [line for line in run(again, stages=["answers"]) if line.startswith("shard")]
             if rank == 1:
-                assert len(files(again)) == 2 * 2 + 1  # two tars with their json, and the identity
+                assert len(files(again)) == 2 + 1  # two shards and the identity
                 (again / "answers" / "done.json").unlink(missing_ok=True)
     assert sorted(told) == [f"shard {n} of 4" for n in (1, 2, 3, 4)] and files(again) == files(made)
-
-
-def test_shards_that_went_missing_are_written_again_and_no_others(made, tmp_path):
-    """The stage has finished: the cure of the reader's error led nowhere."""
-    output = shutil.copytree(made, tmp_path / "run")
-    folder = output / "answers" / SHARDS
-    (folder / "shard-000001.tar").unlink()
-    (folder / "shard-000002.tar").write_bytes((folder / "shard-000002.tar").read_bytes()[:1000])
-    done = (output / "answers" / "done.json").read_bytes()
-    told = run(output, stages=["answers"])
-    assert [line for line in told if line.startswith("shard")] == ["shard 2 of 4", "shard 3 of 4"]
-    assert "stage answers: written again with the same bytes as before" in told
-    assert files(output) == files(made) and (output / "answers" / "done.json").read_bytes() == done
 
 
 @pytest.mark.parametrize(("maker", "name", "old", "new"), [
@@ -274,4 +261,4 @@ def test_an_answer_from_scores_that_are_not_finite_is_not_written(again, monkeyp
     monkeypatch.setattr(texts, "open_target", overflowing)
     caught = fails_with("the scores that a token is drawn from are not finite", run, again, stages=["answers"])
     assert str(caught.where).startswith("request ") and str(caught.where).endswith(", token 0")
-    assert not list((again / "answers").rglob("*.tar"))
+    assert not list((again / "answers").rglob("shard-*"))

@@ -22,7 +22,7 @@ from draftsmith.trainers.run.stopping import Stop
 real, folder = Stop.check, Path(os.environ["FOLDER"])
 
 def check(self, place):
-    if not self.raised and [*folder.rglob("*.tar"), *folder.rglob("rows/**/*.jsonl")]:
+    if not self.raised and [*folder.rglob("shard-*"), *folder.rglob("rows/**/*.jsonl")]:
         os.kill(os.getpid(), signal.SIGTERM)
     real(self, place)
 
@@ -51,7 +51,7 @@ def results(folder: Path) -> dict[str, object]:
     """Tokens of the rows, and every shard's bytes."""
     rows = folder / "rows.jsonl"
     tokens = [json.loads(line)["tokens"] for line in rows.read_text().splitlines()] if rows.is_file() else []
-    return {"tokens": tokens} | {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.tar")}
+    return {"tokens": tokens} | {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("shard-*")}
 
 
 @pytest.mark.slow
@@ -69,8 +69,8 @@ def test_the_same_command_goes_on_to_equal_results(stage, run, request, tmp_path
     assert code == 128 + signal.SIGTERM and "the same command continues" in text, text[-3000:]
     assert stage == "evaluate" or re.search(r"1 of \d+ shards are finished: the same command", text), text[-3000:]
     assert not (output / stage / "done.json").exists()
-    kept = [path for pattern in ("*.tar", "rows/**/*.jsonl") for path in (output / stage).rglob(pattern)]
-    times = {path: path.stat().st_mtime_ns for path in kept if path.suffix == ".tar"}
+    kept = [path for pattern in ("shard-*", "rows/**/*.jsonl") for path in (output / stage).rglob(pattern)]
+    times = {path: path.stat().st_mtime_ns for path in kept if path.suffix == ".safetensors"}
     ((code, text),) = run_ranks(1, MAIN, *arguments, cwd=ROOT)
     assert code == 0, text[-3000:]
     assert {path: path.stat().st_mtime_ns for path in times} == times, "finished shards are not written again"

@@ -42,6 +42,7 @@ from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train_codes import TrainCodes
 from draftsmith.trainers.train import on_codes as training_codes
+from fails import fails_with
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from stages_run import list_anew
@@ -469,17 +470,12 @@ def test_a_head_of_another_target_is_told_before_it_is_trained_on_or_drawn_with(
         run(output, stages=["evaluate"])
 
 
-def test_codes_that_went_missing_are_encoded_again_and_no_others(demo, tmp_path):
+def test_codes_that_went_missing_are_refused_by_name(demo, tmp_path):
     output = branch(demo, tmp_path / "run", without=("head", "evaluate"))
-    folder = output / "features" / "shards"
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    (folder / "shard-000001.tar").unlink()
-    (folder / "shard-000000.json").write_bytes(b"")
-    with pytest.raises(UserError, match=r"stage head takes the codes of stage features, and shard-00000\d\.\w+ "):
-        run(output, stages=["head"])
-    told = run(output, stages=["features"])
-    assert "stage features: written again with the same bytes as before" in told
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    path = output / "features" / "shards" / "shard-000001.safetensors"
+    path.unlink()
+    error = fails_with("missing shard", run, output, stages=["head"])
+    assert error.where == str(path) and error.hint.startswith("restart=features ")
 
 
 # What cannot be trained
@@ -509,8 +505,7 @@ READ = {
     "reader/config.json": set(),
     "reader/model.safetensors": {FLIPPED},
     "codes/shards/manifest.json": set(),
-    "codes/shards/shard-000000.json": set(),
-    "codes/shards/shard-000000.tar": set(),
+    "codes/shards/shard-000000.safetensors": set(),
     "codes/shards/identity.json": set(),
     "world/world/train-00000.tar": {FLIPPED, "huge"},  # zeros after the end of a tar are padding
     "head/config.json": {"missing", "no fields"},

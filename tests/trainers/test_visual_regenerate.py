@@ -116,7 +116,9 @@ def test_a_run_killed_on_two_ranks_goes_on_alone_with_another_batch_size(made, t
         patch.setattr(regenerate.ranks, "is_main", lambda: False)
         stage(made, batch_size=3).run(context(tmp_path / "out", made.target, made.inputs))
     kept = files(tmp_path / "out")
-    assert [name for name in sorted(kept) if name.endswith(".tar")] == ["shard-000001.tar", "shard-000003.tar"]
+    assert [name for name in sorted(kept) if name.startswith("shard-")] == [
+        f"shard-00000{index}.safetensors" for index in (1, 3)
+    ]
     drawn, real = [], pictures.draw_pictures
     monkeypatch.setattr(
         pictures, "draw_pictures", lambda t, asked, *a, **k: drawn.append(len(asked)) or real(t, asked, *a, **k)

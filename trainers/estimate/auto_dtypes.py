@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...models.families.memory import BYTES
 from ...models.stored import Held, is_on_cpu, stored_dtype
 from ..run.stage import WholeRecipe
 
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of a Hub id, whose weights and config a dry run does not fetch: most are published so.
 UNKNOWN = "bfloat16"
 

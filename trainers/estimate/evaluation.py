@@ -39,7 +39,7 @@ def describe_evaluation(stage: EvaluateSettings) -> list[str]:
     for name, section in stage.drafters.items():
         lines.append(f"  drafter {name}: {dict(section).get('path') or section.kind}")
     sections = [method.section for method in stage.methods.values()] + list(stage.drafters.values())
-    models = [section.whole_model for section in sections if section is not None]
+    models = [dict(section).get("model") for section in sections if section is not None]
     published = {model.path: model for model in models if isinstance(model, TargetSection)}
     return lines + [
         f"  draft {p}: {_num_parameters(cast(TargetConfig, model)):,} parameters" for p, model in published.items()

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
 from ...core.loss import StepLoss
-from ...core.pictures import Picture
 from ...core.section import torch_dtype
 from ...core.states import KeptScores, Taps, TargetStates
 from ...data.packing import PackingConfig
@@ -28,20 +27,18 @@ from ...models.drafters.distillation import DistillTraining, Teacher
 from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
 from ...models.families.generators import image_section, language_section
-from ...models.families.memory import cache_bytes
 from ...models.families.sizes import empty_model, parameter_counts
-from ...models.families.table import training_of
+from ...models.families.table import family_of, training_of
 from ...models.hub import config_value, rope_of
 from ...models.parts import is_tied
 from ...models.targets.base import TargetShape
 from ...models.training import ModelTraining
+from ..run.hardware import Memory
 from ..run.stage import WholeRecipe
 from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings
 from .auto_dtypes import engine_precision, held_bytes, held_dtype
 from .counted import META, Known, along, most_bytes
-from .evaluation_memory import Memory
 from .models import drafter_parameters, mirrored_shape, target_shape
-from .passes import Pass, fill_with_pictures, moment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -147,17 +144,7 @@ def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Teac
 
 def _run_lvlm(module: ModelTraining, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
     """Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies."""
-    pictures: list[Picture] = []
-    pixels, dummies = None, 0
-    if config_value(config, "vision_config") is not None:
-        pictures, pixels = fill_with_pictures(config, max(1, length // 2))
-        if pictures[0].whole is None:
-            dummies = max(0, rows * (patches // pictures[0].num_tokens - len(pictures)))
-        pixels = torch.empty(rows * len(pixels) + dummies, *pixels.shape[1:], device=META)
-    shown = sum(picture.num_tokens for picture in pictures)
-    batch = _batch(
-        rows, length, shown, pixels=pixels, pictures=tuple(pictures) * rows, num_dummy_images=dummies
-    )  # fmt: skip
+    batch = _with_pictures(config, rows, length, patches)
     states = _kept(int(batch.predicting.sum()), kept) if kept else module.states(batch)
     _backward(module, module(batch, states))
 
@@ -189,9 +176,10 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
     known = _known(recipe, config, shape, step, objective=stage.objective, packing=stage.packing)
     counted = _head_step(known, rows, length)
     if not stage.reads_tables:  # the target's pass is over when the head begins, and has left its states
-        asked = Pass(rows * length)
-        parts["the target's pass"] = moment(target, language_section(recipe.target), held_dtype(recipe.target), asked)
-        parts["the target's pass"] += cache_bytes(target, held_dtype(recipe.target), rows * length)
+        dtype, taps = held_dtype(recipe.target), config.taps_for(shape, training=True)
+        text = f"{target.to_json_string(use_diff=False)} {dtype} {taps}"
+        frozen = Known(text, (language_section(recipe.target), target, dtype, taps))
+        parts["the target's pass"] = _target_step(frozen, rows, length)
     return _with_step(parts, config, counted)
 
 
@@ -261,9 +249,19 @@ def _head_step(known: Known, rows: int, length: int) -> float | str:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
+@functools.lru_cache(64)
+def _target_step(known: Known, rows: int, length: int) -> float:
+    """Bytes that the frozen target makes for a batch's states, its cache among them."""
+    section, config, dtype, taps = known.thing
+    model, ids = empty_model(config, torch_dtype(dtype)), config.get_text_config().vocab_size
+    target = section.target(model, num_token_ids=ids, image_token_id=None)
+    batch = _with_pictures(config, rows, length)
+    return most_bytes(lambda: target.states(batch, taps))
+
+
 def _with_step(parts: dict[str, float], config: DrafterConfig, counted: float | str) -> Memory:
     if isinstance(counted, str):
-        return Memory(parts, unestimated=f"{config.kind} ({counted})")
+        return Memory(parts, uncounted=f"{config.kind} ({counted})")
     pass_over = parts.pop("the target's pass", 0.0)
     return Memory({**parts, "activations": max(counted, pass_over)})
 
@@ -292,6 +290,27 @@ def _batch(rows: int, length: int, shown: int, *, axes: int = 1, **more: Any) ->
     positions = torch.arange(length).expand(axes, rows, -1).contiguous()
     more = {"pixels": None, "sample_ids": ("",) * rows, "seeds": tuple(range(rows)), **more}
     return Batch(ids, torch.ones_like(ids, dtype=torch.bool), answers, modality, positions, **more).to(META)
+
+
+def _with_pictures(config: PreTrainedConfig, rows: int, length: int, patches: int = 0) -> Batch:
+    """A batch for a model that reads pictures: they fill half of each row.
+
+    Args:
+        patches: that the tower reads for a row; tiles beyond the row's own are dummies.
+    """
+    if config_value(config, "vision_config") is None:
+        return _batch(rows, length, 0)
+    read = family_of(config).pictures
+    assert read is not None, "a tower that no family has"
+    pictures, (number, *shape) = read.fill(config, max(1, length // 2))
+    dummies = 0
+    if pictures[0].whole is None:
+        dummies = max(0, rows * (patches // pictures[0].num_tokens - len(pictures)))
+    return _batch(
+        rows, length, sum(picture.num_tokens for picture in pictures),
+        pixels=torch.empty(rows * number + dummies, *shape, device=META), pictures=tuple(pictures) * rows,
+        num_dummy_images=dummies,
+    )  # fmt: skip
 
 
 def _states(taps: Taps, width: int, dtype: str, batch: Tensor, length: int) -> TargetStates:

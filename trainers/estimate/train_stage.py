@@ -19,12 +19,12 @@ from ...models.drafters.outside import is_own
 from ...models.families.generators import language_section
 from ...models.families.sizes import Described, empty_model, parameter_counts
 from ...models.families.table import training_of
+from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..train.fit import Expected, OutsideStart
 from ..train.settings import RecordsSettings, StatesSettings, TrainSettings
 from .auto_dtypes import held_bytes
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
-from .evaluation_memory import Memory
 from .models import drafter_parameters, target_shape
 from .states_size import describe_states
 from .train_memory import lvlm_parts

@@ -19,7 +19,7 @@ from ...core.errors import UserError
 from ...core.files import share_as_usual
 from ...core.json_types import JsonMapping, object_at, text_at, walk
 from ...core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
-from ...data.shards.shards import is_of_shard
+from ...data.shards.shards import ShardReader, is_of_shard
 from .stage import Planned, Stage
 
 # Listed for people, and read by no later stage: one that was changed or deleted stops nothing.
@@ -101,9 +101,9 @@ class InputCheck:
                 self._told.add(folder)
                 self._say(f"{folder.name} finished before results had checksums: its files are not checked")
             return
-        # Shards and what binds them together can be written again by themselves (mending.py).
-        passed = (*_BESIDE, *([f"{shards}/*"] if shards else []))
-        read = {name: entry for name, entry in mark.files.items() if not _matches(name, passed)}
+        if shards is not None:
+            ShardReader(folder / shards)  # names one that is missing or cut; each sample is checked when it is read
+        read = {name: entry for name, entry in mark.files.items() if not _matches(name, _BESIDE)}
         added = _added(folder, mark.files)
         problems = faults(folder, read) + [Fault(name, "is not one of its files") for name in added]
         if problems:

@@ -6,7 +6,7 @@ started again would then write beside them.
 
 from __future__ import annotations
 
-import functools
+import atexit
 import os
 import signal
 import sys
@@ -14,13 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import is_full, unwritable
-from ...core.locks import Lock
+from ...core.locks import take_lock
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _LOCKS = ".locks"
 _PATIENCE_S = 90.0  # an earlier run that was told to stop writes its checkpoint first
@@ -36,63 +40,47 @@ class AnotherRun(UserError):
 
 
 class RunLock:
-    """Held by every rank until its process ends, however it ends: the kernel lets go of the file, or where it has no
-    locks (`core/locks.py`) the heartbeat ends.
+    """Held by every rank until its process ends, however it ends.
 
     Taken before the process group: an earlier run that is still saving holds the group's port as well.
     """
 
     def __init__(self, output: Path, *, say: Callable[[str], None], patience_s: float = _PATIENCE_S):
         folder = output / _LOCKS
+        place = folder / f"rank-{ranks.rank():05d}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(folder / f"rank-{ranks.rank():05d}", lost=self._lost)
-            holder = self._lock.take(patience_s, waiting=functools.partial(_say_waiting, say))
-            if holder is None and ranks.is_main():
-                holder = _others(folder, patience_s, say)
+            self._lock = _take(place, output, say, patience_s)
+            # An earlier run may have had more ranks than this one: none of them may live.
+            for path in sorted(folder.glob("rank-*")) if ranks.is_main() else ():
+                number = path.name.removeprefix("rank-")
+                if number.isdigit() and int(number) >= ranks.world_size():
+                    _take(path, output, say, patience_s).release()
+            place.write_text(str(os.getpid()))
         except OSError as error:
             raise _no_folder(output, error) from error
-        if holder is not None:
-            self._lock.release()
-            raise AnotherRun(
-                f"another run is writing here (process {holder})",
-                where=str(output),
-                hint="wait until it has ended or end it, or choose another output",
-            )
-        try:
-            self._lock.sign()
-        except OSError as error:
-            self._lock.release()
-            raise _no_folder(output, error) from error
-        if self._lock.by_file:
-            say(f"{folder} lies on a file system without flock: the run is locked by files with a heartbeat")
+        atexit.register(self.release)  # keeps the lock as long as the process lives, whoever forgets this object
 
     def release(self) -> None:
-        """Let go of the directory before the process ends. It can be called once."""
+        """Let go of the directory before the process ends."""
         self._lock.release()
-
-    @staticmethod
-    def _lost() -> None:
-        print("another run has taken this one's lock: this process was suspended too long", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        atexit.unregister(self.release)
 
 
-def _say_waiting(say: Callable[[str], None], holder: str) -> None:
-    say(f"waiting for an earlier run of this directory to end (process {holder})")
-
-
-def _others(folder: Path, patience_s: float, say: Callable[[str], None]) -> str | None:
-    """An earlier run may have had more ranks than this one: none of them may live."""
-    for path in sorted(folder.glob("rank-*")):
-        number = path.name.removeprefix("rank-")
-        if not number.isdigit() or int(number) < ranks.world_size():
-            continue
-        lock = Lock(path)
-        holder = lock.take(patience_s, waiting=functools.partial(_say_waiting, say))
-        if holder is not None:
-            return holder
-        lock.release()
-    return None
+def _take(path: Path, output: Path, say: Callable[[str], None], patience_s: float) -> BaseFileLock:
+    """The lock of one rank. Raises `AnotherRun` where somebody holds it longer than the patience."""
+    lock = take_lock(path, timeout_s=0)
+    if lock is None:
+        holder = path.read_text() or "unknown"
+        say(f"waiting for an earlier run of this directory to end (process {holder})")
+        lock = take_lock(path, timeout_s=patience_s)
+    if lock is None:
+        raise AnotherRun(
+            f"another run is writing here (process {holder})",
+            where=str(output),
+            hint="wait until it has ended or end it, or choose another output",
+        )
+    return lock
 
 
 def _no_folder(output: Path, error: OSError) -> UserError:

@@ -14,7 +14,6 @@ from ...core.errors import UserError
 from ...core.files import full_disk_is_told, sweep
 from ...core.placement import num_gpus
 from ...core.results import BEGUN, DONE, read_mark
-from . import mending
 from .context import Context
 from .finished_stages import InputCheck, unreadable, write_done
 from .matching import (
@@ -69,7 +68,7 @@ def run_stages(
     # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
         ranks.on_main(check_stages, plan, output, chosen, restart)
-    broken = ranks.on_main(look_at_results, plan, chosen, restart, inputs)
+    ranks.on_main(look_at_results, plan, chosen, restart, inputs)
     if restart is not None:
         stale = built_on(plan, restart)
         ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
@@ -81,7 +80,7 @@ def run_stages(
             if chosen is None or planned.name in chosen:
                 place = running.index(planned.name) + 1, len(running)
                 line = StageLine(planned.name, planned.stage.purpose, place, behind=partial(times.behind, planned.name))
-                _run_stage(planned, make_context, stop, inputs, broken.get(planned.name), line, say)
+                _run_stage(planned, make_context, stop, inputs, line, say)
         # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()
 
@@ -97,16 +96,15 @@ def _run_stage(
     make_context: MakeContext,
     stop: Stop,
     inputs: InputCheck,
-    broken: mending.Broken | None,
     line: StageLine,
     say: Callable[[str], None],
 ) -> None:
-    """Pass over a finished stage, write the broken shards of one again, or run it."""
+    """Pass over a finished stage, or run it."""
     ranks.pulse().enter(planned.name)
     folder = inputs.output / planned.name
     # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
     state = ranks.on_main(stage_state, planned, inputs.output)
-    if state == "finished" and broken is None:
+    if state == "finished":
         say(f"stage {planned.name}: finished before, same inputs")
         ranks.on_main(_write_begun, planned, folder, say)
         return
@@ -115,10 +113,7 @@ def _run_stage(
     ranks.on_main(_check_inputs, planned, inputs)
     say(f"stage {planned.name}")
     ranks.on_main(_sweep, inputs.output, folder)
-    if broken is not None:
-        ranks.on_main(mending.drop, planned, folder, broken, say)
-    else:
-        ranks.on_main(_begin, planned, folder, say)
+    ranks.on_main(_begin, planned, folder, say)
     # As the folder was begun: a plan made where an earlier stage's data is missing has another fingerprint, and
     # checkpoints and shards would be refused.
     planned = replace(planned, fingerprint=ranks.on_main(_fingerprint, folder))
@@ -130,10 +125,7 @@ def _run_stage(
         settled_stage(context, planned).run(context)
         gpus = num_gpus(planned.stage.own_target or context.target)
     ranks.barrier()
-    if broken is not None:
-        ranks.on_main(mending.compare, planned, folder, broken, say)
-    else:
-        ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
+    ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
 
 
 def _fingerprint(folder: Path) -> str:
@@ -144,41 +136,22 @@ def _fingerprint(folder: Path) -> str:
 
 def look_at_results(
     plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, inputs: InputCheck
-) -> dict[str, mending.Broken]:
+) -> None:
     """Look at what the stages that will run read of finished ones. Rank 0's.
 
-    Returns the finished stages whose shards are to be written again.
-
     Raises:
-        UserError: a file is not as its stage wrote it, and no stage that runs writes it again.
+        UserError: a file is not as its stage wrote it.
     """
-    stale, broken, output = built_on(plan, restart), {}, inputs.output
-    running = {p.name for p in plan if chosen is None or p.name in chosen}
-    # From the last stage to the first: a stage that writes shards again reads what others made, too.
-    for planned in reversed([p for p in plan if p.name in running]):
-        if planned.name not in stale and planned.name not in broken and is_done(planned, output):
-            lost = mending.find_broken(planned, output / planned.name, is_read=False)
-            if lost is None:
-                continue
-            broken[planned.name] = lost
-        makers = [maker for maker in sorted({*planned.inputs.values()} - stale) if done(output / maker) is not None]
-        for maker in makers:
-            shards = mending.find_broken(planned.earlier[maker], output / maker, is_read=True)
-            if shards is not None and maker not in running:
-                raise shards.refusal(planned, maker, output)
-            if shards is not None:
-                broken[maker] = shards
-        inputs.check(planned, makers)
-    return broken
+    stale, output = built_on(plan, restart), inputs.output
+    for planned in plan:
+        is_chosen = chosen is None or planned.name in chosen
+        if is_chosen and (planned.name in stale or not is_done(planned, output)):
+            makers = sorted({*planned.inputs.values()} - stale)
+            inputs.check(planned, [maker for maker in makers if done(output / maker) is not None])
 
 
 def _check_inputs(planned: Planned, inputs: InputCheck) -> None:
-    makers = sorted({*planned.inputs.values()})
-    for maker in makers:
-        shards = mending.find_broken(planned.earlier[maker], inputs.output / maker, is_read=True)
-        if shards is not None:
-            raise shards.refusal(planned, maker, inputs.output)
-    inputs.check(planned, makers)
+    inputs.check(planned, sorted({*planned.inputs.values()}))
 
 
 def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:

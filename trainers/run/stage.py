@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -22,7 +22,7 @@ from ...models.families.generators import AnyTarget
 from ...models.families.load import TargetConfig
 from .context import Context
 from .deepspeed_section import EngineConfig
-from .hardware import Hardware
+from .hardware import Hardware, Memory
 
 
 class Stage(Section):
@@ -155,8 +155,8 @@ class Stage(Section):
         """The stage's lines of a dry run, without its title."""
         raise NotImplementedError
 
-    def memory(self, plan: Planned) -> Any:
-        """`estimate.memory.Memory` of its fullest GPU, in a dry run; None: not estimated."""
+    def memory(self, plan: Planned) -> Memory | None:
+        """The memory of one training step on its fullest GPU, in a dry run; None: not counted."""
         return None
 
     def training(self, plan: Planned) -> TrainingLength | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,10 +23,13 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.files import unwritable
 from ...core.json_types import JsonMapping
-from ...core.locks import Lock
+from ...core.locks import take_lock
 from ...eval.engines.program import cure, ended, kill_program, last_lines, start_program
 from ..run.stopping import Stop
 from .engine_answers import Answer, Job, WrongAnswer, read_answers, read_states, states_name
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _WORKERS = Path(__file__).with_name("workers")
 _LOOK_S = 0.005  # between two looks for an answer
@@ -75,9 +79,8 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._next, self._fruitless = 0, 0
-        self._lock = Lock(folder / _LOCK)
         try:
-            self._make_folder()
+            self._lock = self._make_folder()
             (folder / "engine.json").write_text(json.dumps({"settings": dict(settings), "layers": layers}))
         except OSError as error:
             raise self._unwritable(error) from error
@@ -231,12 +234,14 @@ class EngineProcess:
         self._process = start_program(self.python, self.worker, self.folder, self.log, environment)
         self._started_s = time.monotonic()
 
-    def _make_folder(self) -> None:
+    def _make_folder(self) -> BaseFileLock:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (holder := self._lock.take(patience_s=0)) is not None:
+        place = self.folder / _LOCK
+        if (lock := take_lock(place, timeout_s=0)) is None:
+            holder = place.read_text()
             raise UserError(f"another run's engine works in this folder (process {holder})", where=str(self.folder),
                             hint=f"give each run a folder of its own: {self.key}.scratch")  # fmt: skip
-        self._lock.sign()
+        place.write_text(str(os.getpid()))
         for left in self.folder.iterdir():  # of an engine that was killed
             if left.is_dir():
                 shutil.rmtree(left)
@@ -244,6 +249,7 @@ class EngineProcess:
                 left.unlink()
         for name in _FOLDERS:
             (self.folder / name).mkdir()
+        return lock
 
     def _unwritable(self, error: BaseException) -> UserError:
         problem = unwritable(self.folder, error)

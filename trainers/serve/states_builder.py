@@ -31,6 +31,7 @@ from ...data.answers import Answers
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.families.processor import Processor
+from ...data.shards.shards import Sample
 from ...data.sources import AnsweredSamples, AnswersConfig, learns_records
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
 from ...data.states.estimate import Size, check_disk, record_bytes
@@ -57,7 +58,7 @@ class StatesStore(Section):
     # bf16 loses nothing that a head notices; int8 (a scale for each 64 channels, loud channels apart) and fp8 halve
     # the disk. What each does to the LM head's distribution is measured and stands in the manifest.
     dtype: StatesDtype = "bf16"
-    # Of one tar, about. A killed build does one again at most, on each rank.
+    # Of one shard, about. Each rank holds one in memory until it is whole; a killed build does that one again.
     shard_bytes: int = Field(1_500_000_000, ge=1)
     # Samples that the loss of each dtype is measured on.
     measured_samples: int = Field(16, ge=1)
@@ -209,16 +210,14 @@ class Builder:
         Raises:
             Stopped: on this rank alone, between two batches.
         """
-        writing, writer = self.writing, self.writing.open(index)
-        try:
+        writing = self.writing
+
+        def samples() -> Iterator[Sample]:
             for part, batch, states in self._computed(self._watched(numbers, stop)):
-                for sample in writing.samples(batch, states, part):
-                    writer.add(*sample)
+                yield from writing.samples(batch, states, part)
                 done(len(part))
-        except BaseException:
-            writer.abandon()
-            raise
-        writer.close({})
+
+        writing.write(index, samples())
 
     def run(self, numbers: np.ndarray, stop: Stop) -> None:
         """Compute the states of these samples and keep none: of ranks in step, rank 0 alone writes."""

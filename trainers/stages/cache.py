@@ -18,7 +18,7 @@ from ...core.section import FINGERPRINT
 from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards.shards import ShardReader, claim, finish, finished, tar_path, unfinished
+from ...data.shards.shards import ShardReader, claim, finish, finished, shard_path, unfinished
 from ...data.sources import AnswersConfig, learns_records
 from ...data.stage_folders import STATES
 from ...data.states.estimate import samples_per_shard, shown
@@ -27,7 +27,6 @@ from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
 from ...models.families.generators import AnyTarget
-from ..estimate.evaluation_memory import Memory, target_memory
 from ..estimate.states_size import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage
@@ -140,8 +139,8 @@ class CacheStage(Stage):
         context.say(
             f"states in {store.dtype}: {size}, in {counted(len(deal), 'shard')} of about {shown(store.shard_bytes)}"
         )
-        done = [tar_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
-        check_room(builder, size, sum(tar.stat().st_size for tar in done))
+        done = [shard_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
+        check_room(builder, size, sum(shard.stat().st_size for shard in done))
         in_step = context.is_in_step
         measured = ranks.broadcast(builder.measure() if ranks.is_main() or in_step else None)
         known = identity_of(context, processor, self.format, self.data, wanted, store.dtype, self.engine)
@@ -167,9 +166,6 @@ class CacheStage(Stage):
             kept = sum(shard.bytes for shard in reader.shards)
             context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
         ranks.barrier()
-
-    def memory(self, plan: Planned) -> Memory | None:
-        return target_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         return describe_states(plan)

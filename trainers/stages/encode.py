@@ -23,10 +23,10 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import JsonObject, listed
+from ...core.json_types import listed
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read, usable
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
-from ...data.shards.shards import claim, finish, finished, summary, unfinished, write_shard
+from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget, ImageTargetConfig, image_section
@@ -35,7 +35,6 @@ from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
 from ..train.engine import init_distributed
 
-Sample = tuple[str, dict[str, Tensor], JsonObject]
 Write = Literal["pixels", "codes", "features"]
 
 
@@ -98,9 +97,9 @@ class EncodeStage(Stage):
             with contextlib.suppress(UserError):  # not on disk: what the recipe declares stands
                 count, how = num_items(self.source), "measured"
         size = f"{least:,} to {most:,}" if most > least else f"{least:,}"
-        lines = [f"  writes {', '.join(self.write)}: {size} bytes a sample, 2.5 KB of tar around it"]
+        lines = [f"  writes {', '.join(self.write)}: {size} bytes a sample, and about {SAMPLE_BYTES} around it"]
         if count:
-            lines.append(f"  {count:,} samples ({how}): up to {count * (most + 2560) / 2**30:.1f} GiB")
+            lines.append(f"  {count:,} samples ({how}): up to {count * (most + SAMPLE_BYTES) / 2**30:.1f} GiB")
         return lines
 
     def _sample_bytes(self, target: ImageTargetConfig) -> tuple[int, int]:

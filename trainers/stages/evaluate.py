@@ -13,8 +13,6 @@ from typing import ClassVar
 from ...core.refused import Refused
 from ...models.drafters.captioners import LvlmCaptions
 from ..estimate.evaluation import describe_evaluation
-from ..estimate.evaluation_memory import Memory, evaluation_memory
-from ..estimate.image_memory import drawing_memory
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..run.context import Context
 from ..run.stage import Planned, other_drafters
@@ -86,12 +84,6 @@ class EvaluateStage(EvaluateSettings):
             return
         with context.in_step():
             text.run(self, context)
-
-    def memory(self, plan: Planned) -> Memory | None:
-        """The memory of its fullest GPU; None where an engine takes what its section says."""
-        if self.engine.is_served:
-            return None
-        return drawing_memory(plan) if self.draws else evaluation_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         """Requests, methods and drafters, counted without the data."""

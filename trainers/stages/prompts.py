@@ -31,7 +31,6 @@ from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
-from ..estimate.evaluation_memory import Memory, memory_of_rows
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..serve.states_builder import open_target
@@ -206,9 +205,6 @@ class PromptsStage(Stage):
         ways = [(begin.replace(_TOPIC, topic or ""), topic) for begin in self.begins for topic in topics]
         tries = range(split.count * _MOST_TRIES)
         return [Begun(*ways[n % len(ways)], pictures[n % len(pictures)]) for n in tries]
-
-    def memory(self, plan: Planned) -> Memory | None:
-        return memory_of_rows(plan.recipe, self.batch_size, _SHORT + self.max_new_tokens)
 
     def describe(self, plan: Planned) -> list[str]:
         return [

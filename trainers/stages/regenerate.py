@@ -19,14 +19,12 @@ from ...data.answers import SKIPPED
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards.shards import ShardReader, claim, finish, finished, unfinished, write_shard
+from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, finished, unfinished, write_shard
 from ...data.stage_folders import CODES
-from ...data.states.estimate import RECORD_BYTES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
 from ..estimate.data import on_disk, samples
-from ..estimate.evaluation_memory import Memory, target_memory
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
@@ -178,9 +176,6 @@ class RegenerateStage(Stage):
             context.say(source.finish(ShardReader(folder)))
         ranks.barrier()
 
-    def memory(self, plan: Planned) -> Memory | None:
-        return None if self.data is None else target_memory(plan)
-
     def describe(self, plan: Planned) -> list[str]:
         if self.prompts is not None:
             pictures = f"{self.prompts.max_samples or '?'} prompts x {self.repeats} pictures"
@@ -193,6 +188,6 @@ class RegenerateStage(Stage):
         lines = [f"  answers {shown}{by}, each of up to {self.max_new_tokens} tokens{kept}"]
         if number is not None:
             lines[0] += f", at most {number * self.max_new_tokens:,} in all"
-            most = number * (self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0)) + RECORD_BYTES)
+            most = number * (self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0)) + SAMPLE_BYTES)
             lines.append(f"  disk at most {most / 2**30:.1f} GiB of ids" + (" and log-probabilities" if kept else ""))
         return lines

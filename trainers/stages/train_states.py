@@ -9,10 +9,10 @@ from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
-from ..estimate.evaluation_memory import Memory
 from ..estimate.train_memory import head_memory
 from ..estimate.train_stage import describe_head, head_length
 from ..run.context import Context
+from ..run.hardware import Memory
 from ..run.stage import Planned, TrainingLength
 from ..serve.states_builder import sample_needs
 from ..train.fit import FitSettings

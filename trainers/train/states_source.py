@@ -22,11 +22,10 @@ from ...core.fields import Place
 from ...core.json_types import JsonObject, listed
 from ...core.section import Section
 from ...core.states import TargetStates
-from ...data.loader import Collate, Loader, Samples, StepBatches
-from ...data.shards.shards import ShardWriter, claim, finish, finished
+from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
+from ...data.shards.shards import Sample, claim, finish, finished, shard_path
 from ...data.states.estimate import shown
 from ...data.states.identity import Acceptable
-from ...data.states.memory import prefetched
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ...data.states.samples import Chosen
 from ..run.stopping import Stop
@@ -204,9 +203,7 @@ class Cached:
     def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
         collate = CachedCollate(self.reader, self.seed)
         loader = make_loader(CachedSamples.of(self.reader, indices), collate, first, last)
-        # A thread reads ahead, with `num_workers` threads below it: batches of processes come in new shared memory,
-        # which costs more than reading them (docs/results/benchmarks.md).
-        self.reader.use_threads(loader.num_workers)
+        # A thread reads ahead: batches of processes come in new shared memory, which costs more than reading them.
         loader = replace(loader, num_workers=0)
         return Steps(loader, lambda: prefetched(loader))
 
@@ -281,7 +278,7 @@ class _EpochShards:
         per_step = self.size.sample_bytes * rows
         self.steps_per_shard = max(1, round(self.builder.store.shard_bytes / per_step))
         self.num_shards = -(-self.num_steps // self.steps_per_shard) * loader.world_size
-        self._writer: ShardWriter | None = None
+        self._samples: list[Sample] | None = None  # of the shard that is being collected
         grouping = {"world_size": loader.world_size, "steps_per_shard": self.steps_per_shard, "seed": loader.seed}
         self.identity = self.builder.identity(source.known, source.measured, grouping)
 
@@ -290,7 +287,7 @@ class _EpochShards:
         folder, store = self.builder.folder, self.builder.store
         done = [index for index in range(self.num_shards) if finished(folder, index)]
         self.source.say(f"states in {store.dtype} of the first epoch: {self.size}, {len(done)} shards are there")
-        kept = sum((folder / f"shard-{index:06d}.tar").stat().st_size for index in done)
+        kept = sum(shard_path(folder, index).stat().st_size for index in done)
         check_room(self.builder, self.size, kept)
         claim(folder, self.identity)
 
@@ -299,25 +296,19 @@ class _EpochShards:
         group, within = divmod(step, self.steps_per_shard)
         index = group * self.loader.world_size + self.loader.rank
         if within == 0 and micro == 0:
-            if self._writer is not None:
-                self._writer.abandon()
-            is_there = finished(self.builder.folder, index)
-            self._writer = None if is_there else self.builder.writing.open(index)
-        if self._writer is None:
+            self._samples = None if finished(self.builder.folder, index) else []
+        if self._samples is None:
             return  # it is there, or this run began in the middle of it
-        for sample in self.builder.writing.samples(batch, states, batch.numbers):
-            self._writer.add(*sample)
+        self._samples += self.builder.writing.samples(batch, states, batch.numbers)
         last_step = within == self.steps_per_shard - 1 or step == self.num_steps - 1
         if last_step and micro == self.loader.accumulation - 1:
-            self._writer.close({})
-            self._writer = None
+            self.builder.writing.write(index, self._samples)
+            self._samples = None
 
     def finish(self) -> StatesReader:
         """Complete what is missing, and read (all ranks call at the same step)."""
         folder, world_size = self.builder.folder, self.loader.world_size
-        if self._writer is not None:
-            self._writer.abandon()
-            self._writer = None
+        self._samples = None
         for index in range(self.loader.rank, self.num_shards, world_size):
             if not finished(folder, index):
                 # Not to be stopped inside a step: at most one for each rank, and the next step saves a checkpoint.

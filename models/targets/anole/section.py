@@ -91,14 +91,6 @@ class AnoleTargetConfig(ImageTargetSection):
         """Places of a long caption."""
         return 128
 
-    def cached_sizes(self) -> tuple[int, int, int]:
-        """Return the number of Chameleon's layers, the width of all keys of a place, and that of the feed-forward."""
-        config = self.model_config_of()
-        heads = config.num_key_value_heads or config.num_attention_heads
-        return config.num_hidden_layers, heads * config.hidden_size // config.num_attention_heads, (
-            config.intermediate_size
-        )  # fmt: skip
-
     @property
     def guidance(self) -> Guidance:
         """`cfg_scale` as the rule that combines the scores of both rows, for all tokens."""

@@ -83,7 +83,7 @@ class GemmaDecoder(CachedDecoder):
 
     def _whole(self, pieces: Iterable[tuple[int, int, bool]], prompts: PromptRows) -> Iterable[tuple[int, int, bool]]:
         """A picture whose tokens see each other is run in one chunk: its keys must all be there."""
-        if prompts.blocks is None:
+        if prompts.blocks is None or prompts.blocks.is_meta:  # a dry run's have no values
             yield from pieces
             return
         blocks, first = prompts.blocks, 0

@@ -18,21 +18,12 @@ if TYPE_CHECKING:
 class GemmaPictures(Pictures):
     """Pictures that the tower reads whole, one after another."""
 
-    one_by_one = True
-
-    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
-        vision = config.vision_config
-        return vision.patch_size, vision.patch_size * vision.pooling_kernel_size
-
     def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
         """One picture."""
         vision = config.vision_config
         pooled, rows = vision.pooling_kernel_size, isqrt(min(positions, SOFT_TOKENS))
         grid = PatchGrid(1, rows * pooled, rows * pooled, pooled)
         return [whole_picture(grid)], (grid.num_patches, 3 * vision.patch_size**2)
-
-    def shallow(self, config: PreTrainedConfig, layers: int) -> None:
-        config.vision_config.num_hidden_layers = layers
 
 
 class GemmaFamily(Family):

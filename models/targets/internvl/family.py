@@ -18,9 +18,6 @@ class InternVLPictures(Pictures):
         vision = config.vision_config
         return round(vision.patch_size[0] / config.downsample_ratio), vision.image_size[0]
 
-    def of_frames(self, config: PreTrainedConfig, frames: int, max_pixels: int) -> int:
-        return frames * int(config.image_seq_length)
-
 
 # model_type -> record.
 FAMILIES = {

@@ -146,11 +146,6 @@ class LlamaGenTargetConfig(ImageTargetSection):
         """One of a class, or as many as a caption's features have."""
         return self.model_config_of().num_condition_tokens
 
-    def cached_sizes(self) -> tuple[int, int, int]:
-        """Return the number of layers, the width of all keys of a place, and that of the feed-forward."""
-        config = self.model_config_of()
-        return config.num_layers, config.dim, config.hidden
-
     @property
     def guidance(self) -> Guidance:
         """`cfg_scale` and `cfg_interval` as the rule that combines the scores of both rows."""

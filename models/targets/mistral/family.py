@@ -16,17 +16,11 @@ if TYPE_CHECKING:
 class MistralPictures(Pictures):
     """Pictures that the tower reads whole, one after another."""
 
-    one_by_one = True
-
-    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
-        patch = config.vision_config.patch_size
-        return patch, patch * merge_of(config)
-
     def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
         """One picture."""
-        vision, (patch, side) = config.vision_config, self.unit(config)
-        merge = merge_of(config)
-        rows = min(isqrt(positions), vision.image_size // side)
+        vision, merge = config.vision_config, merge_of(config)
+        patch = vision.patch_size
+        rows = min(isqrt(positions), vision.image_size // (patch * merge))
         grid = PatchGrid(1, rows * merge, rows * merge, merge)
         return [whole_picture(grid)], (grid.num_patches, 3 * patch**2)
 

@@ -7,7 +7,6 @@ from math import isqrt
 from typing import TYPE_CHECKING
 
 from ....core.pictures import PatchGrid, Picture, whole_picture
-from ...hub import config_value, num_deepstack
 from ..family import Family, Pictures, Text
 from .decoder import QwenDecoder
 from .training import QwenTraining
@@ -19,28 +18,12 @@ if TYPE_CHECKING:
 class QwenPictures(Pictures):
     """Pictures that the tower reads whole, all of a prompt in one pass."""
 
-    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
-        vision = config.vision_config
-        return vision.patch_size, vision.patch_size * vision.spatial_merge_size
-
     def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
         """One picture."""
         vision = config.vision_config
         merge, rows = vision.spatial_merge_size, max(1, isqrt(positions))
         grid = PatchGrid(1, rows * merge, max(1, positions // rows) * merge, merge)
         return [whole_picture(grid)], (grid.num_patches, 3 * vision.temporal_patch_size * vision.patch_size**2)
-
-    def of_frames(self, config: PreTrainedConfig, frames: int, max_pixels: int) -> int:
-        vision = config.vision_config
-        return frames // vision.temporal_patch_size * (max_pixels // self.unit(config)[1] ** 2)
-
-    def shallow(self, config: PreTrainedConfig, layers: int) -> None:
-        vision, deep = config.vision_config, num_deepstack(config)
-        vision.depth = max(layers, deep)
-        if deep:
-            vision.deepstack_visual_indexes = list(range(deep))
-        if config_value(vision, "fullatt_block_indexes") is not None:  # a block of windows, and a whole one
-            vision.fullatt_block_indexes = [vision.depth - 1]
 
 
 QWEN2 = Text(norms_input=True, qkv_bias=True)

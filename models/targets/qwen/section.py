@@ -34,7 +34,7 @@ class QwenSection(TargetSection):
     vision_tower: InlinePart | None = None
     # Where text goes on after a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
     # longer_side: what transformers 5.3 and later count in a prompt (their own decoding goes on elsewhere). The two
-    # differ where a clip is longer in time than its frames are wide: see docs/decisions/0012.
+    # differ where a clip is longer in time than its frames are wide: see docs/decisions/departures.md.
     resume: Resume = "max_plus_one"
 
     @model_validator(mode="after")

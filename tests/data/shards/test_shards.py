@@ -1,14 +1,10 @@
 """Shards are the same bytes whoever writes them, are whole or not there, and no edit of them goes unnoticed."""
 
-import errno
-import fcntl
 import json
 import multiprocessing
 import os
 import pickle
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -16,16 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
-import webdataset
 from draftsmith.core.errors import UserError
-from draftsmith.data.records import duplicates, tars
+from draftsmith.data.records import duplicates
 from draftsmith.data.records.duplicates import Duplicates, find_duplicates, next_number
 from draftsmith.data.shards import shards
-from draftsmith.data.shards.shard_files import FORMAT
-from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
+from draftsmith.data.shards.shards import FORMAT, ShardReader, claim, finish, finished, shard_path, write_shard
 from fails import fails_with, raising
+from safetensors import SafetensorError
 from small_records import flip
 
 IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
@@ -73,7 +67,7 @@ def test_every_sample_comes_back_by_its_global_index(folder):
     reader.verify()
     manifest = json.loads((folder / "manifest.json").read_text())
     assert reader.identity == IDENTITY and reader.refused == {"no caption": 6, "image too small": 4}
-    assert manifest["num_samples"] == 17 and manifest["bytes"] == sum(p.stat().st_size for p in folder.glob("*.tar"))
+    assert manifest["num_samples"] == 17 and manifest["bytes"] == sum(p.stat().st_size for p in folder.glob("shard-*"))
     assert [s["num_samples"] for s in manifest["shards"]] == [6, 4, 0, 7]
     assert not list(folder.glob("*.partial"))
 
@@ -97,25 +91,6 @@ def test_bytes_do_not_depend_on_when_and_by_whom(folder, tmp_path, monkeypatch):
     assert all((folder / name).read_bytes() == (tmp_path / "other" / name).read_bytes() for name in names)
 
 
-def test_webdataset_reads_our_tars_with_a_decoder_that_unpickles_nothing(folder):
-    decoders = {"safetensors": safetensors.torch.load, "json": json.loads}
-    urls = [str(path) for path in sorted(folder.glob("*.tar"))]
-    stream = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False, nodesplitter=None)
-    result = [
-        (raw["__key__"], *(decoders[suffix](raw[suffix]) for suffix in ("safetensors", "json"))) for raw in stream
-    ]
-    assert len(result) == 17 and all(same(got, i) for i, got in enumerate(result))
-
-
-def test_our_reader_of_strangers_tars_reads_our_tars(folder):
-    suffixes = tars.SUFFIXES | tars.SAFETENSORS
-    result = list(tars.samples(folder / "shard-000001.tar", suffixes=suffixes))
-    assert [s.key for s in result] == [f"{n:09d}" for n in range(6, 10)]
-    member = result[2].members["safetensors"]
-    tensors = safetensors.torch.load(tars.content(folder / "shard-000001.tar", member.offset, member.size))
-    assert torch.equal(tensors["row"], sample(8)[1]["row"])
-
-
 def identity_collate(batch: list) -> list:
     return batch
 
@@ -130,41 +105,27 @@ def test_workers_and_pickles_read_the_same(folder):
 
 def test_a_stopped_writer_leaves_nothing_that_counts_and_goes_on(folder, tmp_path):
     torn = tmp_path / "torn"
-    counts = {}
 
     def stops():
         yield sample(0)
-        counts["no caption"] = 1  # what is counted while the samples are made
         raise KeyboardInterrupt
 
     claim(torn, IDENTITY)
-    fails_with("", write_shard, torn, 0, stops(), counts, error=KeyboardInterrupt)
-    assert not finished(torn, 0) and not (torn / "shard-000000.tar").exists()
+    fails_with("", write_shard, torn, 0, stops(), {}, error=KeyboardInterrupt)
+    assert not finished(torn, 0) and [path.name for path in torn.iterdir()] == ["identity.json"]
     again = write(torn, 0, range(6), {"no caption": 0, "image too small": 1})
     assert finished(torn, 0) and again.num_samples == 6
-    assert (torn / "shard-000000.tar").read_bytes() == (folder / "shard-000000.tar").read_bytes()
-    (torn / "shard-000000.json").write_text("{")
-    assert not finished(torn, 0)
-    write(torn, 0, range(6))
-    with open(torn / "shard-000000.tar", "ab") as file:
-        file.write(b"x")
-    assert not finished(torn, 0)
-    write(torn, 0, range(6))
-    fails_with("", write_shard, torn, 0, stops(), counts, error=KeyboardInterrupt)
-    assert not finished(torn, 0), "written anew, the old mark does not hold"
+    assert shard_path(torn, 0).read_bytes() == shard_path(folder, 0).read_bytes()
 
 
-@pytest.mark.parametrize("size", [10, 100_000], ids=["at the end", "at once"])
-def test_a_full_disk_is_told_by_the_shards_name_and_given_back(tmp_path, size):
+def test_a_full_disk_is_told_by_the_shards_name_and_given_back(tmp_path, monkeypatch):
+    """What safetensors says of a full disk; the writer before it has no place in memory of its own."""
     claim(tmp_path, IDENTITY)
-    write(tmp_path, 0, range(3))
-    aside = tmp_path / "shard-000001.tar.partial"
-    aside.symlink_to("/dev/full")
-    samples = [("a", {"states": torch.zeros(size)}, {})]
-    fails_with(r"No space left(.|\n)*shard-000001\.tar(.|\n)*make room", write_shard, tmp_path, 1, iter(samples), {})
-    assert not aside.is_symlink() and finished(tmp_path, 0) and not finished(tmp_path, 1)
-    write_shard(tmp_path, 1, iter(samples), {})
-    finish(tmp_path, IDENTITY, num_shards=2)
+    full = SafetensorError("I/O error: No space left on device (os error 28)")
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.safetensors.torch, "save_file", raising(full))
+        fails_with(r"No space left(.|\n)*shard-000001\.safetensors(.|\n)*make room", write, tmp_path, 1, range(3))
+    assert not finished(tmp_path, 1) and not list(tmp_path.glob("*.partial"))
 
 
 def test_ranks_of_two_nodes_with_one_process_id_claim_a_folder(tmp_path, monkeypatch):
@@ -180,6 +141,20 @@ def test_ranks_of_two_nodes_with_one_process_id_claim_a_folder(tmp_path, monkeyp
     monkeypatch.setattr("os.replace", late)
     shards.write_whole(tmp_path / "identity.json", b"{}")
     assert [path.name for path in tmp_path.iterdir()] == ["identity.json"] and others
+
+
+def test_a_sample_may_lack_tensors_that_others_have(tmp_path):
+    """An answer to a record that was left out has ids alone."""
+    claim(tmp_path, IDENTITY)
+    rows = [{"ids": torch.arange(n), **({"kept": torch.ones(n, 2)} if n % 2 else {})} for n in range(5)]
+    write_shard(tmp_path, 0, ((str(n), row, {"number": n}) for n, row in enumerate(rows)), {}, columns=["number"])
+    finish(tmp_path, IDENTITY)
+    reader = ShardReader(tmp_path)
+    assert [{name: t.tolist() for name, t in tensors.items()} for _, tensors, _ in reader] == [
+        {name: t.tolist() for name, t in row.items()} for row in rows
+    ]
+    assert reader.column("number").tolist() == [0, 1, 2, 3, 4]
+    assert [*reader.tensors(3, ["kept"])] == ["kept"] and not reader.tensors(2, ["kept"])
 
 
 def test_counts_are_read_after_the_last_sample(tmp_path):
@@ -198,11 +173,14 @@ def test_no_manifest_while_a_shard_is_missing(tmp_path):
     fails_with("0 of 0 shards", finish, tmp_path, IDENTITY)
     write(tmp_path, 0, range(2))
     write(tmp_path, 2, range(2, 4))
-    for expected, problem in [(None, "1 of 3 shards are missing or cut, first shard-000001.tar"), (4, "2 of 4")]:
+    for expected, problem in [
+        (None, "1 of 3 shards are missing or cut, first shard-000001"),
+        (4, "2 of 4"),
+    ]:
         fails_with(problem, finish, tmp_path, IDENTITY, num_shards=expected)
     fails_with("no manifest", ShardReader, tmp_path)
     write(tmp_path, 1, range(2))
-    fails_with(r"shard-000002\.tar is more than the 2 shards", finish, tmp_path, IDENTITY, num_shards=2)
+    fails_with(r"shard-000002\.safetensors is more than the 2 shards", finish, tmp_path, IDENTITY, num_shards=2)
     finish(tmp_path, IDENTITY)
     assert len(ShardReader(tmp_path)) == 6
 
@@ -221,35 +199,31 @@ def test_a_folder_belongs_to_one_identity(folder, tmp_path):
     with pytest.raises(UserError, match="size: 256, now 512"):
         claim(folder, IDENTITY | {"size": 512})  # the manifest says otherwise
     (folder / "identity.json").unlink()
-    fails_with(r"shards without identity(.|\n)*restart=STAGE", claim, folder, IDENTITY)
+    fails_with(r"shards without identity(.|\n)*restart=", claim, folder, IDENTITY)
 
 
-def test_missing_cut_and_edited_shards_are_told_by_name(folder):
-    tar, sidecar = folder / "shard-000001.tar", folder / "shard-000001.json"
-    whole, summary = tar.read_bytes(), sidecar.read_bytes()
+def test_missing_cut_and_edited_shards_are_told_by_name_with_the_command_that_makes_them_again(folder):
+    path, hint = shard_path(folder, 1), f"restart={folder.parent.name} "
+    whole = path.read_bytes()
     reader = ShardReader(folder)
-    for place in (700, len(whole) - 1500):  # in the first sample, in the last one
-        flip(tar, place)
-        fresh = ShardReader(folder)
-        with pytest.raises(UserError, match=r"edited(.|\n)*shard-000001\.tar"):
-            [fresh[i] for i in range(6, 10)]
-        fails_with(r"edited(.|\n)*shard-000001\.tar", fresh.verify)
-        assert same(fresh[5], 5) and same(fresh[10], 10), "other shards are as good as before"
-        tar.write_bytes(whole)
-    flip(tar, len(whole) - 1)  # nobody reads the end
-    fails_with(r"checksum(.|\n)*shard-000001\.tar", ShardReader(folder).verify)
-    tar.write_bytes(whole)
-    flip(sidecar, len(summary) // 2)
-    with pytest.raises(UserError, match=r"checksum(.|\n)*shard-000001\.json"):
-        ShardReader(folder)[6]
-    sidecar.write_bytes(summary)
-    tar.write_bytes(whole[:1000])
-    fails_with(r"shard of 1000 bytes(.|\n)*shard-000001\.tar", ShardReader, folder)
-    with pytest.raises(UserError, match=r"ends before(.|\n)*shard-000001\.tar"):
+    for place in range(0, len(whole), 97):  # in the header, the index, the samples
+        flip(path, place)
+        assert fails_with(r"edited(.|\n)*shard-000001\.safetensors", ShardReader(folder).verify).hint.startswith(hint)
+        path.write_bytes(whole)
+    place = whole.rindex(b"picture 9")  # in one sample's text
+    flip(path, place)
+    fresh = ShardReader(folder)
+    with pytest.raises(UserError, match=r"info of sample 3 differs(.|\n)*shard-000001\.safetensors"):
+        fresh[9]
+    assert all(same(fresh[n], n) for n in (5, 6, 8, 10)), "other samples are as good as before"
+    path.write_bytes(whole[:1000])
+    assert not finished(folder, 1)
+    fails_with(r"shard of 1000 bytes(.|\n)*shard-000001\.safetensors", ShardReader, folder)
+    with pytest.raises(UserError, match=r"edited or damaged(.|\n)*shard-000001\.safetensors"):
         reader[9]
-    tar.unlink()
-    fails_with(r"missing shard(.|\n)*shard-000001\.tar", ShardReader, folder)
-    with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.tar"):
+    path.unlink()
+    assert fails_with(r"missing shard(.|\n)*shard-000001\.safetensors", ShardReader, folder).hint.startswith(hint)
+    with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.safetensors"):
         reader[6]
     for text, problem in [("{", "not valid JSON"), ("[]", "expected a valid dictionary"),
                           (json.dumps({"format": FORMAT}), "identity")]:  # fmt: skip
@@ -257,20 +231,17 @@ def test_missing_cut_and_edited_shards_are_told_by_name(folder):
         fails_with(rf"{problem}(.|\n)*manifest\.json", ShardReader, folder)
 
 
-def test_a_shard_whose_json_was_changed_is_written_again_before_there_is_a_manifest(folder):
-    """A value that changed while the stage was stopped went into the manifest, and nothing told it from then on."""
-    (folder / "manifest.json").unlink()
-    sidecar = folder / "shard-000001.json"
-    whole = json.loads(sidecar.read_text())
-    assert finished(folder, 1) and whole["check"]
-    others = [{key: value for key, value in whole.items() if key != gone} | {f"{gone}?": 1} for gone in whole]
-    others += [whole | {key: None} for key in whole] + [whole | {"refused": {"broken": 1}}, whole | {"starts": [0]}]
-    for other in others:
-        sidecar.write_text(json.dumps(other))
-        assert not finished(folder, 1), other
-    # One of before the checksum.
-    sidecar.write_text(json.dumps({key: value for key, value in whole.items() if key != "check"}))
-    assert finished(folder, 1)
+def test_shards_of_before_are_refused_with_the_command_that_makes_them_again(tmp_path):
+    """As f7ebafb0 left them: tars, a json beside each, and a manifest of format 2."""
+    folder = tmp_path / "codes" / "shards"
+    folder.mkdir(parents=True)
+    for name in ("shard-000000.tar", "shard-000000.json"):
+        (folder / name).write_bytes(b"{}")
+    (folder / "identity.json").write_text(json.dumps(IDENTITY))
+    assert "restart=codes" in fails_with("shards of an earlier version", claim, folder, IDENTITY).hint
+    manifest = {"format": 2, "identity": IDENTITY, "num_samples": 0, "bytes": 0, "refused": {}, "shards": []}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "restart=codes" in fails_with("shards of format 2", ShardReader, folder).hint
 
 
 def peak(work) -> int:
@@ -293,7 +264,7 @@ def test_a_reader_holds_an_index_and_no_samples(tmp_path):
             write_shard(folder, index, ((f"{index}-{n}", tensors, {}) for n in range(50)), {})
         finish(folder, IDENTITY)
         peaks.append(peak(lambda folder=folder: sum(1 for _ in ShardReader(folder))))
-    assert peaks[1] - peaks[0] < 36 * 4000, peaks  # a shard costs its entry and 50 x 12 bytes; its samples are 400 kB
+    assert peaks[1] - peaks[0] < 36 * 12_000, peaks  # a shard costs its entry and an index; its samples are 400 kB
 
 
 # Duplicates
@@ -345,29 +316,6 @@ def test_duplicates_cross_forks_and_pickles(tmp_path):
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(known.first, range(50)) == [expected(50).get(n) for n in range(50)]
     assert 3 in pickle.loads(pickle.dumps(known))
-
-
-_LOCKED = """
-import fcntl, sys
-with open(sys.argv[1], "r+b") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_duplicates_need_no_locks_of_the_file_system(tmp_path, monkeypatch):
-    """SQLite's own fail where there are none ("database is locked"), as they do here, where another holds them."""
-
-    monkeypatch.setattr(fcntl, "flock", raising(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
-    database = tmp_path / "d.sqlite"
-    fails_with("", find_duplicates, items(0, 20, KeyboardInterrupt), database, error=KeyboardInterrupt)
-    command = [sys.executable, "-c", _LOCKED, str(database)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "locked\n"
-        assert find_duplicates(items(next_number(database), 50), database) == len(expected(50))
-        assert 3 in Duplicates(database)
-        other.stdin.close()
 
 
 def test_one_pass_waits_for_another(tmp_path):

@@ -1,6 +1,5 @@
 """Exported pairs in a real vLLM (scripts/test_engines): every chain as here, and each kind of mistake is flagged."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from draftsmith.eval.engines.engine_prompts import make_requests
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
 from draftsmith.models.formats import export, export_drafter, export_target
+from engine_targets import TARGETS
 from served_heads import save_drawn
 from served_pair import build
 
@@ -160,15 +160,20 @@ def test_the_slots_of_the_v1_runner_are_named(tmp_path):
 
 
 def qwen(folder):
-    """The tiny Qwen2.5-VL of scripts/engine_table.py after a few steps, as vLLM reads it."""
-    spec = importlib.util.spec_from_file_location("engine_table", ROOT / "scripts" / "engine_table.py")
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
-    asked = table.recipe("qwen2_5_vl")
-    stages = {name: asked["stages"][name] for name in ("world", "target")}
-    stages["world"]["splits"] = {"train": {"caption": 60, "colors": 40, "sums": 40}}
-    stages["target"]["steps"] = 40
-    (folder / "recipe.yaml").write_text(json.dumps({**asked, "stages": stages, "output": str(folder / "run")}))
+    """A tiny Qwen2.5-VL after a few steps, as vLLM reads it."""
+    stages = {
+        "world": {"kind": "generate", "splits": {"train": {"caption": 60, "colors": 40, "sums": 40}}, "patch_size": 8},
+        "target": {
+            "kind": "train", "from": "scratch", "model": "target", "steps": 40, "batch_size": 16,
+            "trainable": ["vision_tower", "projector", "language_model"],
+            "format": {"system": "", "image_rule": "verbatim", "template": "qwen_vl"},
+            "data": {"from": "world", "path": "train", "max_length": 256},
+            "optim": {"lr": 1.0e-3, "betas": [0.9, 0.95], "warmup_steps": 20, "clip_norm": 1.0},
+        },
+    }  # fmt: skip
+    drafter = {"kind": "eagle3", "taps": [2, 4, 6], "visual_slots": "read", "image": "placeholder"}
+    recipe = {"target": TARGETS["qwen2_5_vl"], "drafter": drafter, "stages": stages, "output": str(folder / "run")}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
     command = [sys.executable, str(ROOT / "trains" / "train.py"), f"recipe={folder / 'recipe.yaml'}"]
     subprocess.run(command, check=True, timeout=900)
     export_target(folder / "run" / "target", folder / "target")

@@ -22,7 +22,7 @@ from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.models.families.load import build_target, check_kind, load_target
-from draftsmith.models.families.memory import weight_bytes
+from draftsmith.models.families.sizes import parameter_counts
 from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
@@ -197,8 +197,7 @@ def test_a_draw_of_many_is_distributed_as_the_target(shape, policy):
 
 @every_shape
 def test_a_dry_runs_memory(shape):
-    layers = family.check_memory(MODELS[shape], target, request(((8, 20),), words=2), more_per_position=8)
-    assert len(layers) == (2 if shape == "small" else 4)
+    family.check_memory(MODELS[shape], target)
 
 
 # ---- sections, files, and what is refused with the reason
@@ -242,7 +241,7 @@ def test_the_tower_of_sounds_is_left_out(tmp_path):
     read, asked = loaded(tmp_path), request(CASES[0])
     assert torch.equal(family.all_logits(read, asked), family.all_logits(target(llm), asked))
     assert read.decoder.model.model.audio_tower is None
-    assert sum(weight_bytes(config, "float32").values()) == 4 * sum(p.numel() for p in llm.parameters())
+    assert sum(parameter_counts(config).values()) == sum(p.numel() for p in llm.parameters())
 
 
 TEXT = {"model_type": "gemma4_text", **text_values("large")}

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.eval.engines.program import PYTHON
+from engine_targets import TARGETS
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,9 +21,6 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[3]
 
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from engine_table import TARGETS  # noqa: E402
 
 STEPS, QUESTIONS = 50, 120
 

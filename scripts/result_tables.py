@@ -1,0 +1,402 @@
+"""The tables of `results.py`: a function for each, named as pages name it; its first row is the heading."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+
+from results import (
+    RESULTS,
+    Cell,
+    Rows,
+    all_same,
+    cells,
+    cells_of,
+    contrasts_of,
+    each,
+    each_and_mean,
+    mean_of,
+    methods_of,
+    named,
+    runs_of,
+    same,
+    span,
+    speed,
+    speed_of_run,
+    speeds,
+    tau_of_run,
+    taus,
+    taus_by_drafter,
+    with_interval,
+)  # fmt: skip
+
+TABLES: dict[str, Callable[[], Rows]] = {}
+
+
+def table(function: Callable[[], Rows]) -> Callable[[], Rows]:
+    """Registers a table under its function's name."""
+    TABLES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+# demo/smollm2-full
+
+
+@table
+def smollm2_full_readme() -> Rows:
+    """The fastest row of each drafter, and what is free."""
+    rows = [["drafter", "tau [95%]", "measured [IQR]", "identical", "at temperature 1"]]
+    for method in ("EAGLE-3, tree of 12", "DFlash, chain of 5", "DSpark, chain of 5", "Medusa, chain of 3",
+                   "prompt lookup, chain", "suffix lookup, chain"):  # fmt: skip
+        (cell,), (hot,) = (cells_of("smollm2-full", method, temperature=t) for t in (0.0, 1.0))
+        last = f"{hot['tau']:.2f}, {hot['DSR']:.2f}x"
+        rows.append([method, tau_of_run(cell), speed_of_run(cell), same(cell), last])
+    return rows
+
+
+# demo/lvlm and its family
+
+
+@table
+def lvlm_readme() -> Rows:
+    """The first demo's report, on pictures, of seed 0."""
+    rows = [["benchmark", "mode", "n", "tau [95%]", "expected speedup", "measured [IQR]", "identical"]]
+    for mode, label in {"M": "M: the draft sees the picture", "T": "T: it sees the text alone"}.items():
+        cell = cells_of("lvlm", mode, benchmark="pictures")[0]
+        rows.append(["pictures", label, str(cell["requests"]), tau_of_run(cell), f"{cell['expected_speedup']:.2f}x",
+                     speed_of_run(cell), same(cell)])  # fmt: skip
+    return rows
+
+
+@table
+def lvlm_seeds() -> Rows:
+    """Each run of demo/lvlm-from-nothing, and the means."""
+    rows = [["seed", "right attribute named with the picture, without it", "pictures: tau M", "tau T", "text: tau M",
+             "tau T"]]  # fmt: skip
+    both = [cells_of("lvlm-from-nothing", mode, benchmark=name) for name in ("pictures", "text") for mode in "MT"]
+    for number, run in enumerate(runs_of("lvlm-from-nothing")):
+        named_right = f"{run['binding']['accuracy']:.0%}, {run['binding']['blind_accuracy']:.0%}"
+        rows.append([run["seed"], named_right,
+                     *(f"{cells[number]['tau']:.2f}, {cells[number]['DSR']:.2f}x" for cells in both)])  # fmt: skip
+    return [*rows, ["mean", "", *(f"{mean_of(taus(cells))}, {speed(cells)}" for cells in both)]]
+
+
+@table
+def distilled() -> Rows:
+    """Drafts that learned from the target against drafts that learned from the data, over the drafts of one run."""
+    rows = [["benchmark", "learned from the target", "learned from the data", "difference", "verdict"]]
+    for where, compared in runs_of("lvlm-distilled")[0]["comparison"].items():
+        place = where.removesuffix(", mode M")
+        requests = cells_of("lvlm-distilled", "M", benchmark=place)[0]["requests"] // 6  # of six drafts
+        by_drafter = taus_by_drafter("lvlm-distilled", "M", place)
+        sides = [[value for name, (value, *_) in by_drafter.items() if name.startswith(way)]
+                 for way in ("distill", "finetune")]  # fmt: skip
+        difference = mean_of(list(compared["each"].values()), "+")
+        rows.append([f"{place} ({requests} requests for each draft)", *map(each, sides), difference,
+                     compared["verdict"]])  # fmt: skip
+    return rows
+
+
+@table
+def ov() -> Rows:
+    """tau with the pictures of four drafts of demo/lvlm-ov that differ in positions and in training."""
+    drafts = {
+        "few_single_only": "64 positions, trained on single pictures",
+        "few_onevision": "64 positions, trained on several",
+        "single_only": "256 positions, trained on single pictures",
+        "onevision": "256 positions, trained on several",
+    }
+    by_place = [taus_by_drafter("lvlm-ov", "M", place) for place in ("single", "pairs", "stories", "clips")]
+    rows = [[label, *(with_interval(taus[name][0], taus[name][1:]) for taus in by_place)]
+            for name, label in drafts.items()]  # fmt: skip
+    return [["draft", "single", "pairs", "stories (5 pictures)", "clips"], *rows]
+
+
+@table
+def adapt() -> Rows:
+    """tau of adapted heads and of heads from scratch, by steps; shares of the longest from scratch, seed by seed."""
+    by_drafter = taus_by_drafter("adapt", "chain", "new")
+    heads = {"old": ("adapted", 0), "fortieth": ("adapted", 37), "twentieth": ("adapted", 75),
+             "tenth": ("adapted", 150), "adapted": ("adapted", 300), "short": ("from scratch", 300),
+             "fresh": ("from scratch", 1500)}  # fmt: skip
+    rows = [["head", "steps", "seed 0", "seed 1", "seed 2", "mean", "share of heads from scratch, by seed",
+             "mean share"]]  # fmt: skip
+    seeds = ("", "_1", "_2")
+    for name, (head, steps) in heads.items():
+        values = [by_drafter[name + seed][0] for seed in seeds]
+        shares = [value / by_drafter["fresh" + seed][0] for value, seed in zip(values, seeds, strict=True)]
+        rows.append([head, f"{steps:,} ({steps / 1500:.1%})", *(f"{value:.2f}" for value in values),
+                     f"{statistics.fmean(values):.2f}", ", ".join(f"{share:.1%}" for share in shares),
+                     f"{statistics.fmean(shares):.1%}"])  # fmt: skip
+    return rows
+
+
+@table
+def suite() -> Rows:
+    """tau of every mode and ensemble on each set's first turns, the mean of second turns, and the speedup."""
+    measured = runs_of("suite")[0]["suite"]
+    first, averages = measured["First turn"], measured["Averages"]
+    sets = [name for name in next(iter(first.values())) if not name.endswith("Avg.")]
+    rows = [[method, *(f"{values[name]:.2f}" for name in sets), f"{averages[method]['Second turn']:.2f}",
+             f"{averages[method]['DSR']:.2f}x"] for method, values in first.items()]  # fmt: skip
+    return [["method", *sets, "second turns, mean", "DSR"], *rows]
+
+
+# demo/compare
+
+SETS = ("single", "pairs", "clips")
+
+
+@table
+def compare_readme() -> Rows:
+    rows = [["method", "single tau", "measured", "pairs tau", "measured", "clips tau", "measured"]]
+    for method in ("draft LVLM, M", "DFlash, chain", "EAGLE-3, chain", "EAGLE-3, tree", "Sparrow half blind, tree",
+                   "Medusa, tree", "draft LVLM, M, SAGE"):  # fmt: skip
+        by_set = [cells_of("compare", method, benchmark=name) for name in SETS]
+        rows.append([method, *(text for cells in by_set for text in (mean_of(taus(cells)), speed(cells)))])
+    return rows
+
+
+@table
+def compare() -> Rows:
+    """Every method; of each column the best is bold and the second underlined."""
+    by_method = {method: [cells_of("compare", method, benchmark=name) for name in SETS]
+                 for method in methods_of("compare")}  # fmt: skip
+    rows = {method: [method] for method in by_method}
+    for place in range(len(SETS)):
+        for key in ("tau", "DSR"):
+            means = {method: round(statistics.fmean(cell[key] for cell in by_set[place]), 2)
+                     for method, by_set in by_method.items()}  # fmt: skip
+            best, second, *_ = sorted({*means.values()}, reverse=True)
+            for method, by_set in by_method.items():
+                shown = mean_of(taus(by_set[place])) if key == "tau" else speed(by_set[place])
+                value, *rest = shown.split(" ", 1)
+                value = {best: f"**{value}**", second: f"<u>{value}</u>"}.get(means[method], value)
+                rows[method].append(" ".join([value, *rest]))
+    heading = ["method", *(text for name in SETS for text in (f"{name} tau [95%]", f"{name} DSR"))]
+    return [heading, *rows.values()]
+
+
+# demo/sage, demo/dflash
+
+
+@table
+def sage() -> Rows:
+    labels = {"SAGE, template": "SAGE as printed", "SAGE, online": "SAGE, grown online (ours)"}
+    rows = [["tree", "tau of three drafts: mean [95%]", "mean nodes of a cycle", "DSR [IQR]", "expected", "identical"]]
+    for method in methods_of("sage"):
+        (cell,) = cells_of("sage", method)
+        drafts = [value for value, *_ in taus_by_drafter("sage", method, "tales").values()]
+        rows.append([labels.get(method, method), each_and_mean(drafts), f"{cell['mean_nodes']:.1f}",
+                     speed_of_run(cell), f"{cell['expected_speedup']:.2f}x", same(cell)])  # fmt: skip
+    return rows
+
+
+def sampled(method: str) -> list[Cell]:
+    """Cells of a method of demo/dflash at temperature 1; none where it was not sampled."""
+    head, _, cut = method.partition(", cut")
+    name = f"{head}, sampled" + (f", cut{cut}" if cut else "")
+    return cells_of("dflash", name, temperature=1.0) if name in methods_of("dflash", 1.0) else []
+
+
+def drafting(cells: Sequence[Cell]) -> list[float]:
+    """Milliseconds of a cycle in the drafter."""
+    return [cell["drafter_ms"] for cell in cells]
+
+
+@table
+def dflash() -> Rows:
+    labels = {
+        "DFlash from distributions": "DFlash, trained on the target's distribution",
+        **{f"{name}, 25 nodes": f"{name}, tree of 25 nodes" for name in ("DFlash", "DSpark", "EAGLE-3")},
+    }
+    rows = [["method", "passes", "T = 0: tau", "drafting, ms", "DSR", "T = 1: tau", "DSR"]]
+    for method in methods_of("dflash"):
+        cold, hot = cells_of("dflash", method), sampled(method)
+        rows.append([labels.get(method, method), "7" if method.startswith("EAGLE") else "1", each_and_mean(taus(cold)),
+                     span(drafting(cold)), speeds(cold),
+                     *((each_and_mean(taus(hot)), speeds(hot)) if hot else ("-", "-"))])  # fmt: skip
+    return rows
+
+
+# demo/video
+
+FACTS = {"clips-222": "early facts", "late-222": "late facts"}
+LENGTHS = ["early facts: 36 visual tokens", "288", "1,998", "late facts: 36", "288", "1,998"]
+PAPERS, MATCHED = "Sparrow, all (the paper's)", "Sparrow, none (matched)"
+HALF_BLIND = "Sparrow, none in half (half blind)"
+
+
+def clips(method: str) -> list[list[Cell]]:
+    """A method's cells of each run at each length in visual tokens, with early facts and then with late ones."""
+    return [cells_of("video", method, benchmark=name, budget=n) for name in FACTS for n in ("36", "288", "1998")]
+
+
+@table
+def video() -> Rows:
+    heads = {
+        "Sparrow": (PAPERS, "VATA"), "matched": (MATCHED, "VATA"), "half blind": (HALF_BLIND, "VATA"),
+        "Sparrow without VATA": (PAPERS, "all inputs"), "half blind without VATA": (HALF_BLIND, "all inputs"),
+        "MSD": ("MSD, all", "all inputs"), "MSD with VATA": ("MSD, all", "VATA"),
+    }  # fmt: skip
+    rows = [[*labels, *(mean_of(taus(cells)) for cells in clips(method))] for method, labels in heads.items()]
+    return [["head, and visual inputs in training", "decoding", *LENGTHS], *rows]
+
+
+@table
+def video_speeds() -> Rows:
+    """Speedup of decoding by chains of 5 and trees of 25."""
+    methods = {"half blind": "half blind", "matched": "matched", "MSD": "MSD", "Sparrow": "the paper's"}
+    labels = {f"{name}, chain": f"{label}, chain of 5" for name, label in methods.items()}
+    labels |= {name: f"{label}, tree of 25" for name, label in methods.items()}
+    labels["Sparrow without VATA"] = "the paper's, tree of 25"
+    rows = [[label, "all inputs" if method.startswith("MSD") or "without" in method else "VATA",
+             *map(speeds, clips(method))] for method, label in labels.items()]  # fmt: skip
+    return [["method", "decoding", *LENGTHS], *rows]
+
+
+# demo/visual-ar and its family
+
+TEXTURES, BLOCKS, PLAIN = "visual-ar-textures", "visual-ar-blocks", "plain decoding"
+
+
+def score(recipe: str, method: str, temperature: float, metric: str) -> float:
+    """A score of a method's pictures, the mean of the runs; `as_captioned`: the share that a network reads as such."""
+    return statistics.fmean(run["quality"][f"{temperature:g}"][method][metric] for run in runs_of(recipe))
+
+
+@table
+def visual_ar_sampled() -> Rows:
+    """demo/visual-ar's cells at temperature 1, under those of plain decoding."""
+    columns = ("method", "n", "speedup [IQR]", "tau [95%]", "kept depth", "nodes", "drawn as captioned")
+    heading, *rows = cells("visual-ar", columns, 1.0)
+    captioned = f"{score('visual-ar', PLAIN, 1.0, 'as_captioned'):.0%}"
+    return [heading, ["plain decoding", rows[0][1], "1.00x", "1.00", "1.00", "0", captioned], *rows]
+
+
+@table
+def textures() -> Rows:
+    """Every method of demo/visual-ar-textures at both temperatures."""
+    rows = [["method", *(text for t in ("T = 0", "T = 1") for text in (f"tau [95%], {t}", "DSR", "as captioned",
+                                                                       "FID"))]]  # fmt: skip
+    for method in [PLAIN, *dict.fromkeys(method for t in (0.0, 1.0) for method in methods_of(TEXTURES, t))]:
+        row = ["plain decoding" if method == PLAIN else method]
+        for t in (0.0, 1.0):
+            if method == PLAIN:
+                row += ["1", "1.00x"]
+            elif method in methods_of(TEXTURES, t):
+                found = cells_of(TEXTURES, method, temperature=t)
+                row[0] = named(found[0])
+                row += [mean_of(taus(found)), speeds(found)]
+            else:
+                row += ["-"] * 4
+                continue
+            row += [f"{score(TEXTURES, method, t, 'as_captioned'):.0%}",
+                    f"{score(TEXTURES, method, t, 'fid_of_reader'):.0f}"]  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+# What was required before measuring, beside what was measured
+
+
+@table
+def blocks_bounds() -> Rows:
+    rows = [["what", "bound", "measured"], ["outputs identical to plain decoding (greedy)", "all", all_same(BLOCKS)]]
+
+    def less(name: str, t: int) -> str:
+        return ", ".join(contrasts_of(BLOCKS, name, f"captions, T = {t}"))
+
+    above = f"T = 0: {less('chains of seven', 0)}; T = 1: {less('chains of seven', 1)}"
+    rows.append(["tau of a DFlash chain of 7 minus that of EAGLE's chain of 7", "at or above 0", above])
+    for name, what, bound in (
+        ("sampled chains of seven", "the same for sampled chains, T = 1", "at or above 0"),
+        ("sampled DSpark less DFlash", "tau of a sampled DSpark chain of 7, T = 1, minus DFlash's", "above 0"),
+        ("sampled DSpark less EAGLE", "the same, minus EAGLE's", "above 0"),
+        ("the code above", "DSpark that also reads the code above, minus DSpark", "-"),
+    ):
+        rows.append([what, bound, less(name, 1)])
+    ours, theirs = (drafting(cells_of(BLOCKS, f"{name}, chain of 7")) for name in ("DFlash", "EAGLE"))
+    shares = each([one / other for one, other in zip(ours, theirs, strict=True)])
+    rows.append(["time of a cycle's drafting, DFlash over EAGLE's seven passes", "at most 1/3",
+                 f"{shares} ({span(ours)} and {span(theirs)} ms)"])  # fmt: skip
+    return rows
+
+
+def fastest(recipe: str, wanted: Callable[[Cell], bool], least: float, *, exact: bool = True) -> list[str]:
+    """Bound and measured speedup of a recipe's fastest method in each run; runs below the bound are counted."""
+    best = [max((cell for cell in run["cells"] if bool(cell["relaxed"]) != exact and wanted(cell)),
+                key=lambda cell: cell["DSR"]) for run in runs_of(recipe)]  # fmt: skip
+    missed = sum(cell["DSR"] < least or cell["DSR_spread"][0] <= 1.1 for cell in best)
+    shown = ", ".join(map(speed_of_run, best)) + f" ({'; '.join(dict.fromkeys(cell['method'] for cell in best))})"
+    shown += f": **missed** by {missed} of {len(best)}" if missed else ""
+    return [f"{least:g}x, lower quartile above 1.1", shown]
+
+
+@table
+def demo_bounds() -> Rows:
+    """Bounds of the demos, each with a value for every seed."""
+    first = "lvlm-from-nothing"
+    rows = [["demo", "what", "bound", "measured, seed by seed"]]
+    for recipe in (first, "compare", "video"):
+        rows.append([f"`demo/{recipe}`", "greedy outputs identical to plain decoding", "all", all_same(recipe)])
+    for key, what, bound in (("accuracy", "with", "at least 75%"), ("blind_accuracy", "without", "at most 25%")):
+        values = ", ".join(f"{run['binding'][key]:.1%}" for run in runs_of(first))
+        rows.append([f"`demo/{first}`", f"the target names the right attribute {what} the picture", bound, values])
+    for recipe, name, least in ((first, "text", 2), (first, "pictures", 2), ("compare", "single", 2),
+                                ("compare", "pairs", 2), ("compare", "clips", 1.5)):  # fmt: skip
+        found = fastest(recipe, lambda cell, name=name: cell["benchmark"] == name, least)  # type: ignore[misc]
+        rows.append([f"`demo/{recipe}`", f"fastest exact method on {name}", *found])
+    for name, facts in FACTS.items():
+        found = fastest("video", lambda cell, name=name: (cell["benchmark"], cell["budget"]) == (name, "1998"), 1.5)  # type: ignore[misc]
+        rows.append(["`demo/video`", f"fastest exact method at 1,998 visual tokens, {facts}", *found])
+    for recipe, t, exact, least in (("visual-ar", 0.0, True, 1.3), ("visual-ar", 1.0, True, 1.3),
+                                    ("visual-ar", 0.0, False, 1.6), ("visual-ar", 1.0, False, 1.6),
+                                    (TEXTURES, 1.0, False, 1.6)):  # fmt: skip
+        found = fastest(recipe, lambda cell, t=t: cell["temperature"] == t, least, exact=exact)  # type: ignore[misc]
+        rows.append([f"`demo/{recipe}`", f"fastest {'exact' if exact else 'relaxed'} method, T = {t:g}", *found])
+    return rows + [["`demo/dflash`", *line] for line in dflash_bounds()]
+
+
+def dflash_bounds() -> Rows:
+    """What, bound and measured, for each run of demo/dflash."""
+
+    def less(name: str, temperature: int, least: float = 0) -> str:
+        place = f"tales, T = {temperature}"
+        highs = [one["interval"][1] for run in runs_of("dflash") for one in run["contrasts"]
+                 if (one["name"], one["place"]) == (name, place)]  # fmt: skip
+        below = sum(high < least for high in highs)
+        missed = f" (**missed**: below {least:g} by its interval in {below} of {len(highs)} runs)" if below else ""
+        return ", ".join(contrasts_of("dflash", name, place)) + missed
+
+    def share(method: str, temperature: int) -> str:
+        times = (drafting(sampled(name) if temperature else cells_of("dflash", name)) for name in (method, "EAGLE-3"))
+        return each([ours / theirs for ours, theirs in zip(*times, strict=True)])
+
+    blocks = ("DFlash", "DSpark", "DFlash 2", "P-EAGLE")
+    return [
+        ["outputs identical to plain decoding (greedy)", "all", all_same("dflash")],
+        ["tau of a DFlash block of 7, T = 0, minus that of EAGLE-3's chain of 7", "at or above 0",
+         less("chains of seven", 0)],
+        ["the same for P-EAGLE", "at or above 0", less("P-EAGLE less EAGLE-3", 0)],
+        ["tau of a DFlash block of 7, T = 1, minus that of EAGLE-3's sampled chain of 7", "at or above 0",
+         less("sampled chains of seven", 1)],
+        ["the same for DSpark", "at or above -0.3", less("sampled DSpark less EAGLE-3", 1, -0.3)],
+        ["the same for DFlash 2", "at or above -0.3", less("sampled DFlash 2 less EAGLE-3", 1, -0.3)],
+        ["tau of a DSpark block of 7, T = 0, minus that of DFlash", "at or above 0", less("DSpark less DFlash", 0)],
+        ["the same for DFlash 2", "at or above 0", less("DFlash 2 less DFlash", 0)],
+        *(["time of a cycle's drafting over EAGLE-3's seven passes, " + f"T = {t}", "at most 1/3",
+           "; ".join(f"{name} {share(name, t)}" for name in blocks)] for t in (0, 1)),
+    ]  # fmt: skip
+
+
+@table
+def runs() -> Rows:
+    """What was run: every recipe of docs/results."""
+    rows = [["recipe", "seeds", "commit", "date", "device", "torch"]]
+    for path in sorted(RESULTS.glob("*.json")):
+        by_seed = json.loads(path.read_text())
+        about = [evaluation["about"] for run in by_seed.values() for evaluation in run["evaluations"].values()]
+        values = [sorted({run["commit"][:7] for run in by_seed.values()})]
+        values += [sorted({one[key] for one in about}) for key in ("date", "device", "torch")]
+        rows.append([f"`demo/{path.stem}`", ", ".join(sorted(by_seed, key=int)), *map(", ".join, values)])
+    return rows

@@ -1,0 +1,49 @@
+"""Output that nobody reads, or whose disk is full: a run trains on and its exit code is its own; lists just end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stages_run import TINY_DATASET
+
+FULL = Path("/dev/full")
+COMMAND = [sys.executable, "-m", "draftsmith"]
+
+
+def ended(words: list[str], stdout: str, cwd: Path) -> tuple[int, str]:
+    """Exit code and stderr of a command whose reader leaves after one line, or whose output's disk is full."""
+    if stdout == "full":
+        with FULL.open("w") as out:
+            done = subprocess.run(
+                [*COMMAND, *words], stdout=out, stderr=subprocess.PIPE, cwd=cwd, text=True, check=False
+            )
+        return done.returncode, done.stderr
+    errors = subprocess.STDOUT if stdout == "both gone" else subprocess.PIPE
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=errors, cwd=cwd, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read() if process.stderr else ""
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("stdout", ["both gone", pytest.param("full", marks=pytest.mark.slow)])
+def test_a_run_goes_on_without_its_output(stdout, tmp_path):
+    settings = ["stages=[world,seeing]", *(word for word in TINY_DATASET if not word.startswith("stages="))]
+    code, said = ended(["recipe=demo/lvlm-from-nothing", f"output={tmp_path}/run", *settings], stdout, tmp_path)
+    assert code == 0 and "Traceback" not in said and "ignored" not in said
+    assert all((tmp_path / "run" / stage / "done.json").is_file() for stage in ("world", "seeing"))
+
+
+@pytest.mark.parametrize("stdout", ["gone", "full"])
+def test_a_run_that_fails_says_so_by_its_exit_code(stdout, tmp_path):
+    (tmp_path / "world").touch()  # a file where a stage wants its folder
+    code, said = ended(["train", "demo/lvlm", f"output={tmp_path}"], stdout, tmp_path)
+    assert code == 2 and "is a file" in said
+
+
+def test_what_only_prints_ends_with_its_reader(tmp_path):
+    for words in (["--help"], ["train", "--help"], ["show", "demo/lvlm"]):
+        assert ended(words, "gone", tmp_path) == (0, ""), words
+    code, said = ended(["recipes"], "full", tmp_path)
+    assert code == 2 and "No space left" in said and "Traceback" not in said and "ignored" not in said

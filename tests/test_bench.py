@@ -1,0 +1,38 @@
+"""scripts/bench.py at a tiny size: a row of each cycle and step beside its floor, and the table in its page."""
+
+import re
+
+import pytest
+from draftsmith.scripts import bench
+
+PAGE = "# A\n\n<!-- bench -->\n\nold\n\n| a |\n\n## B\n\nText.\n"
+
+
+def test_every_row_is_measured_and_written(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    monkeypatch.setattr(bench, "PAGE", page)
+    monkeypatch.setattr(bench, "LENGTHS", (16,))
+    monkeypatch.setattr(bench, "COMMANDS", (["--help"],))
+    bench.main(["--sizes", "tiny", "--count", "2", "--tokens", "6", "--write"])
+    head, _, _, *rows = capsys.readouterr().out.splitlines()[:20]
+    assert re.match(r"`scripts/bench.py --sizes tiny .*`: .*, \d+ thread\(s\), load .*, 20\d\d-\d\d-\d\d, commit", head)
+    cells = [row.strip("| ").split(" | ") for row in rows[1:]]
+    assert [row[0].split(",")[0] for row in cells] == [
+        "cycle of EAGLE-3", "cycle of EAGLE-3", "cycle of DFlash", "training step of EAGLE-3",
+        "training step of DFlash", "start of `draftsmith --help`",
+    ]  # fmt: skip
+    assert all(float(row[1].split()[0]) > 0 for row in cells)
+    assert all(0 < float(row[2].split()[0]) < 1 for row in cells[:-1]), "products are a part of the whole"
+    written = page.read_text()
+    assert "old" not in written and written.endswith("\n\n## B\n\nText.\n") and rows[-1] in written
+    assert bench.written(written, ["new"]).count("new") == 1
+
+
+def test_spread_has_median_and_quartiles():
+    assert bench.spread([4.0, 1.0, 2.0, 3.0, 5.0]) == "3.00 [2.00, 4.00]" and bench.spread([0.25]) == "0.25"
+
+
+def test_a_page_without_the_mark_is_refused():
+    with pytest.raises(AssertionError, match="no mark"):
+        bench.written("# A\n", [])
