@@ -15,18 +15,52 @@ from urllib.parse import quote
 
 from .json_types import Json, walk, with_each
 from .markdown import plain
-from .secret_rules import ENVIRONMENT, NAME, hits
 
 HIDDEN = "<hidden>"
 _LEAST = 8  # letters of a value: shorter ones would match everywhere
-_SECRET_NAME = re.compile(NAME + "$", re.IGNORECASE)
+# Names that hide their values: at the end of a key, or before a value inside a text.
+_LONG_NAME = (
+    r"(?:secret|passw(?:or)?d|passphrase|credential"
+    r"|(?:api|access|private|secret|account|signing|encryption|auth|subscription)[_-]?key(?:[_-]?id)?)s?"
+)
+_NAME = rf"(?:tokens?|{_LONG_NAME}|authorization|cookies?|(?:(?<=[_-])|\b)(?:pass|pwd|pat|auth|sig|signature))"
+_SECRET_NAME = re.compile(_NAME + "$", re.IGNORECASE)
+# The same of environment variables. A folder (PWD), a tokenizer and the place of a file are no secrets.
+ENVIRONMENT = re.compile(
+    rf"^(?!.*_(?:PATH|FILE|DIR|TYPE)$)(?:.*(?:TOKEN(?!IZ)|{_LONG_NAME})|.*_(?:PASS|PWD|PAT|AUTH|SIG|KEY|DSN)$|PASS$)",
+    re.IGNORECASE,
+)
+_SHAPES = (
+    r"hf_(?:[A-Za-z]{30,}|(?=[A-Za-z]*\d)[A-Za-z0-9]{8,})",  # Hugging Face
+    r"gh[a-z]_[A-Za-z0-9]{16,}|github_pat_\w{16,}",
+    r"glpat-[\w-]{16,}",  # GitLab
+    r"(?:AKIA|ASIA)[A-Z0-9]{12,}",  # AWS
+    r"AIza[\w-]{20,}",  # Google
+    r"xox[a-z]-[\w-]{8,}",  # Slack
+    r"nvapi-[\w-]{16,}",  # NVIDIA
+    r"sk-[\w-]{16,}",  # OpenAI and others
+    r"wandb_v\d+_\w{16,}",
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{4,}(?:\.[\w-]*)?",  # JSON web tokens
+)
+# Rule -> its pattern. The first group stays, and what follows it is hidden.
+_RULES = {
+    "format of a token": re.compile(rf"((?<![A-Za-z0-9]))(?:{'|'.join(_SHAPES)})[\w-]*"),
+    "password of an address": re.compile(rf"(://)(?!{HIDDEN})[^/\s]+(?=@)"),
+    # As YAML, JSON, Python, a shell, a header and a URL's parameters write it. A value has a digit, since prose has
+    # colons too, and is neither a number (`max_new_tokens=40`, a mean of `visual_tokens` of 16 places) nor a call.
+    "value of a secret's name": re.compile(
+        rf"((?:(?<!\S)--[\w-]{{0,40}}{_NAME}[ =]|{_NAME}['\"]?\s*[=:]\s*(?:b?['\"])?|\b(?=(?:bearer|basic)\s+\S{{16}}))"
+        r"(?:(?:bearer|basic|token)\s+)?)"
+        rf"(?!{HIDDEN}|\$|-?\d+\.\d+(?:e[+-]?\d+)?(?![\w.]))(?=[a-z+/~_.-]|\S{{16}})(?=[^\s'\",;&()}}\]<>\[]*\d)[^\s'\",;&()}}\]<>\[]{{6,}}+(?!\()",
+        re.IGNORECASE,
+    ),
+}
 _VARIABLE = re.compile(r"\$\{oc\.env:\w+\}")
 # A secret's name inside a value: `{api_key: abc}`, and not `{max_new_tokens: 40}`.
-_INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){NAME}['\"]?\s*:", re.IGNORECASE)
+_INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){_NAME}['\"]?\s*:", re.IGNORECASE)
 # Names that end like a secret and hold none.
 _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
 _IN_WORDS = re.compile(r"(\d|first|last)\s+tokens?$", re.IGNORECASE)  # a method that is called `DFlash, 5 tokens`
-_COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
 class AsWritten(str):
@@ -49,12 +83,9 @@ def redact(text: str, values: Sequence[str] | None = None) -> str:
     text = text.written if isinstance(text, AsWritten) else text
     for value in secret_values() if values is None else values:
         text = text.replace(value, HIDDEN)
-    pieces, at = [], 0
-    for hit in sorted(hits(text), key=lambda hit: (hit.start, -hit.stop)):
-        if hit.start >= at:
-            pieces += [text[at : hit.start], HIDDEN]
-        at = max(at, hit.stop)
-    return "".join([*pieces, text[at:]])
+    for rule in _RULES.values():
+        text = rule.sub(rf"\1{HIDDEN}", text)
+    return text
 
 
 def redact_markdown(page: str) -> str:
@@ -71,7 +102,7 @@ def secret_in(text: str) -> str | None:
     """The name of the rule by which `text` holds a secret, or None."""
     if any(value in text for value in secret_values()):
         return "value of a secret environment variable"
-    return next((hit.rule for hit in hits(text)), None)
+    return next((name for name, rule in _RULES.items() if rule.search(text)), None)
 
 
 def secret_values() -> list[str]:
@@ -158,7 +189,7 @@ def redact_argument(argument: str) -> str:
     """`key=value` of a command line; the whole value is hidden where it, or a key inside it, is a secret's."""
     key, sign, value = argument.partition("=")
     hides = _INNER_NAME.search(value) or _is_secret(key.split(".")[-1], value)
-    return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{_redact_named(key, value)}"
+    return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{redact(value)}"
 
 
 def redact_tree(value: object, name: str = "") -> Json:
@@ -185,7 +216,7 @@ def _redact_tree(value: object, name: str, values: Sequence[str]) -> object:
             return HIDDEN if _is_secret(name, "") and not _VARIABLE.fullmatch(value.written) else redact(value, values)
     if _is_secret(name, str(value)):
         return HIDDEN
-    return _redact_named(name, value, values) if isinstance(value, str) else value
+    return redact(value, values) if isinstance(value, str) else value
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -194,9 +225,3 @@ def _is_secret(name: str, value: str) -> bool:
         return False
     is_count = value.replace(".", "", 1).isdigit() and name.lower().endswith(("token", "tokens"))
     return not is_count
-
-
-def _redact_named(name: str, value: str, values: Sequence[str] | None = None) -> str:
-    if name.split(".")[-1] in _COMMIT_NAMES and _COMMIT.fullmatch(value):
-        return value
-    return redact(value, values)

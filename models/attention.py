@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GROUPED = "grouped_sdpa"
-# Positions of a pass up to which its mask is made additive once, for all layers: a tree's, not a piece of a prompt's,
-# whose boolean mask is large enough.
-FEW = 512
 
 
 def attend(
@@ -195,17 +192,11 @@ def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(mask, 0.0, float("-inf")).to(dtype)
 
 
-def behind_all(mask: Tensor, rows: int, total: int, dtype: torch.dtype) -> Tensor:
-    """[R,1,N,total] bool, or as `hidden_below` makes it: `mask` [N,K] or [R,N,K] over the last K places; those before
-    them are seen. A long prefix is written once.
-    """
+def behind_all(mask: Tensor, rows: int, total: int) -> Tensor:
+    """[R,1,N,total] bool: `mask` [N,K] or [R,N,K] over the last K places; those before them are seen."""
     seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
-    full = torch.full((rows, 1, seen.shape[-2], total), dtype == torch.bool, dtype=dtype, device=mask.device)
-    last = full[..., total - mask.shape[-1] :]
-    if dtype == torch.bool:
-        last.copy_(seen)
-    else:
-        last.masked_fill_(~seen, float("-inf"))
+    full = torch.ones(rows, 1, seen.shape[-2], total, dtype=torch.bool, device=mask.device)
+    full[..., total - mask.shape[-1] :] = seen
     return full
 
 

@@ -1,35 +1,27 @@
-"""Attention of training-time test (EAGLE-3): the first pass's keys densely, one key of its own for each later pass.
+"""Attention of the training-time test (EAGLE-3): what an input of a later pass sees of all passes before it.
 
-Input i of pass s stands after true states up to input i - s, and after its own drafts: input i - s + r of pass r, for
-r = 1 to s. The true states' keys are plainly causal once queries are moved by s; each other pass adds one score for
-each query, merged by log-sum-exp. Nothing of size [N,N] is kept, and memory grows linearly with passes.
-Letters: B rows, N inputs of the first pass, M of later ones (the last of the N), P later passes, L = M + P - 1,
-H heads, G key-value heads, R = H / G, E head width.
+Input i of pass s stands after the true states of inputs up to i - s, and after its own drafts: input i - s + r of
+pass r, for r = 1 to s. `TrainingPasses.attend` is that as one softmax. For long rows `fast/pass_attention.py` stands
+in, since scores [M,N] of every pass would take most of a step's memory.
+Letters: B rows, N inputs of the first pass, M of later ones (the last of the N), H heads, G key-value heads, R = H / G,
+E head width.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core.states import uploaded
-from .causal_attention import Kernel, attend, attend_backward, kernel_of
+from . import fast
+from .fast.pass_attention import LongPasses
 
-# Numbers that an elementwise product of several passes' keys may have: what does not fit a cache takes longer at once
-# than pass by pass, and what does takes fewer calls.
-_AT_ONCE = 1 << 19
-# Scores [B,H,M,N] up to which a CPU makes them at once, and keeps them: in few calls, where kernels are many.
-_SCORES = 1 << 18
-
-
-Ran = tuple[Kernel, int]  # a kernel, and how many tensors it left for its backward pass
+# Inputs of a row, and scores [B,H,N,N] of a pass, up to which the readable form is as quick, and its memory is small.
+SHORT, FEW_SCORES = 512, 1 << 24
 
 
 class TrainingPasses:
@@ -39,322 +31,65 @@ class TrainingPasses:
         count: passes that are run at most.
         segments: [B,N] int64 on the CPU, the sample that each input of a packed row belongs to, in ascending order;
             None: a row is one sample, padded on the right.
-        skipped: first inputs of each row that later passes leave out: of these a first pass may make the keys alone.
+        skipped: first inputs of each row that no later pass runs: of these the first pass makes the keys alone.
     """
 
     def __init__(self, count: int, segments: Tensor | None = None, skipped: int = 0):
         assert segments is None or segments.device.type == "cpu", "the host says where samples begin"
         self.count, self.segments, self.skipped = count, segments, skipped
         self.step = 0
-        self.keys: Keys | None = None
-        self.layer: Any = None  # what a layer that has a form of its own for these passes keeps between them
-        # Stand for the keys and values so far in the graph: their gradients are summed along the passes.
-        self._links: tuple[Tensor, Tensor | None] | None = None
+        self.kept: list[tuple[Tensor, Tensor]] = []  # keys and values of each pass
+        self.long: LongPasses | None = None
+        self.shared: Any = None  # what a layer makes once for all passes
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What the queries [B,H,N,E] of the next pass see, [B,H,N,E]; its keys and values [B,G,N,E] are kept.
+        """Attend with the queries [B,H,N,E] of the next pass, whose keys and values [B,G,N,E] are kept.
 
-        Later passes may run the last M inputs alone; all of them are then as many.
+        Later passes run the last M inputs alone. Returns [B,H,M,E]: the first pass leaves out what is skipped, too.
         """
         step, self.step = self.step, self.step + 1
         if step == 0:
-            true = torch.stack([k, v])
-            self.keys, self._links = Keys(true.detach(), self.count - 1, self.segments), (true, None)
-            if self.segments is None:
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        assert self.keys is not None and self._links is not None
-        out, *links = _Attention.apply(q, *((k, v) if step else (None, None)), *self._links, self.keys, step)
-        self._links = (links[0], links[1])
-        return out
+            q = q[:, :, self.skipped :]
+            rows, heads, length = q.shape[0], q.shape[1], k.shape[2]
+            if fast.enabled() and (length > SHORT or rows * heads * length * length > FEW_SCORES):
+                self.long = LongPasses(self.count, self.segments)
+        if self.long is not None:
+            return self.long.attend(q, k, v, step)
+        self.kept.append((k, v))
+        if step == 0 and self.segments is None and not self.skipped:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return self._attend_to_all(q, step)
 
-
-class _Attention(torch.autograd.Function):
-    """Queries, keys and values of a pass, and the links; returns what they see, and links after this pass.
-
-    Each pass adds what it gives to gradients of earlier keys to those that later passes have summed.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor | None, v: Tensor | None, link: Tensor, later: Tensor | None, keys: Keys,
-        step: int,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        ctx.set_materialize_grads(False)
-        ctx.keys, ctx.step = keys, step
-        if k is not None and v is not None:
-            keys.put(k, v, step)
-        out, whole, ctx.kernels, rests = keys.attend(q, step)
-        ctx.save_for_backward(q, out, whole, *rests)
-        empty = torch.empty((), dtype=keys.wide, device=q.device)
-        return out, empty.expand(keys.true.shape), empty.expand(keys.held.shape) if step else None
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, d_true: Tensor | None, d_held: Tensor | None) -> Any:  # type: ignore[override]
-        keys, step = ctx.keys, ctx.step
-        q, out, whole, *rests = ctx.saved_tensors
-        # Nobody else holds what a later pass returned here: it is added to in place.
-        d_true = torch.zeros_like(keys.true, dtype=keys.wide) if d_true is None else d_true
-        if step and d_held is None:
-            d_held = torch.zeros_like(keys.held, dtype=keys.wide)
-        gradient = torch.zeros_like(out) if gradient is None else gradient
-        dq = keys.attend_backward(gradient, q, out, whole, ctx.kernels, rests, step, d_true, d_held)
-        if d_held is None:
-            return dq, None, None, d_true, None, None, None
-        dk, dv = keys.own(d_held, step, q.shape[2]).to(keys.true)
-        return dq, dk, dv, d_true, d_held if step > 1 else None, None, None
-
-
-class _Piece(NamedTuple):
-    """Queries that attend to some of the true states' keys, as a kernel knows."""
-
-    rows: slice
-    queries: slice
-    keys: slice
-    causal: bool
-
-
-class Keys:
-    """Keys and values of all passes, attention to them, and its backward pass.
-
-    Those of later passes lie side by side such that what an input sees of all of them stands in one column: input i of
-    pass r (from 1) in column P - r + i.
-    """
-
-    def __init__(self, true: Tensor, later: int, segments: Tensor | None):
-        self.true, self.later = true, later  # true: [2,B,G,N,E]
-        self.segments = None if segments is None else uploaded(segments, true.device)
-        # Row, first input and the one behind the last of each sample of packed rows.
-        self.samples: list[tuple[int, int, int]] = []
-        for row, numbers in enumerate(() if segments is None else segments):
-            ends = torch.unique_consecutive(numbers, return_counts=True)[1].cumsum(0).tolist()
-            self.samples += zip([row] * len(ends), [0, *ends[:-1]], ends, strict=True)
-        self.wide = torch.promote_types(true.dtype, torch.float32)
-        self.held = true.new_zeros(0)  # [2,P,B,G,L,E] from the first later pass on
-        self._hidden = true.new_zeros(0)
-        self._mask = true.new_zeros(0)
-
-    def columns(self, step: int, count: int) -> slice:
-        """Where the `count` inputs of pass `step`, and all that they see of later passes, stand."""
-        return slice(self.later - step, self.later - step + count)
-
-    def own(self, held: Tensor, step: int, count: int) -> Tensor:
-        """[2,B,G,M,E] of `held` that are those of pass `step` itself."""
-        return held[:, step - 1, :, :, self.columns(step, count)]
-
-    def put(self, k: Tensor, v: Tensor, step: int) -> None:
-        """Keep keys and values [B,G,M,E] of a later pass."""
-        rows, heads, count, width = k.shape
-        if step == 1:
-            self.held = k.new_zeros(2, self.later, rows, heads, count + self.later - 1, width)
-            segments = k.new_zeros(1, count, dtype=torch.int64) if self.segments is None else self.segments
-            before = F.pad(segments, (self.later - 1, 0), value=-1).unfold(1, count, 1)  # [B,P,M], the farthest first
-            self._hidden = (before != segments[:, None]).transpose(0, 1)
-        torch.stack([k, v], out=self.own(self.held, step, count))
-
-    def _parts(self, which: int, q: Tensor, step: int) -> Iterator[tuple[slice, Tensor]]:
-        """Numbers of later passes up to `step` with their keys (0) or values (1) [S,B,G,1,M,E], as many at a time as
-        elementwise products with states [B,G,R,M,E] should have.
-        """
-        each = max(1, _AT_ONCE // max(1, q.numel()))
-        seen = self.held[which, :step, :, :, None, self.columns(step, q.shape[-2])]
-        for start in range(0, step, each):
-            part = slice(start, min(start + each, step))
-            yield part, seen[part]
-
-    def _products(self, which: int, states: Tensor, step: int) -> Tensor:
-        """[step,B,G,R,M] of states [B,G,R,M,E] with the keys or values of later passes."""
-        found = [(states * part).sum(-1) for _, part in self._parts(which, states, step)]
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-    def _add_mixed(self, into: Tensor, which: int, weights: Tensor, step: int) -> Tensor:
-        """`into` [B,G,R,M,E], to which keys or values of later passes are added by weights [step,B,G,R,M]."""
-        seen = self.held[which, :step, :, :, None, self.columns(step, into.shape[-2])]
-        for weight, part in zip(weights.unsqueeze(-1).unbind(0), seen.unbind(0), strict=True):
-            into.addcmul_(weight, part)
-        return into
-
-    def _scores(self, q: Tensor, step: int) -> Tensor:
-        """[step,B,G,R,M] of queries [B,G,R,M,E], minus infinity for another sample's keys and those before a row."""
-        hidden = self._hidden[self.later - step :, :, None, None]
-        return self._products(0, q, step).mul_(1 / math.sqrt(q.shape[-1])).masked_fill_(hidden, -math.inf)
-
-    def grouped(self, states: Tensor, dim: int = 1) -> Tensor:
-        """[...,H,...] -> [...,G,R,...] of heads in dimension `dim`, in at least float32."""
-        heads, groups = states.shape[dim], self.true.shape[2]
-        return (states.unsqueeze(dim + 1) if heads == groups else states.unflatten(dim, (groups, -1))).to(self.wide)
-
-    def _at_once(self, q: Tensor) -> bool:
-        """Whether all scores of a pass are made at once."""
-        few = q.shape[0] * q.shape[1] * q.shape[2] * self.true.shape[3] <= _SCORES
-        # On meta a step's memory is counted, of a few megabytes as a CPU takes them.
-        return few and q.device.type in ("cpu", "meta") and q.dtype == self.wide and not self.samples
-
-    def _seen(self, which: int, step: int) -> Tensor:
-        """[B*G,N-step,E] true keys or values that some query of the pass sees."""
-        return self.true[which].flatten(0, 1)[:, : max(0, self.true.shape[3] - step)]
-
-    def attend(self, q: Tensor, step: int) -> tuple[Tensor, Tensor, list[Ran], list[Tensor | None]]:
-        """What the queries [B,H,M,E] of a pass see [B,H,M,E], and for the backward pass the log-sum-exp of their scores
-        [B,H,M] (or what they made of all scores), kernels, and what those left.
-        """
-        grouped = self.grouped(q)
-        if self._at_once(q):
-            rows, seen = grouped.flatten(2, 3).flatten(0, 1), self._seen(0, step)
-            p = torch.baddbmm(self._mask_of(q, step), rows, seen.mT, alpha=1 / math.sqrt(q.shape[-1]))
-            if step:
-                p = torch.cat([p, self._scores(grouped, step).flatten(3).movedim(0, -1).flatten(0, 1)], dim=-1)
-            p = p.softmax(-1)  # [B*G,R*M,N]
-            out = torch.bmm(p[..., : seen.shape[1]], self._seen(1, step)).view(grouped.shape)
-            if step:
-                self._add_mixed(out, 1, self._late(p, grouped, step), step)
-            return out.flatten(1, 2), p, [], []
-        outs, lses, kernels, rests = self._attend_true(q, step)
-        if not step and len(outs) == 1:
-            return outs[0].to(q), lses[0], kernels, rests
-        scores = [lse.unsqueeze(0) for lse in lses]
-        if step:
-            scores.append(self._scores(grouped, step).flatten(2, 3))
-        every = torch.cat(scores)
-        logs = every.log_softmax(0)
-        whole, weights = every[-1] - logs[-1], logs.exp_()  # an input's own key is the last, never hidden
-        mixed = torch.zeros_like(grouped)
-        for out, weight in zip(outs, weights.unsqueeze(-1), strict=False):
-            mixed.addcmul_(self.grouped(out), self.grouped(weight))
-        if step:
-            self._add_mixed(mixed, 1, self.grouped(weights[len(lses) :], 2), step)
-        return mixed.flatten(1, 2).to(q), whole, kernels, rests
-
-    def attend_backward(
-        self, gradient: Tensor, q: Tensor, out: Tensor, whole: Tensor, kernels: list[Ran],
-        rests: list[Tensor | None], step: int, d_true: Tensor, d_held: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """The gradient of the queries, from that of what they see, `out`; those of keys and values are added to
-        `d_true` [2,B,G,N,E] and, of later passes, `d_held` [2,P,B,G,L,E].
-        """
-        if gradient.stride(-1) != 1:  # an expanded one, which kernels refuse
-            gradient = gradient.contiguous()
-        grouped, wide, scale = self.grouped(q), self.grouped(gradient), 1 / math.sqrt(q.shape[-1])
-        if step:
-            late = self._products(1, wide, step)
-        if self._at_once(q):
-            rows, seen, given = (
-                grouped.flatten(2, 3).flatten(0, 1),
-                self._seen(0, step),
-                wide.flatten(2, 3).flatten(0, 1),
-            )
-            d_p = torch.bmm(given, self._seen(1, step).mT)
-            if step:
-                d_p = torch.cat([d_p, late.flatten(3).movedim(0, -1).flatten(0, 1)], dim=-1)
-            ds = torch.ops.aten._softmax_backward_data(d_p, whole, -1, whole.dtype).mul_(scale)
-            count = seen.shape[1]
-            d_k, d_v = (one.flatten(0, 1)[:, :count] for one in d_true.unbind(0))
-            d_k.baddbmm_(ds[..., :count].mT, rows)
-            d_v.baddbmm_(whole[..., :count].mT, given)
-            dq = torch.bmm(ds[..., :count], seen).view(grouped.shape)
-            if step:
-                p, ds = self._late(whole, grouped, step), self._late(ds, grouped, step)
+    def _attend_to_all(self, q: Tensor, step: int) -> Tensor:
+        """Attend with queries [B,H,M,E] of pass `step`, by one softmax over the keys of all passes, in float32."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        (true_k, true_v), *later = [(k.to(wide), v.to(wide)) for k, v in self.kept]
+        total, count = true_k.shape[2], q.shape[2]
+        queries = q.to(wide).unflatten(1, (true_k.shape[1], -1)) / math.sqrt(q.shape[-1])  # [B,G,R,M,E]
+        places = torch.arange(total, device=q.device)
+        hidden = places > places[total - count :, None] - step  # [M,N]
+        if self.segments is None:
+            samples = torch.zeros(1, count, dtype=torch.int64, device=q.device)
         else:
-            dq = self.grouped(self._attend_true_backward(gradient.to(q), q, out, whole, kernels, rests, step, d_true))
-            if step:
-                p = (self._scores(grouped, step) - self.grouped(whole)).exp_()
-                ds = late.sub_((wide * self.grouped(out)).sum(-1)).mul_(p).mul_(scale)
-        if d_held is not None:
-            self._add_mixed(dq, 0, ds, step)
-            for into, weights, states in zip(d_held.unbind(0), (ds, p), (grouped, wide), strict=True):
-                for at, _ in self._parts(0, grouped, step):
-                    part, own = weights[at].unsqueeze(-1), into[at, :, :, self.columns(step, q.shape[2])]
-                    if part.shape[3] == 1:  # no sum over the query heads of a group
-                        own.addcmul_(part.squeeze(3), states.squeeze(2))
-                    else:
-                        own += (part * states).sum(3)
-        return dq.flatten(1, 2).to(q)
+            samples = uploaded(self.segments, q.device)
+            hidden = (hidden | (samples[:, None] != samples[:, :, None]))[:, None, None]
+        scores = [(queries @ true_k.unsqueeze(2).mT).masked_fill(hidden, -math.inf)]  # [B,G,R,M,N]
+        values = []
+        for number, (k, v) in enumerate(later, 1):  # an input sees one key of each later pass
+            before = step - number
+            score = (queries * _moved(k, before, 2).unsqueeze(2)).sum(-1, keepdim=True)  # [B,G,R,M,1]
+            elsewhere = _moved(samples, before, 1, fill=-1) != samples
+            scores.append(score.masked_fill(elsewhere[:, None, None, :, None], -math.inf))
+            values.append(_moved(v, before, 2).unsqueeze(2))
+        p = torch.cat(scores, dim=-1).softmax(-1)
+        seen = p[..., :total] @ true_v.unsqueeze(2)
+        for number, value in enumerate(values, total):
+            seen = seen + p[..., number, None] * value
+        return seen.flatten(1, 2).to(q)
 
-    def _mask_of(self, q: Tensor, step: int) -> Tensor:
-        """[R*M,N-step] additive, what queries [B,H,M,E] of a pass see of `_seen`."""
-        if not len(self._mask):  # a first pass's, of which pass s sees all columns but s
-            (_, heads, count, _), (_, _, groups, whole, _) = q.shape, self.true.shape
-            mask = self.true.new_full((count, whole), -math.inf).triu_(whole - count + 1)
-            self._mask = mask.repeat(heads // groups, 1)
-        return self._mask[:, step:]
 
-    def _late(self, whole: Tensor, grouped: Tensor, step: int) -> Tensor:
-        """[step,B,G,R,M] of later passes, the last columns of [B*G,R*M,N]."""
-        return whole[..., whole.shape[-1] - step :].view(*grouped.shape[:-1], step).movedim(-1, 0)
-
-    def _pieces(self, step: int, count: int) -> list[_Piece]:
-        """Queries of a pass and what they see of the true states' keys, in pieces that kernels know.
-
-        Queries of a pass that runs all inputs are moved by its number: the first ones see no true state. After N - M
-        inputs that are left out, all queries see the first of them, and the rest is causal. In a packed row each sample
-        is a piece of its own: a mask over all of its inputs would be [N,N], and most of it hidden.
-        """
-        if self.samples:
-            assert count == self.true.shape[3], "packed rows run all of their inputs"
-            return [
-                _Piece(slice(row, row + 1), slice(start + step, end), slice(start, end - step), True)
-                for row, start, end in self.samples
-                if end - start > step
-            ]
-        before, rows = self.true.shape[3] - count - step, slice(None)
-        moved = max(0, -before)
-        if moved >= count:
-            return []
-        last = _Piece(rows, slice(moved, None), slice(max(0, before), before + count), True)
-        if before <= 0:
-            return [last]
-        return [_Piece(rows, slice(None), slice(0, before), False), last]
-
-    def _attend_true(self, q: Tensor, step: int) -> tuple[list[Tensor], list[Tensor], list[Ran], list[Tensor | None]]:
-        """Outputs [B,H,M,E] and log-sum-exps [B,H,M] of disjoint true keys; of each piece the kernel and what it left.
-
-        Queries that see no key have zeros, and minus infinity.
-        """
-        outs: list[Tensor] = []
-        lses: list[Tensor] = []
-        kernels: list[Ran] = []
-        rests: list[Tensor | None] = []
-        pieces = self._pieces(step, q.shape[2])
-        for piece in pieces:
-            read, at = q[piece.rows, :, piece.queries], (piece.rows, slice(None), piece.keys)
-            k, v = self.true[0][at], self.true[1][at]
-            kernel = kernel_of(read, k, v)
-            out, lse, rest = attend(read, k, v, kernel, causal=piece.causal)
-            outs.append(out)
-            lses.append(lse)
-            kernels.append((kernel, len(rest)))
-            rests += rest
-        if self.samples:
-            whole, sums = q.new_zeros(q.shape), q.new_full(q.shape[:3], -math.inf, dtype=self.wide)
-            for piece, out, lse in zip(pieces, outs, lses, strict=True):
-                whole[piece.rows, :, piece.queries], sums[piece.rows, :, piece.queries] = out, lse
-            return [whole], [sums], kernels, rests
-        if pieces and (moved := pieces[0].queries.start):
-            outs = [F.pad(out, (0, 0, moved, 0)) for out in outs]
-            lses = [F.pad(lse, (moved, 0), value=-math.inf) for lse in lses]
-        return outs, lses, kernels, rests
-
-    def _attend_true_backward(
-        self, gradient: Tensor, q: Tensor, out: Tensor, whole: Tensor, kernels: list[Ran],
-        rests: list[Tensor | None], step: int, d_true: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """Gradients of queries [B,H,M,E], of the true keys alone; those of keys and values are added to `d_true`.
-
-        Args:
-            gradient: [B,H,M,E] of the merged output `out`; `whole` is the merged log-sum-exp.
-        """
-        total, left = None, iter(rests)
-        for piece, (kernel, count) in zip(self._pieces(step, q.shape[2]), kernels, strict=True):
-            at, keys = (piece.rows, slice(None), piece.queries), (piece.rows, slice(None), piece.keys)
-            dq, dk, dv = attend_backward(
-                gradient[at], q[at], self.true[0][keys], self.true[1][keys], out[at], whole[at], kernel,
-                tuple(itertools.islice(left, count)), causal=piece.causal,
-            )  # fmt: skip
-            d_true[0][keys] += dk
-            d_true[1][keys] += dv
-            if self.samples or piece.queries.start:
-                total = torch.zeros_like(q) if total is None else total
-                total[at] = dq
-            else:
-                total = dq if total is None else total + dq
-        return torch.zeros_like(q) if total is None else total
+def _moved(states: Tensor, count: int, dim: int, fill: float = 0.0) -> Tensor:
+    """`states` moved by `count` inputs along `dim`: each input has those of the input so far before it, or `fill`."""
+    length = states.shape[dim]
+    empty = states.narrow(dim, 0, min(count, length))
+    return torch.cat([torch.full_like(empty, fill), states.narrow(dim, 0, length - empty.shape[dim])], dim=dim)

@@ -15,8 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError
 from ..core.json_types import Json, JsonObject, parts, text_at, walk, with_each
-from ..core.secret_rules import ENVIRONMENT
-from ..core.secrets import AsWritten
+from ..core.secrets import ENVIRONMENT, AsWritten
 
 Fault = OmegaConfBaseException
 # More is no recipe, as of YAML's anchors: `a: ${b}${b}`, `b: ${c}${c}` and so on double with every line.

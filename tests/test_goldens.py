@@ -1,6 +1,7 @@
 """The recorded behaviour of `tests/goldens`: the quick part here, all of it by `tests/tools/freeze.py check`."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,15 @@ def test_the_quick_part_is_as_recorded():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "no difference" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["dflash", "video", "visual-ar-blocks"])
+def test_without_the_fast_forms_losses_agree_and_tokens_are_equal(run):
+    command = [sys.executable, str(SCRIPT), "check", "--close", run]
+    fast = os.environ | {"DRAFTSMITH_FAST": "0"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=fast, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def test_every_run_and_every_recipe_is_recorded(freeze):
@@ -65,6 +75,15 @@ def test_a_difference_is_named(freeze):
     # Elsewhere the last bits are another machine's, and names are not.
     assert len(freeze.differences(old, new, same_machine=False)) == 2
     assert freeze.differences({"loss": 1.0}, {"loss": 1.02}, same_machine=False) == ["loss: 1.0 -> 1.02"]
+
+
+def test_other_forms_of_the_same_arithmetic_differ_in_last_bits_alone(freeze):
+    old = {"loss": 0.5, "w": "F32 [2] 0123456789abcdef", "decoded": {"q": ["1x drafted: 1 2"]}}
+    assert not freeze.differences(
+        old, old | {"loss": 0.50001, "w": "F32 [2] 4567456789abcdef"}, same_machine=True, close=1e-4
+    )
+    for change in ({"loss": 0.501}, {"w": "F32 [3] 0123456789abcdef"}, {"decoded": {"q": ["1x drafted: 1 3"]}}):
+        assert freeze.differences(old, old | change, same_machine=True, close=1e-4)
 
 
 def test_tokens_are_compared_in_any_order(freeze):

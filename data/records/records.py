@@ -27,7 +27,7 @@ from ...core.json_types import Json, JsonObject, value_at
 from ...core.locks import locked
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
-from .record import check_record, num_learned, num_words, paths, usual_text
+from .record import check_record, num_learned, paths
 from .workers import num_processes, quiet_worker
 
 _FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
@@ -271,38 +271,23 @@ def _scan_piece(path: Path, start: int, stop: int) -> Part | None:
 def scan_part(entries: Iterable[scan.Entry]) -> Part:
     """What an index holds of records that come one by one."""
     rows: list[int] = []  # of record after record
-    words: list[np.ndarray] = []
-    texts: list[bytes] = []  # whose words are counted together, a few at a time
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     for number, (offset, size, record) in enumerate(entries):
-        if len(texts) == 256:
-            words.append(num_words(texts))
-            texts.clear()
-        text = usual_text(record)
-        if text is None and (problem := check_record(record)):
+        if problem := check_record(record):
             problems[number] = problem
-            texts.append(b"")
             rows += (offset, size, 0, 0, 0, 0, 0)
             continue
-        if text is None:
-            text = " ".join([turn["value"] for turn in record["conversations"]]).encode()
-            images, clips, learned = len(paths(record, "image")), len(paths(record, "video")), num_learned(record)
-        else:  # question and answer in turn, which all count
-            images, clips, learned = bool(record.get("image")), 0, len(record["conversations"]) // 2
-        texts.append(text)
+        images, clips = len(paths(record, "image")), len(paths(record, "video"))
+        words = sum(len(turn["value"].split()) for turn in record["conversations"])
         name = record.get("id")
-        kind = type(name).__name__
-        if kind not in kinds:
-            kinds[kind] = number
+        kinds.setdefault(type(name).__name__, number)
         # Python's own hash differs from process to process, but not between forked ones.
         id_hash = 0 if name is None else hash(str(name))
-        rows += (offset, size, 1 if images or clips else -1, images, clips, learned, id_hash)
+        rows += (offset, size, words if images or clips else -words, images, clips, num_learned(record), id_hash)
     table = np.array(rows, dtype=np.int64).reshape(-1, len(_TYPES))
-    table[:, 2] *= np.concatenate([*words, num_words(texts)])
-    return Part(
-        {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(_TYPES.items())}, problems, kinds
-    )
+    columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(_TYPES.items())}
+    return Part(columns, problems, kinds)
 
 
 def duplicates(hashes: np.ndarray) -> np.ndarray:

@@ -63,8 +63,6 @@ class Cache:
     def __init__(self, num_layers: int, capacity: int):
         self.layers: list[Any] = [self.layer_class(capacity) for _ in range(num_layers)]
         self.capacity = capacity
-        # What `unwrapped` found in the model whose keys these are, in a tuple; None: nobody looked yet.
-        self.looked_at: tuple[Any] | None = None
 
     @property
     def own_layers(self) -> list[CacheLayer]:

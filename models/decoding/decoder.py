@@ -18,11 +18,10 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import FEW, added, behind_all, check_takes_masks, use_grouped
+from ..attention import added, behind_all, check_takes_masks, use_grouped
 from ..hub import config_value
 from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
-from . import unwrapped
 from .cache import Cache
 from .tapped import LanguageModel, tapped
 
@@ -273,20 +272,15 @@ class CachedDecoder:
         """
         full = mask  # of a packed row: `PackedRow.bounds`
         if mask is None or mask.dtype == torch.bool:
-            adds = embeds.shape[1] <= FEW and self._plain(cache, attention, more) is not None
-            dtype = embeds.dtype if adds else torch.bool
-            full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention), dtype=dtype)
+            full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
         return self.forward_seeing(embeds, cache, positions, full, layers, attention, more)
 
     def forward_seeing(
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
-        """Run `forward` with the mask that it makes, [R,1,N,K] bool or additive over the K places of the cache."""
+        """Run `forward` with the mask that it makes, [R,1,N,K] bool over the K places of the cache."""
         places = self.coordinates(positions)
-        if (plain := self._plain(cache, attention, more)) is not None:
-            feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)
-            return DecoderStates(feature, states | ({0: embeds} if 0 in layers else {}), {})
         # Eager attention, the only one that returns its weights, adds the mask to the scores.
         dtype = embeds.dtype if attention or self._eager else None
         inputs = self._inputs(embeds, cache, places, full, dtype, more or {})
@@ -299,23 +293,15 @@ class CachedDecoder:
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(states), here(weights))
 
-    def _plain(self, cache: Cache, attention: Sequence[int], more: Any) -> list[unwrapped.Layer] | None:
-        """The layers that run without the modules around them; None: transformers' own forward runs."""
-        return None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model, cache)
-
-    def _mask(
-        self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool, dtype: torch.dtype
-    ) -> Tensor | None:
-        """[R,1,N,K] bool, or what is added to scores: what N new positions [R,N,D] see; None where a kernel knows it:
-        all, or causal from 0.
-        """
+    def _mask(self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool) -> Tensor | None:
+        """[R,1,N,K] bool: what N new positions [R,N,D] see; None where a kernel knows it: all, or causal from 0."""
         rows, count = embeds.shape[:2]
         eager = wants_weights or self._eager
         if mask is None and not eager and not self.always_masks and (count == 1 or past == 0):
             return None
         if mask is None:
             mask = torch.ones(count, count, dtype=torch.bool, device=embeds.device).tril_()
-        return behind_all(mask, rows, past + count, dtype)
+        return behind_all(mask, rows, past + count)
 
     def _inputs(
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from ..attention import attend
 from ..layer import LayerShape
 from ..training_passes import TrainingPasses
-from . import unwrapped
 from .cache import Cache
 
 
@@ -44,16 +43,10 @@ def through(
     cache: Cache | TrainingPasses | None,
 ) -> Tensor:  # fmt: skip
     """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
-    attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
-    if isinstance(cache, Cache) and (plain := unwrapped.head_layer_of(attention, mlp, norm, cache)) is not None:
-
-        def turn(heads: Tensor) -> Tensor:
-            turned: Tensor = attention.turn(heads, rope)
-            return turned
-
-        return unwrapped.step(plain, states, inputs, turn, for_heads(mask), cache.own_layers[0])
-    states = states + attention(inputs, rope, mask, cache)
-    return states + mlp(norm(states))
+    mixed = layer.self_attn(inputs, rope, mask, cache)
+    states = states[:, -mixed.shape[1] :] + mixed  # a first pass of training may leave inputs out
+    outputs: Tensor = states + layer.mlp(layer.post_attention_layernorm(states))
+    return outputs
 
 
 def for_heads(mask: Tensor | None) -> Tensor | None:
@@ -76,8 +69,6 @@ class Rotation(NamedTuple):
 class HeadAttention(nn.Module):
     """Self-attention of Llama's layout, with the biases and norms that the shape names."""
 
-    unwrapped_as = "HeadAttention"
-
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.head_dim = shape.head_dim
@@ -98,7 +89,7 @@ class HeadAttention(nn.Module):
     def forward(
         self, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
-        """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
+        """States [R,N,D] -> [R,N,D], or of the last inputs alone; arguments as in `DecoderLayer.forward`."""
         read, keys, values = self.q_proj(states), self.k_proj(states), self.v_proj(states)
         return self.o_proj(self.mixed(read, keys, values, rope, mask, cache))
 
@@ -136,8 +127,6 @@ def _head_norm(shape: LayerShape, heads: int) -> nn.Module:
 class GatedFeedForward(nn.Module):
     """SwiGLU."""
 
-    unwrapped_as = "GatedFeedForward"
-
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -166,8 +155,6 @@ class HeadNorm(nn.Module):
 class RMSNorm(nn.Module):
     """Normalised in float32, cast back, then scaled: the order of the published code."""
 
-    unwrapped_as = "RMSNorm"
-
     def __init__(self, dim: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
@@ -178,8 +165,6 @@ class RMSNorm(nn.Module):
         if states.dtype == self.weight.dtype == torch.float32 and states.device.type == "cpu":
             # The same operations in one call, and the same bits.
             return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
-        if not torch.is_grad_enabled():
-            return unwrapped.normed(states, (self.weight, self.eps))  # fewer calls
         wide = states.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
 

@@ -21,20 +21,18 @@ from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, uploaded
+from .. import fast
 from ..attention import attend
-from ..losses import Divergence, cross_entropy_over, divergence
+from ..fast import causal_blocks
+from ..losses import Divergence, divergence
 from ..targets.base import Target
 from .dflash_confidence import acceptance, confidence_loss
-from .dflash_module import DflashHead
+from .dflash_module import DflashHead, DflashShape
 from .dflash_settings import DflashSettings
 from .dflash_walk import Before
 from .draft_vocabulary import entries
 from .goal_scores import Goals, GoalScores
 from .head_training import is_blind
-
-# Blocks whose attention is computed at once: they read the states before their last anchor and each other's places, so
-# that fewer read less in vain. A GPU would wait for the calls of many small pieces.
-BLOCKS, BLOCKS_ON_CPU = 64, 8
 
 
 @dataclass(frozen=True)
@@ -188,20 +186,14 @@ class DflashTraining(nn.Module):
         positions = self.placed(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1))
         context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
         first = head.blocks(rows.ids.gather(1, blocks.anchors), self.target.embedding)
-        masks = block_masks(kept, blocks, shape.block_size, shape.sliding_window)
-        sizes = [mask.shape[2] for mask in masks]
-
-        def seen(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # Split at once: the backward pass would write each slice into zeros of all places.
-            (keys, *own_keys), (values, *own_values) = (x.split([kept.shape[1], *sizes], dim=2) for x in (k, v))
-            mixed = []
-            for mask, queries, own_k, own_v in zip(masks, q.split(sizes, dim=2), own_keys, own_values, strict=True):
-                reach = mask.shape[3] - mask.shape[2]
-                k, v = (torch.cat([x[:, :, :reach], own], dim=2) for x, own in ((keys, own_k), (values, own_v)))
-                mixed.append(attend(queries, k, v, mask))
-            return torch.cat(mixed, dim=2)
-
-        return head(first, context, positions, seen)
+        if not fast.enabled():
+            mask = block_mask(kept, blocks.anchors, shape, kept.shape[1])
+            return head(first, context, positions, lambda number, q, k, v: attend(q, k, v, mask))
+        in_pieces = causal_blocks.attention(
+            lambda some, reach: block_mask(kept, blocks.anchors[:, some], shape, reach),
+            blocks.on_host("anchors"), kept.shape[1], attend, kept.device,
+        )  # fmt: skip
+        return head(first, context, positions, in_pieces)
 
     def placed(self, positions: Tensor) -> Tensor:
         """Positions [B,C+Q] that a rotation has."""
@@ -219,28 +211,24 @@ class DflashTraining(nn.Module):
         return mask & ~(visual & torch.tensor([is_blind(seed, share) for seed in batch.seeds])[:, None])
 
 
-def block_masks(kept: Tensor, blocks: Blocks, block_size: int, window: int | None) -> list[Tensor]:
-    """What the blocks see, a few of them at a time: [B,1,N,R+N] bool of the first R states of the row, those before the
-    last anchor of the N places, and of the N places themselves.
+def block_mask(kept: Tensor, anchors: Tensor, shape: DflashShape, reach: int) -> Tensor:
+    """[B,1,N,R+N] bool: what the N places of blocks see of the first R states of the row, and of each other: states
+    before the anchor, and the block itself.
 
     Args:
         kept: [B,T] bool, states that are held.
-        window: states before a place, itself included, that it sees; None: all.
+        anchors: [B,A].
+        reach: R.
     """
-    before = kept.cumsum(1) - kept.long()  # [B,T]
-    most, masks = BLOCKS_ON_CPU if kept.device.type == "cpu" else BLOCKS, []
-    for some, here in zip(blocks.anchors.split(most, dim=1), blocks.on_host("anchors").split(most, dim=1), strict=True):
-        reach = int(here.max())  # known to the host, which waits for nothing
-        index = torch.arange(reach, device=kept.device)
-        seen = (kept[:, None, :reach] & (index < some[..., None]))[:, :, None].expand(-1, -1, block_size, -1)
-        if window is not None:
-            places = before.gather(1, some)[..., None] + torch.arange(block_size, device=kept.device)
-            seen = seen & (places[..., None] - before[:, None, None, :reach] < window)
-        count = some.shape[1] * block_size
-        number = torch.arange(count, device=kept.device) // block_size
-        own = (number[:, None] == number).expand(len(kept), -1, -1)
-        masks.append(torch.cat([seen.flatten(1, 2), own], dim=-1)[:, None])
-    return masks
+    index = torch.arange(reach, device=kept.device)
+    seen = (kept[:, None, :reach] & (index < anchors[..., None]))[:, :, None].expand(-1, -1, shape.block_size, -1)
+    if shape.sliding_window is not None:  # states before a place, itself included
+        before = kept.cumsum(1) - kept.long()  # [B,T]
+        places = before.gather(1, anchors)[..., None] + torch.arange(shape.block_size, device=kept.device)
+        seen = seen & (places[..., None] - before[:, None, None, :reach] < shape.sliding_window)
+    number = torch.arange(anchors.shape[1] * shape.block_size, device=kept.device) // shape.block_size
+    own = (number[:, None] == number).expand(len(kept), -1, -1)
+    return torch.cat([seen.flatten(1, 2), own], dim=-1)[:, None]
 
 
 class Places:
@@ -300,7 +288,7 @@ class Places:
         weight, beside = self.share
         if self.name == "ce" or theirs is None:
             self.rank(piece, ours, own, inside)
-            terms = (weight + beside) * cross_entropy_over(ours, own) * inside
+            terms = (weight + beside) * F.cross_entropy(ours, own, reduction="none") * inside
         else:
             self.rank(piece, ours, theirs.scores.argmax(-1), theirs.known)
             apart = divergence(self.name, theirs.scores, ours)
@@ -308,7 +296,7 @@ class Places:
                 self.acceptances.append(1 - apart.detach())
             terms = weight * apart * theirs.known
             if beside:
-                terms = terms + beside * cross_entropy_over(ours, own) * inside
+                terms = terms + beside * F.cross_entropy(ours, own, reduction="none") * inside
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
 
     @torch.no_grad()

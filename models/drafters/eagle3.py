@@ -8,12 +8,11 @@ Letters: B rows, N inputs, D width, V' draft vocabulary, V the target's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ...core.errors import UserError
@@ -21,7 +20,7 @@ from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, Rotation, through
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
-from ..training_passes import Keys, TrainingPasses
+from ..training_passes import TrainingPasses
 from .base import CountTokens
 from .draft_vocabulary import drafted_ids
 from .head_config import HeadConfig
@@ -172,7 +171,7 @@ class Eagle3Head(StateHead):
     ) -> Tensor:
         """Predict features as `FusedHead.forward` does; they are normed under `norm_output` alone."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
-        rope: Any
+        rope: Tensor | Rotation | None
         if isinstance(positions, Rotation):
             rope = positions
         else:  # later passes of training turn as the first one
@@ -206,158 +205,29 @@ class JoinedLayer(nn.Module):
         self.mlp = GatedFeedForward(shape)
 
     def forward(
-        self, embeds: Tensor, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Any
+        self, embeds: Tensor, states: Tensor, rope: Tensor | Rotation | None, mask: Tensor | None, cache: Any
     ) -> Tensor:
         """Return [B,N,D] from embeddings and states [B,N,D]; `rope` comes from `Rotary`, `mask` is [N,K] or [B,N,K]."""
         if isinstance(cache, TrainingPasses):
-            step, cache.step = cache.step, cache.step + 1
-            if cache.layer is None:
-                shared = _Shared(self, embeds, rope, cache)
-                outputs, link = _Pass.apply(shared, step, cache.skipped, states, shared.half, *shared.weights)
-            else:
-                shared, link = cache.layer
-                outputs, link = _Pass.apply(shared, step, 0, states, link)
-            cache.layer = shared, link
-            return outputs
+            return self._in_pass(embeds, states, rope, cache)
+        assert rope is not None
         joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
         return through(self, states, joined, rope, mask, cache)
 
-
-class _Weights(NamedTuple):
-    before: Tensor  # [D], of the norm of states
-    qkv: Tensor  # [(H+2G)*E,D], what reads states
-    out: Tensor
-    behind: Tensor  # [D], of the norm behind the attention
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-
-
-class _Shared:
-    """What the passes of training share of a layer, and gradients while they are summed over passes."""
-
-    def __init__(self, layer: JoinedLayer, embeds: Tensor, rope: Any, passes: TrainingPasses):
-        attention, mlp, shape = layer.self_attn, layer.mlp, layer.self_attn.shape
-        assert shape.rope == "half" and not (shape.qk_norm or shape.qk_rms_norm), "EAGLE-3's layer is Llama's"
-        self.num_heads, self.head_dim, self.eps = shape.num_heads, attention.head_dim, shape.norm_eps
-        self.turned, self.passes = shape.num_heads + shape.num_kv_heads, (passes.count - 1, passes.segments)
-        parts, width = (attention.q_proj, attention.k_proj, attention.v_proj), shape.hidden_size
-        joined = torch.cat([part.weight for part in parts])  # [(H+2G)*E,2*D]
-        bias = torch.cat([part.bias for part in parts]) if shape.qkv_bias else None
-        # The embedding is the same in all passes, so its half of the products is made once: [B,N,(H+2G)*E].
-        self.half = F.linear(layer.input_layernorm(embeds), joined[:, :width], bias)
-        self.weights = _Weights(
-            layer.hidden_norm.weight, joined[:, width:], attention.o_proj.weight,
-            layer.post_attention_layernorm.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
-        )  # fmt: skip
-        cos, sin = rope.unsqueeze(-3).unbind(-1)
-        self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [B,N,1,E]
-        self.keys: Any = None
-        self.sums: dict[str, Tensor] = {}  # of weights, by name
-        self.inner: tuple[Tensor, Tensor, Tensor] | None = None  # of `half`, true keys and values, and later ones
-
-    def add(self, name: str, gradient: Tensor, inputs: Tensor) -> None:
-        """Add to the gradient of a linear layer's weight [O,I] that of its outputs [S,O] at `inputs` [S,I]."""
-        if name in self.sums:
-            self.sums[name].addmm_(gradient.T, inputs)
-        else:
-            self.sums[name] = gradient.T @ inputs
-
-    def normed(self, states: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """States [S,D] as of `RMSNorm`, and what they were multiplied by [S,1]."""
-        wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(states) * weight, scale
-
-    def normed_backward(self, name: str, weight: Tensor, gradient: Tensor, states: Tensor, scale: Tensor) -> Tensor:
-        """The gradient of `states` from that of what `normed` returned; that of the weight is added."""
-        unit, weight, wide = states * scale, weight.to(scale), gradient.to(scale)
-        along = wide * unit
-        part = along.sum(0)
-        self.sums[name] = self.sums[name].add_(part) if name in self.sums else part
-        mean = (along @ weight).unsqueeze(-1)
-        return torch.addcmul(wide * weight, unit, mean, value=-1 / len(weight)).mul_(scale).to(states)
-
-
-class _Pass(torch.autograd.Function):
-    """`JoinedLayer` in a pass of training, with its backward pass written out: most of a small model's step is calls,
-    and autograd makes twice as many. `through`, pass by pass and over joined inputs, gives the same.
-
-    Gradients of weights are summed over passes in place. The first pass returns them: its backward comes last, since
-    each pass gives the next one a link.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, shared: _Shared, step: int, skipped: int, states: Tensor, link: Tensor, *weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        of, (rows, count, _) = shared.weights, states.shape
-        x = states.flatten(0, 1)
-        normed, scale = shared.normed(x, of.before)
-        heads = torch.addmm(shared.half[:, -count:].flatten(0, 1), normed, of.qkv.T)
-        heads = heads.view(rows, count, -1, shared.head_dim)
-        cos, sin = shared.cos[:, -count:], shared.sin[:, -count:]
-        qk = heads[:, :, : shared.turned].to(cos)
-        qk = torch.addcmul(qk * cos, qk.roll(shared.head_dim // 2, -1), sin).to(heads).transpose(1, 2)
-        q, k = qk[:, : shared.num_heads, skipped:], qk[:, shared.num_heads :]
-        v = heads[:, :, shared.turned :].transpose(1, 2)
-        if step:
-            shared.keys.put(k, v, step)
-        else:
-            shared.keys = Keys(torch.stack([k, v]), *shared.passes)
-        seen, whole, ctx.kernels, rests = shared.keys.attend(q, step)
-        mixed = seen.transpose(1, 2).flatten(2).flatten(0, 1)
-        y = torch.addmm(states[:, skipped:].flatten(0, 1), mixed, of.out.T)
-        inner, inner_scale = shared.normed(y, of.behind)
-        opening, lifted = inner @ of.gate.T, inner @ of.up.T
-        opened = F.silu(opening)
-        product = opened * lifted
-        ctx.shared, ctx.step, ctx.skipped = shared, step, skipped
-        ctx.save_for_backward(
-            x, scale, normed, q, seen, whole, mixed, y, inner, inner_scale, opening, opened, lifted, product, *rests
-        )
-        return torch.addmm(y, product, of.down.T).view(rows, count - skipped, -1), states.new_empty(())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Any:  # type: ignore[override]
-        shared, step, skipped, of = ctx.shared, ctx.step, ctx.skipped, ctx.shared.weights
-        x, scale, normed, q, seen, whole, mixed, y, inner, inner_scale, opening, opened, lifted, product, *rests = (
-            ctx.saved_tensors
-        )
-        keys, (rows, _, count, _) = shared.keys, q.shape
-        g = torch.zeros_like(y) if gradient is None else gradient.flatten(0, 1)
-        shared.add("down", g, product)
-        d_product = g @ of.down
-        d_lifted = d_product * opened
-        d_opening = torch.ops.aten.silu_backward(d_product.mul_(lifted), opening)
-        shared.add("gate", d_opening, inner)
-        shared.add("up", d_lifted, inner)
-        d_inner = (d_opening @ of.gate).addmm_(d_lifted, of.up)
-        g = shared.normed_backward("behind", of.behind, d_inner, y, inner_scale).add_(g)
-        shared.add("out", g, mixed)
-        d_seen = (g @ of.out).view(rows, count, shared.num_heads, -1).transpose(1, 2)
-        if shared.inner is None:
-            true, held = (torch.zeros_like(one, dtype=keys.wide) for one in (keys.true, keys.held))
-            shared.inner = torch.zeros_like(shared.half), true, held
-        d_half, d_true, d_held = shared.inner
-        dq = keys.attend_backward(
-            d_seen, q, seen, whole, ctx.kernels, rests, step, d_true, d_held if step else None
-        )  # fmt: skip
-        dk, dv = (keys.own(d_held, step, count) if step else d_true).unbind(0)
-        if skipped:  # inputs of which only keys and values were made
-            dq, g = F.pad(dq, (0, 0, skipped, 0)), F.pad(g.view(rows, count, -1), (0, 0, skipped, 0)).flatten(0, 1)
-            count += skipped
-        cos, sin = shared.cos[:, -count:], shared.sin[:, -count:]
-        qk = torch.cat([dq.to(cos), dk.to(cos)], dim=1).transpose(1, 2)
-        qk = torch.addcmul(qk * cos, qk.roll(shared.head_dim // 2, -1), sin, value=-1)
-        heads = torch.cat([qk.to(x), dv.transpose(1, 2).to(x)], dim=2).flatten(2)
-        d_half[:, -count:] += heads
-        heads = heads.flatten(0, 1)
-        shared.add("qkv", heads, normed)
-        g = shared.normed_backward("before", of.before, heads @ of.qkv, x, scale).add_(g).view(rows, count, -1)
-        if step:
-            return None, None, None, g, None
-        shared.inner = None
-        return None, None, None, g, d_half, *(shared.sums.pop(name).to(w) for name, w in of._asdict().items())
+    def _in_pass(self, embeds: Tensor, states: Tensor, rope: Tensor | Rotation | None, cache: TrainingPasses) -> Tensor:
+        """`forward` in a pass of training. The embedding is the same in all passes, so its half of the queries, keys
+        and values is made in the first one, which alone is given `rope`.
+        """
+        attention, width, count = self.self_attn, states.shape[-1], states.shape[1]
+        projections = attention.q_proj, attention.k_proj, attention.v_proj
+        if cache.shared is None:
+            weight = torch.cat([part.weight for part in projections])  # [(H+2G)*E,2*D]
+            bias = torch.cat([part.bias for part in projections]) if attention.shape.qkv_bias else None
+            half = F.linear(self.input_layernorm(embeds), weight[:, :width], bias)
+            cache.shared = half, weight[:, width:], rope
+        half, weight, rope = cache.shared
+        projected = half[:, -count:] + F.linear(self.hidden_norm(states), weight)
+        q, k, v = projected.split([part.out_features for part in projections], dim=-1)
+        mixed = attention.mixed(q, k, v, rope[:, -count:], None, cache)
+        outputs = states[:, -mixed.shape[1] :] + attention.o_proj(mixed)
+        return outputs + self.mlp(self.post_attention_layernorm(outputs))

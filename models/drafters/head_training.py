@@ -169,7 +169,6 @@ class HeadTraining(nn.Module):
             )  # fmt: skip
             if skipped and not step:
                 inputs = inputs.behind(skipped)
-                out = out if out.shape[1] == inputs.states.shape[1] else out[:, skipped:]
             outputs.append(out)
         return outputs
 

@@ -235,8 +235,6 @@ class CentredNorm(nn.Module):
 class GatedAttention(HeadAttention):
     """Each head's values are gated by the input, and a part of its width turns (Qwen3.5's attention)."""
 
-    unwrapped_as = "GatedAttention"
-
     def __init__(self, shape: MtpShape):
         super().__init__(shape)
         bias, inner = shape.qkv_bias, shape.num_heads * shape.head_dim
@@ -256,7 +254,7 @@ class GatedAttention(HeadAttention):
         both, keys, values = self.q_proj(states), self.k_proj(states), self.v_proj(states)
         read, gate = both.unflatten(-1, (self.shape.num_heads, 2 * self.head_dim)).chunk(2, dim=-1)
         mixed = self.mixed(read.flatten(-2), keys, values, rope, mask, cache)
-        return self.o_proj(mixed * gate.flatten(-2).sigmoid())
+        return self.o_proj(mixed * gate.flatten(-2)[:, -mixed.shape[1] :].sigmoid())
 
 
 class GatedLayer(nn.Module):
@@ -273,5 +271,6 @@ class GatedLayer(nn.Module):
         self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
         """[R,N,D] -> [R,N,D]; arguments as of `DecoderLayer.forward`."""
-        states = states + self.self_attn(self.input_layernorm(states), rope, mask, cache)
+        mixed = self.self_attn(self.input_layernorm(states), rope, mask, cache)
+        states = states[:, -mixed.shape[1] :] + mixed
         return states + self.mlp(self.post_attention_layernorm(states))

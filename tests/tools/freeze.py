@@ -4,6 +4,7 @@
     tests/tools/freeze.py record              # all of it, into tests/goldens
     tests/tools/freeze.py check               # run it again; every difference by name; exit code 1 where there is one
     tests/tools/freeze.py check lvlm video    # these runs alone (`dry-runs` is one of them)
+    DRAFTSMITH_FAST=0 tests/tools/freeze.py check --close lvlm    # without models/fast: losses to 1e-4, equal tokens
 
 Each run is a shipped demo recipe at a tiny size, on one CPU thread. It records the losses of every step, names, shapes
 and hashes of the saved weights, manifests, names of files, the tokens and accepted counts of every request, what
@@ -341,8 +342,12 @@ def record(names: list[str]) -> int:
     return 0
 
 
-def check(names: list[str]) -> int:
-    """Run these and print every difference from their goldens; returns the exit code, 1 where there is one."""
+def check(names: list[str], close: float | None = None) -> int:
+    """Run these and print every difference from their goldens; returns the exit code, 1 where there is one.
+
+    Args:
+        close: as of `differences`.
+    """
     here, machines = machine(), read(MACHINES)
     count = 0
     for name in names:
@@ -353,7 +358,8 @@ def check(names: list[str]) -> int:
         for file, value in goldens.items():
             if here != there and file.endswith("-reports.json"):
                 continue
-            for line in differences(read(GOLDENS / file), json.loads(json.dumps(value)), same_machine=here == there):
+            value, same = json.loads(json.dumps(value)), here == there
+            for line in differences(read(GOLDENS / file), value, same_machine=same, close=close):
                 print(f"{file}: {line}")
                 count += 1
         gone = {f"{DRY_RUNS}/{path.name}" for path in (GOLDENS / DRY_RUNS).glob("*.txt")} - goldens.keys()
@@ -369,12 +375,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("record", "check"))
     parser.add_argument("runs", nargs="*", help=f"of {DRY_RUNS}, {', '.join(RUNS)}; none: all")
-    asked = parser.parse_args()
-    if unknown := set(asked.runs) - {DRY_RUNS, *RUNS}:
+    parser.add_argument("--close", action="store_true", help="numbers within 1e-4, any weights: what is not fast")
+    arguments = parser.parse_intermixed_args()
+    if unknown := set(arguments.runs) - {DRY_RUNS, *RUNS}:
         parser.error(f"no run {', '.join(sorted(unknown))}")
     os.environ |= ENVIRONMENT
     preload()
-    return {"record": record, "check": check}[asked.command](asked.runs or [DRY_RUNS, *RUNS])
+    names = arguments.runs or [DRY_RUNS, *RUNS]
+    return record(names) if arguments.command == "record" else check(names, 1e-4 if arguments.close else None)
 
 
 if __name__ == "__main__":

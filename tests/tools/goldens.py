@@ -59,19 +59,30 @@ ABSENT = "(absent)"
 _HASH = re.compile(r"[0-9a-f]{16}$")
 
 
-def differences(old: Any, new: Any, *, same_machine: bool) -> list[str]:
-    """`key: old -> new` for everything that differs."""
+def differences(old: Any, new: Any, *, same_machine: bool, close: float | None = None) -> list[str]:
+    """`key: old -> new` for everything that differs.
+
+    Args:
+        close: what numbers may differ by, relatively, of other forms of the same arithmetic; hashes of weights then may
+            differ as well, and tokens and counts may not. None: nothing may.
+    """
     before, after = dict(leaves(old)), dict(leaves(new))
     return [
         f"{key}: {before.get(key, ABSENT)!r} -> {after.get(key, ABSENT)!r}"
         for key in [*before, *(key for key in after if key not in before)]
-        if not _equal(key, before.get(key, ABSENT), after.get(key, ABSENT), same_machine)
+        if not _equal(key, before.get(key, ABSENT), after.get(key, ABSENT), same_machine, close)
     ]
 
 
-def _equal(key: str, old: Any, new: Any, same_machine: bool) -> bool:
+def _equal(key: str, old: Any, new: Any, same_machine: bool, close: float | None) -> bool:
     if isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new):
         return True
+    if same_machine and close is not None and old != new:
+        if isinstance(old, str) and isinstance(new, str):
+            return _HASH.search(old) is not None and _HASH.sub("", old) == _HASH.sub("", new)
+        return (
+            isinstance(old, float) and isinstance(new, float) and math.isclose(old, new, rel_tol=close, abs_tol=close)
+        )
     if same_machine or old == new:
         return bool(old == new and type(old) is type(new))
     if key.startswith("decoded/"):

@@ -9,8 +9,9 @@ import tiny
 import tiny_qwen
 import torch
 import visual_tiny
-from draftsmith.models.drafters import DflashConfig, MedusaConfig, dflash_training
+from draftsmith.models.drafters import DflashConfig, MedusaConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
+from draftsmith.models.fast import causal_blocks
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.trainers.estimate import counted
 from draftsmith.trainers.estimate.counted import META, along, most_bytes
@@ -94,7 +95,7 @@ def test_kernels_of_shapes_that_were_seen_are_counted_as_if_they_ran(monkeypatch
                                     DflashConfig(kind="dflash", block_size=4, num_layers=1, taps=(1,))])  # fmt: skip
 def test_a_step_of_an_image_generators_head_is_what_real_tensors_take(config, monkeypatch):
     # A GPU's step is counted, where more blocks attend at once than on the CPU that runs it here.
-    monkeypatch.setattr(dflash_training, "BLOCKS_ON_CPU", dflash_training.BLOCKS)
+    monkeypatch.setattr(causal_blocks, "BLOCKS_ON_CPU", causal_blocks.BLOCKS)
     model = visual_tiny.llamagen("text", 0, grid=8, vocab=256, dim=32)
     target = visual_tiny.target(model)
     batch = visual_tiny.code_batch(model, torch.randint(0, 24, (3, 64)))

@@ -21,7 +21,7 @@ from ...core.errors import UserError, did_you_mean
 from ...core.json_types import JsonObject
 from ...data.pictures.visual_budget import visual_tokens as num_visual_tokens
 from ...eval.loop import Decoding
-from ...eval.row_columns import Rows
+from ...eval.measured_rows import Row
 from ...eval.rules import RULES
 from ...eval.studies import visual_tokens
 from ...eval.tables import Column, ReportSection, Table, text
@@ -162,7 +162,7 @@ def _table(first: str, names: Sequence[str], lines: Iterable[tuple[Any, ...]], s
     return Table("", (text(first), *(Column(name, ".1%") for name in names)), tuple(lines), source, note)
 
 
-def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Rows) -> list[ReportSection]:
+def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
     """The report's sections on what the probes read; `rows` are not read."""
     settings = measuring.stage.probes
     if not settings.states and settings.importance is None:

@@ -13,7 +13,7 @@ import torch
 
 from ...core.batch import Request
 from ...eval.loop import Decoding, generate
-from ...eval.row_columns import Rows
+from ...eval.measured_rows import Row
 from ...eval.tables import ReportSection
 from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.targets.base import Target
@@ -21,7 +21,7 @@ from .measuring import Measuring
 from .requests import ConversationSet
 
 
-def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet], rows: Rows) -> list[ReportSection]:
+def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
     """The first `record_weights` requests of each set, by each ensemble of modes; `rows` are not read.
 
     Writes `weights/SET-DRAFTER-METHOD.json` in the stage's folder, a trace for each request.

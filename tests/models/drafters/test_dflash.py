@@ -16,13 +16,13 @@ from draftsmith.core.states import Taps
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product, Static
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters import dflash_training
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_module import even_taps
 from draftsmith.models.drafters.dflash_settings import DflashLoss
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.head_training import is_blind
+from draftsmith.models.fast import causal_blocks
 from draftsmith.models.losses import divergence
 from family_checks import longer
 from heads_tiny import config_of, tables, text_config
@@ -216,7 +216,7 @@ def test_blocks_do_not_see_each_other_nor_states_behind_their_anchor(big, monkey
             changed = changed.unflatten(1, (7, 5))
             torch.testing.assert_close(changed[:, : number + 1], outputs[:, : number + 1], atol=1e-5, rtol=1e-4)
             assert number == 6 or (changed[:, number + 1 :] - outputs[:, number + 1 :]).abs().amin((0, 2, 3)).max() > 0
-        monkeypatch.setattr(dflash_training, "BLOCKS_ON_CPU", 3)
+        monkeypatch.setattr(causal_blocks, "BLOCKS_ON_CPU", 3)
         again = training.outputs(training.sequences(batch, states), states, blocks).unflatten(1, (7, 5))
     torch.testing.assert_close(again, outputs, atol=1e-5, rtol=1e-4)
 
@@ -229,8 +229,9 @@ def test_pieces_of_blocks_change_no_loss_and_no_gradient(big, monkeypatch, setti
     config, head = draft(big, **settings)
     batch, states = rows_of(big, "tvvvtaaaaaaaaaaa", "ttvvvtaaa", "taaaaaaa", seeds=(0, 1, 2))
     found = []
-    for size in (1, 3, 64):
-        monkeypatch.setattr(dflash_training, "BLOCKS_ON_CPU", size)
+    for size in (1, 3, 64, 0):
+        monkeypatch.setenv("DRAFTSMITH_FAST", "1" if size else "0")
+        monkeypatch.setattr(causal_blocks, "BLOCKS_ON_CPU", size)
         loss = config.training_objective(head, big).eval()(batch, states).loss_sum
         found.append((loss, *torch.autograd.grad(loss, [*head.parameters()], allow_unused=True)))
     for others in zip(*found[1:], found[0], strict=True):

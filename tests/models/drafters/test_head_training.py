@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dense_passes import Dense, by_parts
 from draftsmith.models import training_passes
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.drafters import head_training
+from draftsmith.models.decoding.head_layer import through
 from draftsmith.models.drafters.eagle3 import JoinedLayer
 from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.drafters.head_objective import HeadObjective
 from draftsmith.models.drafters.head_training import _gaps, is_blind
-from draftsmith.models.training_passes import TrainingPasses
 from heads_tiny import OTHER_SIZES, ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from tensors import learn
 from torch.nn import functional as F
@@ -177,26 +175,34 @@ def test_training_asks_for_fast_attention(monkeypatch):
     assert [call.get("attn_mask") for call in calls] == [None, None]
 
 
+def by_parts(layer, embeds, states, rope, mask, cache):
+    """In place of `JoinedLayer.forward` in passes: embeddings and states joined in each pass."""
+    cache.shared = rope if rope is not None else cache.shared
+    joined = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(states)], dim=-1)
+    return through(layer, states, joined, cache.shared[:, -states.shape[1] :], mask, cache)
+
+
 @over_sizes
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("changed", ["nothing is fast", "rows are long", "inputs are joined"])
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("sparrow-ttt", {}), ("eagle3", {}), ("eagle3-read", {}), ("eagle3", {"qkv_bias": True, "norm_output": True})],
 )
-def test_ttt_is_dense_attention_to_all_passes(name, changes, at_once, sizes, monkeypatch):
-    """Loss and gradients, with the slow obvious form in the layer's place."""
+def test_fast_forms_and_the_shared_half_change_no_loss_and_no_gradient(name, changes, changed, sizes, monkeypatch):
     results = []
-    if not at_once:
-        monkeypatch.setattr(training_passes, "_SCORES", 0)
-    for passes, layer in ((TrainingPasses, JoinedLayer.forward), (Dense, by_parts)):
-        monkeypatch.setattr(head_training, "TrainingPasses", passes)
-        monkeypatch.setattr(JoinedLayer, "forward", layer)
+    for number in range(2):
+        if number and changed == "nothing is fast":
+            monkeypatch.setenv("DRAFTSMITH_FAST", "0")
+        elif number and changed == "rows are long":
+            monkeypatch.setattr(training_passes, "SHORT", 0)
+        elif number:
+            monkeypatch.setattr(JoinedLayer, "forward", by_parts)
         config, target, training = built(name, sizes=sizes, mtp_steps=6, **changes)
         step = training(*case_for(config, target))
         step.loss_sum.backward()
         results.append((step.loss_sum.item(), [p.grad for p in training.head.parameters()]))
-    (ours, gradients), (dense, theirs) = results
-    assert ours == pytest.approx(dense, rel=1e-6)
+    (ours, gradients), (other, theirs) = results
+    assert ours == pytest.approx(other, rel=1e-6)
     for mine, its in zip(gradients, theirs, strict=True):
         assert float((mine - its).norm() / its.norm()) < 2e-6
 

@@ -1,11 +1,11 @@
-"""Training-time test's attention, against one softmax over the keys of all passes; forward, gradients and memory."""
+"""Attention of long rows in the training-time test, against the readable form; forward, gradients and memory."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from dense_passes import Dense
-from draftsmith.models import causal_attention, training_passes
+from draftsmith.models import training_passes
+from draftsmith.models.fast import causal_kernels, pass_attention
 from draftsmith.models.training_passes import TrainingPasses
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -34,11 +34,28 @@ def compared(ours, dense, tolerance):
         torch.testing.assert_close(mine, its, atol=tolerance, rtol=tolerance)
 
 
+@pytest.fixture(autouse=True)
+def long_rows(monkeypatch):
+    """All rows count as long."""
+    monkeypatch.setattr(training_passes, "SHORT", 0)
+
+
 def attend_by(kernel, monkeypatch):
-    """A kernel for any number of inputs; None: all scores of these few at once."""
-    if kernel is not None:
-        monkeypatch.setattr(training_passes, "kernel_of", lambda *_, **__: kernel)
-        monkeypatch.setattr(training_passes, "_SCORES", 0)
+    monkeypatch.setattr(pass_attention, "kernel_of", lambda *_, **__: kernel)
+
+
+def both(make, states, run=None):
+    """`results` of the fast form and of the readable one."""
+    run = run or results
+    fast = make()
+    ours = run(fast, states)
+    assert fast.long is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTSMITH_FAST", "0")
+        readable = make()
+        theirs = run(readable, states)
+    assert readable.long is None
+    return ours, theirs
 
 
 packings = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -51,44 +68,41 @@ def numbers(count):
 
 
 @packings
-@pytest.mark.parametrize("kernel", ["cpu", "plain", None])
+@pytest.mark.parametrize("kernel", ["cpu", "plain"])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("count", [1, 2, PASSES, 33])
 def test_it_is_one_softmax_over_all_passes(count, groups, kernel, packed, monkeypatch):
     attend_by(kernel, monkeypatch)
     states, segments = drawn(count, groups=groups), numbers(count) if packed else None
-    compared(results(TrainingPasses(PASSES, segments), states), results(Dense(PASSES, segments), states), 1e-12)
+    compared(*both(lambda: TrainingPasses(PASSES, segments), states), 1e-12)
 
 
 @packings
-@pytest.mark.parametrize("few", [True, False])
-def test_in_float32_it_is_so_to_the_last_bits(packed, few, monkeypatch):
-    monkeypatch.setattr(training_passes, "_SCORES", 1 << 20 if few else 0)
+def test_in_float32_it_is_so_to_the_last_bits(packed):
     states, segments = drawn(200, torch.float32), numbers(200) if packed else None
-    (ours, gradients), (dense, theirs) = (
-        results(TrainingPasses(PASSES, segments), states),
-        results(Dense(PASSES, segments), states),
-    )
-    assert max(float((a - b).detach().abs().max()) for a, b in zip(ours, dense, strict=True)) < 1e-6
+    (ours, gradients), (readable, theirs) = both(lambda: TrainingPasses(PASSES, segments), states)
+    assert max(float((a - b).detach().abs().max()) for a, b in zip(ours, readable, strict=True)) < 1e-6
     for mine, its in zip(gradients, theirs, strict=True):
         assert float((mine - its).norm() / its.norm()) < 1e-6
 
 
-def test_bfloat16_stays_as_near_as_its_own_rounding():
-    wide = drawn(64, scale=1.5)
-    narrow = [state.detach().to(torch.bfloat16).requires_grad_() for state in wide]
-    exact = results(Dense(PASSES), [state.detach().double().requires_grad_() for state in narrow])
+@pytest.mark.parametrize("fast", ["0", "1"])
+def test_bfloat16_stays_as_near_as_its_own_rounding(fast, monkeypatch):
+    narrow = [state.detach().to(torch.bfloat16).requires_grad_() for state in drawn(64, scale=1.5)]
+    exact = results(TrainingPasses(PASSES), [state.detach().double().requires_grad_() for state in narrow])
+    monkeypatch.setenv("DRAFTSMITH_FAST", fast)
     for rounded, whole in zip(results(TrainingPasses(PASSES), narrow)[0], exact[0], strict=True):
         assert rounded.dtype == torch.bfloat16
         torch.testing.assert_close(rounded.double(), whole, atol=2**-7, rtol=2**-7)
 
 
 def test_large_scores_neither_overflow_nor_vanish():
-    states = drawn(33, scale=30.0)
-    compared(results(TrainingPasses(PASSES, numbers(33)), states), results(Dense(PASSES, numbers(33)), states), 1e-9)
+    compared(*both(lambda: TrainingPasses(PASSES, numbers(33)), drawn(33, scale=30.0)), 1e-9)
 
 
-def test_a_packed_row_is_its_samples_alone():
+@pytest.mark.parametrize("fast", ["0", "1"])
+def test_a_packed_row_is_its_samples_alone(fast, monkeypatch):
+    monkeypatch.setenv("DRAFTSMITH_FAST", fast)
     states = [state[:1].detach() for state in drawn(20)]
     together = results(TrainingPasses(PASSES, numbers(20)[:1]), [s.clone().requires_grad_() for s in states])[0]
     for number, (start, end) in enumerate([(0, 6), (6, 7), (7, 20)]):
@@ -111,14 +125,12 @@ def kept_bytes(passes, count):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         for step in range(passes):
             outputs.append(held.attend(*states[3 * step : 3 * step + 3]))
-    keep(held.keys.true)
-    keep(held.keys.held)
+    keep(held.long.keys.true)
+    keep(held.long.keys.held)
     return sum(storages.values())
 
 
-def test_what_is_kept_grows_linearly_with_passes_and_inputs(monkeypatch):
-    """Beyond scores that are few."""
-    monkeypatch.setattr(training_passes, "_SCORES", 0)
+def test_what_is_kept_grows_linearly_with_passes_and_inputs():
     one, *more = (kept_bytes(passes, 96) for passes in range(1, PASSES + 1))
     steps = [later - earlier for earlier, later in zip((one, *more), more, strict=False)]
     # Keys of later passes stand in up to PASSES - 2 columns more than there are inputs.
@@ -133,55 +145,63 @@ def test_cudas_kernels_take_what_they_are_given(kernel, dtype):
     """Names, arguments and shapes, as torch's own rules for tensors without values know them. Nothing is computed."""
     with FakeTensorMode(), torch.no_grad():
         q, k, v = (torch.empty(2, 33, heads, 64, dtype=dtype, device="cuda").transpose(1, 2) for heads in (4, 2, 2))
-        out, lse, rest = causal_attention.attend(q, k, v, kernel)
+        out, lse, rest = causal_kernels.attend(q, k, v, kernel)
         assert out.shape == q.shape and lse.shape == (2, 4, 33) and lse.dtype == torch.float32
-        gradients = causal_attention.attend_backward(out, q, k, v, out, lse, kernel, rest)
+        gradients = causal_kernels.attend_backward(out, q, k, v, out, lse, kernel, rest)
     for state, gradient in zip((q, k, v), gradients, strict=True):
         assert (gradient.shape, gradient.dtype, gradient.device.type) == (state.shape, dtype, "cuda")
 
 
 def test_an_expanded_gradient_is_taken():
-    states = drawn(9)
-    ours, dense = (
-        torch.autograd.grad(sum(passes.attend(*states[3 * step : 3 * step + 3]).sum() for step in range(2)), states[:6])
-        for passes in (TrainingPasses(PASSES), Dense(PASSES))
-    )
-    for mine, its in zip(ours, dense, strict=True):
-        torch.testing.assert_close(mine, its)
+    def sums(passes, states):
+        outputs = [passes.attend(*states[3 * step : 3 * step + 3]) for step in range(2)]
+        return outputs, torch.autograd.grad(sum(out.sum() for out in outputs), states[:6])
+
+    compared(*both(lambda: TrainingPasses(PASSES), drawn(9), sums), 1e-12)
 
 
 def test_a_cpu_has_its_kernel_and_other_devices_products():
     """A dry run counts on the meta device what a fused kernel keeps."""
     q, k, v = (state[:, :, :5] for state in drawn(5)[:3])
-    assert causal_attention.kernel_of(q, k, v) == "cpu"
-    assert causal_attention.kernel_of(*(state.to("meta") for state in (q, k, v))) == "cpu"
+    assert causal_kernels.kernel_of(q, k, v) == "cpu"
+    assert causal_kernels.kernel_of(*(state.to("meta") for state in (q, k, v))) == "cpu"
     other = SimpleNamespace(device=torch.device("xpu"), dtype=q.dtype)
-    assert causal_attention.kernel_of(other, k, v) == "plain"
+    assert causal_kernels.kernel_of(other, k, v) == "plain"
 
 
-def test_a_first_pass_asks_for_the_fused_kernel(monkeypatch):
+@pytest.mark.parametrize("fast", ["0", "1"])
+def test_a_first_pass_asks_for_the_fused_kernel(fast, monkeypatch):
+    monkeypatch.setenv("DRAFTSMITH_FAST", fast)
     calls, attend = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or attend(*a, **k))
     results(TrainingPasses(PASSES), drawn(8))
     assert [call.get("attn_mask") for call in calls] == [None] and calls[0]["is_causal"]
 
 
-@pytest.mark.parametrize("kernel", ["cpu", "plain", None])
+@pytest.mark.parametrize("fast", ["0", "1"])
 @pytest.mark.parametrize("left_out", [1, 2, 3, 9, 18])
-def test_later_passes_may_leave_the_first_inputs_out(left_out, kernel, monkeypatch):
-    """As dense attention of all inputs, at those whose chains begin with inputs that were run."""
-    attend_by(kernel, monkeypatch)
-    states = drawn(20)
-    cut = [state if number < 3 else state[:, :, left_out:] for number, state in enumerate(states)]
-    read = ([], [])  # of dense attention, and of ours
-    for passes, given, first, outputs in (
-        (Dense(PASSES), states, left_out, read[0]), (TrainingPasses(PASSES), cut, 0, read[1])
-    ):  # fmt: skip
+def test_later_passes_may_leave_the_first_inputs_out(left_out, fast, monkeypatch):
+    """As attention of all inputs, at those whose chains begin with inputs that were run."""
+    states, read = drawn(20), ([], [])
+    for skipped, outputs in zip((0, left_out), read, strict=True):
+        passes = TrainingPasses(PASSES, skipped=skipped)
         for step in range(PASSES):
-            out = passes.attend(*given[3 * step : 3 * step + 3])
-            outputs.append(out[:, :, step + (first if step else left_out) :])
-    for mine, its in zip(read[1], read[0], strict=True):
+            given = states[3 * step : 3 * step + 3]
+            out = passes.attend(*(given if step == 0 else [state[:, :, skipped:] for state in given]))
+            outputs.append(out[:, :, left_out - skipped + step :])
+        monkeypatch.setenv("DRAFTSMITH_FAST", fast)
+    for whole, part in zip(*read, strict=True):
+        torch.testing.assert_close(whole, part, atol=1e-12, rtol=1e-12)
+    whole, part = (torch.autograd.grad(sum(out.sin().sum() for out in outputs), states) for outputs in read)
+    for mine, its in zip(whole, part, strict=True):
         torch.testing.assert_close(mine, its, atol=1e-12, rtol=1e-12)
-    ours, dense = (torch.autograd.grad(sum(out.sin().sum() for out in outputs), states) for outputs in read[::-1])
-    for mine, its in zip(ours, dense, strict=True):
-        torch.testing.assert_close(mine, its, atol=1e-12, rtol=1e-12)
+
+
+def test_short_rows_of_few_scores_run_the_readable_form(monkeypatch):
+    monkeypatch.setattr(training_passes, "SHORT", 9)
+    for rows, count, long in ((2, 9, False), (2, 10, True), (2, 9, True)):
+        passes = TrainingPasses(PASSES)
+        results(passes, drawn(count, rows=rows))
+        assert (passes.long is not None) == long
+        if count == 10:
+            monkeypatch.setattr(training_passes, "FEW_SCORES", 2 * 4 * 9 * 9 - 1)

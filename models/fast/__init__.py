@@ -1,0 +1,23 @@
+"""What is faster or needs less memory than a readable function, and says less.
+
+Each file stands in for functions that stand in the method's own file, and that `DRAFTSMITH_FAST=0` runs instead. A test
+holds each pair equal. `STANDS_IN_FOR` is the table of the pairs.
+"""
+
+from __future__ import annotations
+
+import os
+
+# File of this folder -> the file and the functions that it stands in for, and when.
+STANDS_IN_FOR = {
+    "pass_attention": ("models/training_passes.py", ["TrainingPasses.attend"], "rows are long: for memory"),
+    "in_place": ("models/losses.py", ["soft_cross_entropy", "divergence"], "fewer passes over a vocabulary"),
+    "chunked_head": ("models/losses.py", ["head_loss"], "for memory"),
+    "causal_blocks": ("models/drafters/dflash_training.py", ["block_mask"], "for memory, and less read in vain"),
+    "causal_kernels": ("models/fast/pass_attention.py", ["Keys.attend"], "its kernels, forward and backward apart"),
+}
+
+
+def enabled() -> bool:
+    """Whether the fast forms stand in for the readable ones."""
+    return os.environ.get("DRAFTSMITH_FAST", "1") != "0"
