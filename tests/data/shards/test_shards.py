@@ -188,7 +188,8 @@ def test_a_folder_belongs_to_one_identity(folder, tmp_path):
         ({k: v for k, v in IDENTITY.items() if k != "target"}, "target: 'tiny', now None"),
     ]:
         for refused in (claim, finish):
-            assert fails_with(field, refused, folder, other).where == str(folder / "identity.json")
+            more = {"num_shards": 4} if refused is finish else {}
+            assert fails_with(field, refused, folder, other, **more).where == str(folder / "identity.json")
     (folder / "identity.json").write_text(json.dumps(IDENTITY | {"size": 512}))
     with pytest.raises(UserError, match="size: 256, now 512"):
         claim(folder, IDENTITY | {"size": 512})  # the manifest says otherwise
