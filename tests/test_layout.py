@@ -20,7 +20,7 @@ EXCEPTIONS = yaml.safe_load(Path(__file__).with_name("layout_exceptions.yaml").r
 LAYERS = {"core": 0, "data": 1, "models": 1, "eval": 2, "trainers": 3, "recipes": 4}
 DOORS = {
     "deepspeed": {"trainers/train/engine.py"},
-    "omegaconf": {"recipes/interpolation.py"},
+    "omegaconf": {"core/interpolation.py"},
     "wandb": {"core/tracking.py"},
     "matplotlib": {
         "eval/style.py",
@@ -28,7 +28,7 @@ DOORS = {
     },
     "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},
-    "pandas": {"eval/summary.py"},
+    "pandas": {"eval/measured_rows.py"},
     "jinja2": {"core/templates.py"},
     "av": {"data/pictures/videos.py"},
     "datasets": {"data/suites/suite_hub.py", "data/records/table_records.py"},
