@@ -30,7 +30,7 @@ class Cell:
     tau: float | None  # tokens per target pass, bonus token included; None: no cycle was run
     interval: tuple[float, float] | None  # 95%, of tau
     speedup: float | None  # of decoding, against plain decoding in the same run
-    identical: int | None  # requests whose tokens are plain decoding's; None: they need not be
+    identical: int | None  # answers whose tokens are plain decoding's; None: they need not be
     temperature: float = 0.0
     end_to_end: float | None = None  # speedup with the prefill
     expected: float | None = None  # speedup of decoding that tau and the cost of a cycle promise
@@ -38,6 +38,7 @@ class Cell:
     max_new_tokens: int = 0
     drafters: tuple[str, ...] = ()  # stages that trained them, or names that the evaluation gave them
     relaxed: bool = False  # outputs are not distributed as the target's
+    answers: int = 0  # of all drafters, which decode the same requests
     requests_of: str = ""  # the set, its budget and turn, whatever else `where` says
 
 
@@ -71,6 +72,7 @@ def _cell(cell: JsonMapping, with_temperature: bool, with_length: bool) -> Cell:
         max_new_tokens=int(cell["max_new_tokens"]),
         drafters=tuple(cell.get("drafters", ())),
         relaxed=bool(cell.get("relaxed", False)),
+        answers=int(cell.get("answers", cell["requests"])),
         requests_of=", ".join(part for part in parts[:2] if part),
     )
 
@@ -97,7 +99,7 @@ def overview(report: JsonMapping) -> Table:
                Column("same tokens as plain", kind="count"))  # fmt: skip
     rows = tuple(
         (c.where, c.method, c.temperature, c.requests, (c.tau, *c.interval) if c.tau and c.interval else None,
-         c.speedup, c.end_to_end, None if c.identical is None else (c.identical, c.requests))
+         c.speedup, c.end_to_end, None if c.identical is None else (c.identical, c.answers))
         for c in cells({**report, "cells": [c for c in report["cells"] if c["turn"] in ("", "first")]})
     )  # fmt: skip
     return Table("", columns, rows)

@@ -198,7 +198,7 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
             e.run, _method(c.method, c.relaxed), c.requests,
             None if c.tau is None else (c.tau, *(c.interval or (c.tau, c.tau))), c.expected,
             None if speed is None else (speed, *(c.quartiles or (speed, speed))),
-            None if c.identical is None else (c.identical, c.requests), None if e.memory is None else e.memory / MIB,
+            None if c.identical is None else (c.identical, c.answers), None if e.memory is None else e.memory / MIB,
             e.steps, e.samples, e.hours, e.gpu_hours if on_gpus else e.rank_hours,
         ))  # fmt: skip
         for column, reason in e.unknown.items():
@@ -293,7 +293,7 @@ def _spread(method: str, each: Sequence[Cell]) -> tuple:
         (mean, mean - half, mean + half) if is_whole and len(taus) > 2 else None,
         ", ".join("-" if cell.speedup is None else f"{cell.speedup:.2f}x" for cell in each) if speeds else None,
         (statistics.fmean(speeds), min(speeds), max(speeds)) if len(speeds) == len(each) else None,
-        (sum(c.identical or 0 for c in exact), sum(c.requests for c in exact)) if exact else None,
+        (sum(c.identical or 0 for c in exact), sum(c.answers for c in exact)) if exact else None,
     )
 
 

@@ -75,7 +75,7 @@ def short_table(stage: str, report: JsonObject) -> list[str]:
     lines = [_row(stage, longest, [_cut(place, _ROOM) for place in shown], "same")]
     for method in methods[:MOST_METHODS]:
         its = [cell for cell in measured if cell.method == method and cell.identical is not None]
-        same, of = sum(cell.identical or 0 for cell in its), sum(cell.requests for cell in its)
+        same, of = sum(cell.identical or 0 for cell in its), sum(cell.answers for cell in its)
         numbers = [_numbers(by_place.get((method, place))) for place in shown]
         lines.append(_row(method, longest, numbers, f"{same:,}/{of:,}" if its else "-"))
     left = [(len(methods) - MOST_METHODS, "methods"), (len(places) - len(shown), "sets")]

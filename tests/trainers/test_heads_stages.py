@@ -16,7 +16,7 @@ from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.suites.suite import read_index
-from draftsmith.eval.row_columns import read_rows
+from draftsmith.eval.measured_rows import read_rows
 from draftsmith.eval.run_folders import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
 from draftsmith.models.drafters import HivisConfig, MsdConfig

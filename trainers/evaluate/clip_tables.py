@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...eval.row_columns import Rows
+from collections.abc import Sequence
+
+from ...eval.measured_rows import Row
 from ...eval.studies.video import video_sections
 from ...eval.tables import ReportSection
 from .benchmarks import SetsBenchmark, of_class
@@ -10,7 +12,7 @@ from .measuring import Measuring
 from .reporting import infos
 
 
-def clip_tables(measuring: Measuring, rows: Rows) -> list[ReportSection]:
+def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection]:
     """Those that were measured; figures go to the stage's folder."""
     stage, drafting = measuring.stage, measuring.drafting
     if not stage.lengths and not of_class(stage.benchmarks, SetsBenchmark):

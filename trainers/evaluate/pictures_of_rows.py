@@ -41,7 +41,7 @@ def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, .
     first = {method: min(row.drafter for row in its) for (method,), its in grouped(rows, "method").items()}
     for row in rows:
         if row.drafter == first[row.method]:
-            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
+            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(tuple(row.tokens))
     return tokens_by
 
 

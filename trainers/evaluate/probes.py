@@ -24,7 +24,6 @@ from ...data.pictures.visual_budget import visual_tokens as num_visual_tokens
 from ...eval.loop import Decoding, generate
 from ...eval.measured_rows import Row
 from ...eval.policies import Draw
-from ...eval.row_columns import Rows
 from ...eval.rules import RULES
 from ...eval.studies import confidence, video_figures, visual_tokens
 from ...eval.studies.confidence import Watched, by_confidence, entropy_autocorrelation, rates_by_rank
@@ -213,7 +212,7 @@ class Probing:
         return self.context.folder / name
 
 
-def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Rows) -> list[ReportSection]:
+def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
     """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
     settings = measuring.stage.probes
     temperature = min(measuring.stage.temperatures)
@@ -223,7 +222,7 @@ def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Rows) -> 
         return []
     decoding = measuring.plainly(temperature, max(measuring.lengths))
     probing = Probing(settings, measuring.context, measuring.target, labelled, decoding)
-    return probing.report(sets, rows.where(rows.has("temperature", temperature)), watched=methods)
+    return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=methods)
 
 
 def planned(rates: Sequence[Sequence[float | None]], rows: Sequence[Row]) -> Plan | None:

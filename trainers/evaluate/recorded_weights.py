@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...core.batch import Request
-from ...eval.row_columns import Rows
+from ...eval.measured_rows import Row
 from ...eval.studies.ensemble_weights import (
     WeightsFigure,
     plot_weights,
@@ -20,7 +20,7 @@ from .measuring import Measuring
 from .requests import ConversationSet
 
 
-def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet], rows: Rows) -> list[ReportSection]:
+def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
     """A section with the figures, where `record_weights` asks for them; `rows` are not read."""
     count = measuring.stage.record_weights
     drawn = [figure for requests in sets for figure in _figures(measuring, requests, count)] if count else []

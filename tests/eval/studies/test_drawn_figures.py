@@ -1,6 +1,5 @@
 """Each figure is a file that shows something, at a README's size, and leaves matplotlib as it was."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,7 +176,7 @@ def test_every_cell_of_table_1_has_its_acceptance(monkeypatch):
 
 def test_initialisations_are_compared_by_tau_planned_depth_and_speedup(monkeypatch):
     """ADT-Tree's figure 8, in its order."""
-    methods = {name: replace(s, planned_depth=5.0, kept_depth=3.9) for name, s in METHODS.items()}
+    methods = {name: type(s)(**vars(s) | {"planned_depth": 5.0, "kept_depth": 3.9}) for name, s in METHODS.items()}
     panels = drawn(monkeypatch, method_figures.initialisations, methods).axes
     expected = [[getattr(s, name) for s in methods.values()] for name in ("tau", "planned_depth", "ESR")]
     assert [[bar.get_width() for bar in panel.patches] for panel in panels] == expected
