@@ -22,7 +22,8 @@ def test_what_counts(tmp_path):
     cells = [{"cell_type": "code", "source": ["a\n", "b"]}, {"cell_type": "markdown", "source": ["c"]}]
     files = {
         "core/a.py": "1\n2\n", "serving/b.py": "1\n", "scripts/run": "#!/bin/sh\n2\n3\n",
-        "scripts/environment.sh": "1\n", "scripts/cluster/hostfile": "worker\n", ".ci/run": "#!/usr/bin/env bash\n", "eval/page.html.jinja": "1\n",
+        "scripts/environment.sh": "1\n", "scripts/cluster/hostfile": "worker\n", ".ci/run": "#!/bin/bash\n",
+        "eval/page.html.jinja": "1\n",
         "docs/notebooks/n.ipynb": json.dumps({"cells": cells}), "docs/a.md": "one two\nthree", ".github/b.md": "four",
         "tests/test_a.py": "1\n2\n3\n", "tests/tools/t.py": "1\n", "tests/a.md": "five", ".venv/c.py": "1\n",
         "build/d.py": "1\n", "runs/e.md": "six", "core/a.yaml": "a: 1\n",
