@@ -148,7 +148,9 @@ def _ratio(name: str, other: str) -> float:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known names, or all of them where none is near."""
     known = list(known)
-    close = nearest(name, known)
-    if close:
+    others = OTHER_NAMES.get(name, ())
+    if others and not {*others} & {*known}:
+        return f"recipes call it {' or '.join(others)}, perhaps in another section"
+    if close := nearest(name, known):
         return "did you mean " + " or ".join(repr(n) for n in close) + "?"
     return "known names: " + (", ".join(sorted(known)) or "none")

@@ -70,7 +70,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .preflight_parallel import check_parallel, check_places
 
     recipe, options = loaded.recipe, loaded.options
-    with blamed(loaded.asked):
+    with blamed(loaded.written):
         check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
         check_places(recipe, planned, options.stages)

@@ -6,7 +6,6 @@ allocated or written.
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 from collections.abc import Sequence
@@ -17,13 +16,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ..core.errors import UserError
+from ..core.errors import UserError, did_you_mean
 from ..core.import_paths import ALLOW_IMPORT, NotImported
+from ..core.interpolation import resolved
 from ..core.json_types import Json, JsonObject, listed, object_at, text_at
 from ..core.secrets import redact_argument
 from . import recipe_tree as trees
 from .files import (
     FOLDER,
+    KEYS,
     find_named,
     find_recipe,
     is_published,
@@ -35,7 +36,7 @@ from .files import (
     value_of,
     with_bases,
 )
-from .messages import Asked, placed, readable
+from .messages import Written, blamed, readable
 from .uncollected import uncollected
 
 if TYPE_CHECKING:
@@ -59,20 +60,20 @@ class Options:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checked recipe, the tree it came from, its file, and the run's options."""
+    """A checked recipe, its tree as it is written (`${...}` and all), its file, and the run's options."""
 
     recipe: Recipe
     tree: JsonObject
     path: Path
     options: Options
-    overrides: tuple[tuple[str, Json], ...]  # of the command line: dotted key, value
-    asked: Asked  # who set what
+    written: Written
 
 
 @dataclass(frozen=True)
 class Words:
     """A command's words as they were read, before the schema looks at them: (dotted key, text), and with its value."""
 
+    name: str
     path: Path
     tree: JsonObject
     settings: list[tuple[str, str]]
@@ -91,30 +92,25 @@ def read_words(arguments: Sequence[str]) -> Words:
     path = find_recipe(names[0])
     tree = with_bases(path)
     options, overrides = _options(pairs, tree)
-    return Words(path, tree, [pair for pair in pairs if pair[0] not in RUN_OPTIONS], options, overrides)
+    return Words(names[0], path, tree, [pair for pair in pairs if pair[0] not in RUN_OPTIONS], options, overrides)
 
 
 @uncollected()
 def load(arguments: list[str]) -> Loaded:
-    """Read `recipe=NAME key=value ...`."""
-    # The schema brings torch and transformers: a moment's wait that --help does not need.
-    from .schema import Recipe
-
+    """Read `recipe=NAME key=value ...`. The schema brings torch and transformers: a moment's wait."""
     words = read_words(arguments)
-    path, tree, options, overrides = words.path, words.tree, words.options, words.overrides
-    fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    asked = Asked(path, words.settings, copy.deepcopy(tree), fields, RUN_OPTIONS)
-    for key, value in overrides:  # before all others, since `question_end` may be said before `path`
+    path, tree, options = words.path, words.tree, words.options
+    for key, value in words.overrides:  # before all others, since `question_end` may be said before `path`
         _leave_other_files(tree, key, value)
-    for key, value in overrides:
+    for key, value in words.overrides:
         _override(tree, key, value)
-    tree = ordered(tree, Path("command line"))
+    written = Written(path, words.settings, ordered(tree, Path("command line")))
     published = any(is_published(place) for place, _ in sources(path))
-    recipe = checked(tree, asked, imports=options.allow_import or not published)
-    return Loaded(recipe, tree, path, options, tuple(overrides), asked)
+    recipe = checked(written, imports=options.allow_import or not published)
+    return Loaded(recipe, written.tree, path, options, written)
 
 
-def checked(tree: JsonObject, asked: Asked, *, imports: bool = True) -> Recipe:
+def checked(written: Written, *, imports: bool = True) -> Recipe:
     """The recipe of a tree. Raises `UserError` for what it cannot say.
 
     Args:
@@ -122,18 +118,19 @@ def checked(tree: JsonObject, asked: Asked, *, imports: bool = True) -> Recipe:
     """
     from .schema import Recipe
 
-    trees.check(tree, asked.place)
-    try:
-        recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
-        recipe.keep_written(tree)
-        return recipe
-    except ValidationError as error:
-        raise readable(error, asked) from error
-    except NotImported as error:
-        hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
-        raise UserError(error.problem, where=str(asked.path), hint=hint) from error
-    except UserError as error:  # of a section, which knows no file
-        raise placed(error, asked) from error
+    with blamed(written):
+        trees.check(written.tree, written.place)
+        tree = resolved(written.tree)
+        trees.check(tree, written.place)
+        try:
+            recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
+        except ValidationError as error:
+            raise readable(error, tree, written) from error
+        except NotImported as error:
+            hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
+            raise UserError(error.problem, where=str(written.path), hint=hint) from error
+    recipe.keep_written(written.tree)
+    return recipe
 
 
 def _pair(argument: str, arguments: Sequence[str]) -> tuple[str, str]:
@@ -182,6 +179,11 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
         value = value_of(key, text)
         if key in RUN_OPTIONS:
             values[key] = value
+        elif (first := key.partition(".")[0]) not in KEYS:
+            hint = did_you_mean(first, [*KEYS, *RUN_OPTIONS])
+            raise UserError(
+                f"unknown key {first}", where=f"command line: {redact_argument(f'{key}={text}')}", hint=hint
+            )
         else:
             overrides.append((key, value))
     known = list(tree.get("stages") or {})

@@ -20,7 +20,7 @@ EXCEPTIONS = yaml.safe_load(Path(__file__).with_name("layout_exceptions.yaml").r
 LAYERS = {"core": 0, "data": 1, "models": 1, "eval": 2, "trainers": 3, "recipes": 4}
 DOORS = {
     "deepspeed": {"trainers/train/engine.py"},
-    "omegaconf": {"recipes/interpolation.py"},
+    "omegaconf": {"core/interpolation.py"},
     "wandb": {"core/tracking.py"},
     "matplotlib": {
         "eval/style.py",

@@ -60,5 +60,4 @@ COMMAND = Command(
         Argument("--samples", "records of each data section that are read (64)", {"type": int, "default": 64}),
     ),
     run=_run,
-    takes="recipe",
 )

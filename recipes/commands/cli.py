@@ -26,7 +26,6 @@ from . import (
     bench,
     check,
     compare,
-    completion,
     convert,
     demo,
     doctor,
@@ -66,8 +65,6 @@ COMMANDS: dict[str, Command] = {
         doctor.COMMAND,
     )
 }
-COMPLETION = completion.command(COMMANDS)
-COMMANDS[COMPLETION.name] = COMPLETION
 
 
 def main(arguments: list[str] | None = None) -> int:

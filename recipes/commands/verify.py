@@ -59,5 +59,4 @@ COMMAND = Command(
                  {"action": "store_true"}),
     ),
     run=_run,
-    takes="folder",
 )  # fmt: skip

@@ -100,7 +100,7 @@ def test_a_recipe_that_cannot_be_read_shows_no_half_of_a_key(tmp_path, capfd):
     """YAML's own message cuts the line, and what is left of a key looks like none."""
     (tmp_path / "mine.yaml").write_text(f"stages: {SHAPED['hugging face']}: x")
     said = prints(capfd, [f"recipe={tmp_path / 'mine.yaml'}"], 2)
-    assert "line 1, column 48: mapping values are not allowed here" in said and "0123456789" not in said
+    assert "line 1, column 48: mapping values are not allowed in this context" in said and "0123456789" not in said
 
 
 @pytest.mark.parametrize("name", VARIABLES)

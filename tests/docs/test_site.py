@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
+from draftsmith.core.section import kinds, sections
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.recipes.commands.cli import COMMANDS
 from draftsmith.recipes.load import recipe_names
-from draftsmith.recipes.sections import kinds, sections
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -593,7 +593,7 @@ def test_a_text_with_a_secret_is_refused_by_its_files_name(name, text, tmp_path,
     [
         ("{kind: publish, repo: me/tiny-draft, visibility: public, pull_request: true}", "main branch"),
         ("{kind: publish, repo: me/tiny-draft, revision: a, pull_request: true}", "against main"),
-        ("{kind: publish, repo: me/tiny-draft, token: hf_abc}", "unknown key stages.publish.token"),
+        ("{kind: publish, repo: me/tiny-draft, token: hf_abc}", "stages.publish.token: unknown key"),
     ],
 )
 def test_settings_that_contradict_each_other(settings, says, tmp_path):
