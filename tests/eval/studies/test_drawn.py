@@ -269,7 +269,7 @@ def test_the_heads_own_pictures_are_those_of_its_training(tmp_path):
     claim(tmp_path, {})
     rows = [(f"{n:09d}", {"codes": torch.full((CELLS,), n, dtype=torch.int32)}, {"label": n % 5}) for n in range(40)]
     write_shard(tmp_path, 0, rows, {})
-    finish(tmp_path, {})
+    finish(tmp_path, {}, num_shards=1)
 
     def numbers(**changes) -> dict[str, list[int]]:
         config = settings(head_data={"path": str(tmp_path), **changes}, pictures=30)
