@@ -6,15 +6,15 @@ Inline model configs and free-form values are checked nowhere else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ..core.errors import UserError
-from ..core.json_types import Json, object_at, parts
+from ..core.json_types import Json, object_at, walk
 from ..core.secrets import redact, shortened
 
 # More is no recipe: the largest that ships has 400 values on 7 levels.
 MOST_VALUES, DEEPEST = 50_000, 40
-LARGEST = 2**63 - 1
+MOST = 10**15  # no setting counts further, and some of what reads it (NumPy, torch) counts in 64 bits
 LONGEST = 20_000
 _SHOWN = 40
 
@@ -23,9 +23,13 @@ def check(tree: Json, place: Callable[[str], str]) -> None:
     """Raises `UserError` for the first value that cannot be meant.
 
     Args:
-        place: dotted key -> who set it.
+        place: dotted key -> where it is written.
     """
-    for key, value in values(tree, place("")):
+    for number, (keys, value) in enumerate(walk(tree)):
+        key = ".".join(keys)
+        if number > MOST_VALUES or len(keys) > DEEPEST:
+            what = f"more than {MOST_VALUES:,} values" if number > MOST_VALUES else f"more than {DEEPEST} levels"
+            raise UserError(f"the recipe has {what}", where=place(""), hint="no recipe needs so many")
         if (problem := _problem(value)) is not None:
             name = shown(key) or "the recipe"
             raise UserError(f"{name} {problem[0]}", where=place(key), hint=problem[1])
@@ -33,29 +37,6 @@ def check(tree: Json, place: Callable[[str], str]) -> None:
     if stages is not None and object_at(stages) is None:
         raise UserError(f"stages is {shown(stages)}, and not a mapping of names to sections", where=place("stages"),
                         hint="write `stages:` and under it `NAME: {kind: ..., ...}` for each")  # fmt: skip
-
-
-def values(tree: object, where: str) -> Iterator[tuple[str, Json]]:
-    """Every mapping, list and scalar with its dotted key, a bounded number of them: YAML's anchors can multiply.
-
-    Args:
-        where: the file, for errors.
-
-    Raises:
-        UserError: there are more, or they are nested deeper, than a recipe has.
-    """
-    count = 0
-    stack = [("", tree, 0)]
-    while stack:
-        key, value, depth = stack.pop()
-        count += 1
-        if count > MOST_VALUES or depth > DEEPEST:
-            what = f"more than {MOST_VALUES:,} values" if count > MOST_VALUES else f"more than {DEEPEST} levels"
-            hint = "anchors (&a, *a) that repeat one another do this"
-            raise UserError(f"the recipe has {what}", where=where, hint=hint)
-        yield key, value
-        inner = [(f"{key}.{name}" if key else str(name), item) for name, item in parts(value)]
-        stack += [(name, item, depth + 1) for name, item in reversed(inner)]
 
 
 def shown(value: object) -> str:
@@ -81,8 +62,8 @@ def _problem(value: object) -> tuple[str, str] | None:
             return f"is a text of {len(value):,} characters", f"write at most {LONGEST:,}"
         case float() if not math.isfinite(value):
             return f"is {value}, and should be a finite number", "write a number"
-        case int() if abs(value) > LARGEST:
-            return "is a number beyond 64 bits", "write a smaller one"
+        case int() if abs(value) > MOST:
+            return f"is a number beyond {MOST:,}", "write a smaller one"
     return None
 
 

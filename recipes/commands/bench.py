@@ -124,5 +124,4 @@ COMMAND = Command(
         Argument("--output", "folder for the pages (bench)", {"default": "bench"}),
     ),
     run=_run,
-    takes="folder",
 )  # fmt: skip

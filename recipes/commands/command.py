@@ -1,4 +1,4 @@
-"""The type of a subcommand: its help, its arguments (also for shell completion), and the function that runs it."""
+"""The type of a subcommand: its help, its arguments, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
@@ -27,7 +27,6 @@ class Command:
     """A subcommand.
 
     Args:
-        takes: what its first word names, for completion.
         run: arguments, with the whole command as it was `typed` -> exit code.
     """
 
@@ -37,13 +36,7 @@ class Command:
     examples: tuple[tuple[str, str], ...]  # command, what it does
     arguments: tuple[Argument, ...]
     run: Callable[[argparse.Namespace], int]
-    takes: Literal["recipe", "demo", "folder", "shell", "nothing"] = "nothing"
     only_prints: bool = False  # so that it may end where nobody reads on (`| head`)
-
-    @property
-    def options(self) -> list[str]:
-        """Its arguments that start with a dash, without `--help`."""
-        return [argument.name for argument in self.arguments if argument.name.startswith("-")]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The parsed words. Raises `UserError` for what the command does not take."""

@@ -74,5 +74,4 @@ COMMAND = Command(
         Argument("--metrics", "curves to draw, separated by commas (losses and tau)", {"metavar": "NAMES"}),
     ),
     run=_run,
-    takes="folder",
 )

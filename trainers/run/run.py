@@ -85,12 +85,6 @@ def run_stages(
         ranks.barrier()
 
 
-def _sweep(output: Path, folder: Path) -> None:
-    """Remove what killed writers have left. Who holds the run's lock is the only one to write here."""
-    for place in (folder, *(place for pattern in SHARED for place in output.glob(pattern))):
-        sweep(place)
-
-
 def _run_stage(
     planned: Planned,
     make_context: MakeContext,
@@ -110,13 +104,11 @@ def _run_stage(
         return
     stop.agree(f"before stage {planned.name}")
     # Again, since hours may have passed; what has not changed since is not read again.
-    ranks.on_main(_check_inputs, planned, inputs)
+    ranks.on_main(inputs.check, planned, sorted({*planned.inputs.values()}))
     say(f"stage {planned.name}")
-    ranks.on_main(_sweep, inputs.output, folder)
-    ranks.on_main(_begin, planned, folder, say)
     # As the folder was begun: a plan made where an earlier stage's data is missing has another fingerprint, and
     # checkpoints and shards would be refused.
-    planned = replace(planned, fingerprint=ranks.on_main(_fingerprint, folder))
+    planned = replace(planned, fingerprint=ranks.on_main(_begin, planned, folder, say))
     start = time.monotonic()
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
     made = make_context(planned, folder, makers, stop, line)
@@ -126,12 +118,6 @@ def _run_stage(
         gpus = num_gpus(planned.stage.own_target or context.target)
     ranks.barrier()
     ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
-
-
-def _fingerprint(folder: Path) -> str:
-    mark = begun(folder)
-    assert mark is not None, folder
-    return mark.fingerprint
 
 
 def look_at_results(
@@ -150,12 +136,12 @@ def look_at_results(
             inputs.check(planned, [maker for maker in makers if done(output / maker) is not None])
 
 
-def _check_inputs(planned: Planned, inputs: InputCheck) -> None:
-    inputs.check(planned, sorted({*planned.inputs.values()}))
-
-
-def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
-    """The stage's folder with its fingerprint. What nobody can tell the settings of is kept aside."""
+def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> str:
+    """The stage's folder with its fingerprint, which is returned. What nobody can tell the settings of is kept aside,
+    and what killed writers have left is removed: who holds the run's lock is the only one to write here.
+    """
+    for place in (folder, *(place for pattern in SHARED for place in folder.parent.glob(pattern))):
+        sweep(place)
     if DONE in unreadable(folder):
         say(f"stage {planned.name}: {DONE} cannot be read (empty, cut or damaged), so the stage counts as not finished")
     if folder.is_dir() and begun(folder) is None and any(folder.iterdir()):
@@ -167,6 +153,9 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
     if made_nothing(folder):
         begin_anew(planned, folder)
     _write_begun(planned, folder, say)
+    mark = begun(folder)
+    assert mark is not None, folder
+    return mark.fingerprint
 
 
 def _write_begun(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:

@@ -21,7 +21,8 @@ from ...core.errors import UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
 from ...core.import_paths import kinds_within
-from ...core.json_types import JsonObject, text_at
+from ...core.interpolation import resolved
+from ...core.json_types import JsonObject, text_at, value_at
 from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.secrets import as_written, redact_tree, variables_of
@@ -206,14 +207,14 @@ class PublishStage(Stage):
 
 
 def _publish(stage: PublishStage, context: Context) -> None:
-    stages = context.recipe["stages"]
-    asked = redact_tree(stages)  # what goes out: without secrets, and without values of environment variables
+    stages = resolved(context.recipe)["stages"]
+    asked = redact_tree(context.recipe["stages"])  # what goes out: without secrets and values of variables
     source = context.inputs.get("drafter")
     if source is None:
         raise UserError("no stage of this run trained a drafter", key=f"stages.{context.name}",
                         hint="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
-    if variables_of(stages.get(context.name, {}).get("prompt")):
-        raise UserError("the stored prompt is published word for word, and an environment variable gives it",
+    if value_at(stages, context.name, "prompt") != value_at(context.recipe, "stages", context.name, "prompt"):
+        raise UserError("the stored prompt is published word for word, and ${...} gives it",
                         key=f"stages.{context.name}.prompt", hint="write it out: prompt.text='...'")  # fmt: skip
     # Before anything is built: a login that is missing.
     hub = Hub(context.say, stop=context.stop) if stage.uploads else None
