@@ -22,6 +22,7 @@ ALONE = 48  # times the bound for a rank that lives and works alone: it builds a
 _TELL_S = 60.0  # a rank that has waited so long says for whom
 _SILENT_S = 10.0  # without a beat: stopped, killed, or its machine is lost
 _EVERY_S = 1.0
+_KEY = "draftsmith/beat/{}"
 # What a rank is in. Of steps each rank makes equally many, and each has its bound; of other work nobody knows how long
 # it takes.
 WORKS, STEPS, WAITS, ENDED = "works", "steps", "waits", "ended"
@@ -106,7 +107,6 @@ class _Late:
 
     rank: int
     why: str
-    is_silent: bool
     quiet_s: float
     bound_s: float
 
@@ -144,7 +144,7 @@ class Heartbeat:
         self._clock = self._since = self._answered = 0.0
         self._mine = (-1, -1)
         self._peers: dict[int, _Peer] = {}
-        self._said: set[tuple[int, bool]] = set()
+        self._said: set[int] = set()  # ranks that it has said it waits for
         self._beats = 0
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
@@ -187,13 +187,10 @@ class Heartbeat:
             return "rank 0"
         return _names([r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s])
 
-    def _key(self, rank: int) -> str:
-        return f"draftsmith/beat/{rank}"
-
     def _write(self, store: Any) -> None:
         pulse = self._pulse
         told = [self._beats, pulse.number, pulse.signs, pulse.state, pulse.where]
-        store.set(self._key(self._rank), json.dumps(told))
+        store.set(_KEY.format(self._rank), json.dumps(told))
         self._beats += 1
 
     def _beat(self) -> None:
@@ -205,7 +202,7 @@ class Heartbeat:
             ranks = range(self._size) if self._looks else [self._rank]
             try:
                 self._write(self._store)
-                values = self._store.multi_get([self._key(rank) for rank in ranks])
+                values = self._store.multi_get([_KEY.format(rank) for rank in ranks])
             except RuntimeError:  # the process that holds the store, rank 0 or its launcher, has ended
                 self._is_lost = True
                 return
@@ -246,18 +243,21 @@ class Heartbeat:
         if not self._looks:
             self._peers, self._looks = {}, True
         late = self._late()
-        told = {(one.rank, one.is_silent) for one in late}
-        if late and waited > self._tell_s and not told <= self._said and self._speaks(late):
-            self._said |= told
-            _print(f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where}, for {_told(late)}")
-        over = [one for one in late if min(waited, one.quiet_s) > one.bound_s]
-        if over:
-            self._end(f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where} for {_told(over)}")
+        names, what = (
+            {one.rank for one in late},
+            f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where}",
+        )
+        # The first of the ranks that wait speaks for all of them.
+        if waited > self._tell_s and not names <= self._said and self._rank == min({*range(self._size)} - names):
+            self._said |= names
+            _print(f"{what}, for {_told(late)}")
+        if over := [one for one in late if min(waited, one.quiet_s) > one.bound_s]:
+            self._end(f"{what} for {_told(over)}")
 
     def _wait_to_join(self, waited: float) -> None:
         what = f"rank {self._rank} has waited {_length(waited)} for the other ranks of {self._size} to join at "
         if waited > self._tell_s and not self._said:
-            self._said.add((self._rank, True))
+            self._said.add(self._rank)
             _print(f"{what}{self._joining}")
         if waited > self._bound_s:
             self._end(f"{what}{self._joining}")
@@ -267,23 +267,19 @@ class Heartbeat:
         if self._rank and (self._is_lost or unanswered > self._silent_s):
             how = "ended" if self._is_lost else f"given no sign for {_length(unanswered)}"
             bound = self._tell_s if self._is_lost else self._bound_s
-            return [_Late(0, f"which has {how} and keeps the list of the others", True, unanswered, bound)]
+            return [_Late(0, f"which has {how} and keeps the list of the others", unanswered, bound)]
         late = []
         for rank, peer in sorted(self._peers.items()):
             silent, quiet = self._clock - peer.beat_s, self._clock - peer.sign_s
             if peer.state == ENDED:
-                late.append(_Late(rank, "which has ended and said why", True, quiet, self._tell_s / 3))
+                late.append(_Late(rank, "which has ended and said why", quiet, self._tell_s / 3))
             elif silent > self._silent_s:
                 why = f"which has given no sign for {_length(silent)} (it was in {peer.where})"
-                late.append(_Late(rank, why, True, silent, self._bound_s))
+                late.append(_Late(rank, why, silent, self._bound_s))
             elif peer.number < self._pulse.number:
                 bound = self._bound_s * (ALONE if peer.state == WORKS else 1)
-                late.append(_Late(rank, f"which lives and is in {peer.where}", False, quiet, bound))
+                late.append(_Late(rank, f"which lives and is in {peer.where}", quiet, bound))
         return late
-
-    def _speaks(self, late: Collection[_Late]) -> bool:
-        """Whether this is the first of the ranks that wait: one line is enough for all of them."""
-        return self._rank == min({*range(self._size)} - {one.rank for one in late})
 
     def _end(self, what: str) -> None:
         _print(f"error: {what}, and ends: the same command continues, and engine.wait_minutes sets how long ranks wait")

@@ -12,13 +12,12 @@ from ..core.errors import UserError
 from ..core.json_types import text_at
 from ..core.results import DONE, read_mark
 from ..trainers.run.deepspeed_section import check_engine
-from ..trainers.run.finished_stages import InputCheck
 from ..trainers.run.matching import begun, made_nothing, stage_state
 from ..trainers.run.run import built_on, look_at_results
 from ..trainers.run.stage import Planned, WholeRecipe
 from ..trainers.train import checkpoint
 from .finding import Finding, fault, ok, warning
-from .launch import looked_at, say
+from .launch import looked_at
 from .load import Loaded
 from .preflight_data import data_findings, is_local
 from .preflight_weights import weight_findings
@@ -87,7 +86,7 @@ def states_too_large(text: str) -> dict[str, str]:
 def results_findings(loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...]) -> list[Finding]:
     """What stages that would run read of finished ones, and whether it is as it was written."""
     try:
-        look_at_results(planned, chosen, None, InputCheck(Path(loaded.recipe.output), say))
+        look_at_results(planned, chosen, None, Path(loaded.recipe.output))
     except UserError as error:
         return [fault("results", error.problem, error.hint or "")]
     return []
