@@ -107,6 +107,7 @@ class _Late:
 
     rank: int
     why: str
+    is_silent: bool
     quiet_s: float
     bound_s: float
 
@@ -144,7 +145,7 @@ class Heartbeat:
         self._clock = self._since = self._answered = 0.0
         self._mine = (-1, -1)
         self._peers: dict[int, _Peer] = {}
-        self._said: set[int] = set()  # ranks that it has said it waits for
+        self._said: set[tuple[int, bool]] = set()
         self._beats = 0
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
@@ -243,21 +244,18 @@ class Heartbeat:
         if not self._looks:
             self._peers, self._looks = {}, True
         late = self._late()
-        names, what = (
-            {one.rank for one in late},
-            f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where}",
-        )
-        # The first of the ranks that wait speaks for all of them.
-        if waited > self._tell_s and not names <= self._said and self._rank == min({*range(self._size)} - names):
-            self._said |= names
-            _print(f"{what}, for {_told(late)}")
+        told, what = {(one.rank, one.is_silent) for one in late}, f"rank {self._rank} has waited {_length(waited)}"
+        speaker = min({*range(self._size)} - {one.rank for one in late})  # the first that waits, for all of them
+        if waited > self._tell_s and not told <= self._said and self._rank == speaker:
+            self._said |= told
+            _print(f"{what} in {self._pulse.where}, for {_told(late)}")
         if over := [one for one in late if min(waited, one.quiet_s) > one.bound_s]:
-            self._end(f"{what} for {_told(over)}")
+            self._end(f"{what} in {self._pulse.where} for {_told(over)}")
 
     def _wait_to_join(self, waited: float) -> None:
         what = f"rank {self._rank} has waited {_length(waited)} for the other ranks of {self._size} to join at "
         if waited > self._tell_s and not self._said:
-            self._said.add(self._rank)
+            self._said.add((self._rank, True))
             _print(f"{what}{self._joining}")
         if waited > self._bound_s:
             self._end(f"{what}{self._joining}")
@@ -267,18 +265,18 @@ class Heartbeat:
         if self._rank and (self._is_lost or unanswered > self._silent_s):
             how = "ended" if self._is_lost else f"given no sign for {_length(unanswered)}"
             bound = self._tell_s if self._is_lost else self._bound_s
-            return [_Late(0, f"which has {how} and keeps the list of the others", unanswered, bound)]
+            return [_Late(0, f"which has {how} and keeps the list of the others", True, unanswered, bound)]
         late = []
         for rank, peer in sorted(self._peers.items()):
             silent, quiet = self._clock - peer.beat_s, self._clock - peer.sign_s
             if peer.state == ENDED:
-                late.append(_Late(rank, "which has ended and said why", quiet, self._tell_s / 3))
+                late.append(_Late(rank, "which has ended and said why", True, quiet, self._tell_s / 3))
             elif silent > self._silent_s:
                 why = f"which has given no sign for {_length(silent)} (it was in {peer.where})"
-                late.append(_Late(rank, why, silent, self._bound_s))
+                late.append(_Late(rank, why, True, silent, self._bound_s))
             elif peer.number < self._pulse.number:
                 bound = self._bound_s * (ALONE if peer.state == WORKS else 1)
-                late.append(_Late(rank, f"which lives and is in {peer.where}", quiet, bound))
+                late.append(_Late(rank, f"which lives and is in {peer.where}", False, quiet, bound))
         return late
 
     def _end(self, what: str) -> None:

@@ -177,7 +177,7 @@ def test_a_rank_that_has_left_watches_no_longer():
 
 
 def test_of_many_late_ranks_four_are_named():
-    late = [_Late(number, "which is silent", quiet_s=9, bound_s=60) for number in range(5)]
+    late = [_Late(number, "which is silent", is_silent=True, quiet_s=9, bound_s=60) for number in range(5)]
     assert _told(late).endswith("rank 3, which is silent; and 1 more")
     assert _told(late[:4]).endswith("rank 3, which is silent")
 
