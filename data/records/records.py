@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -45,57 +44,38 @@ COLUMNS: dict[str, type[np.generic]] = {
 _TYPES = COLUMNS | {"id_hashes": np.int64}
 
 
-class Reader(Protocol):
-    """How records are read from where they lie: a JSON file, a table, tars."""
+class Reader:
+    """Reads records where they lie: in a JSON file, a table, tars.
 
-    @property
-    def name(self) -> str:
-        """In the names of samples; a file keeps it when its folder moves."""
-        ...
+    Args:
+        name: in the names of samples; a file keeps it when its folder moves.
+        label: for messages.
+        folder: that relative paths of pictures start at, unless the data section names one.
+    """
 
-    @property
-    def folder(self) -> Path:
-        """That relative paths of pictures start at, unless the data section names one."""
-        ...
+    def __init__(self, name: str, label: str, folder: Path):
+        self.name, self.label, self.folder = name, label, folder
 
     def __str__(self) -> str:
-        """For messages."""
-        ...
+        return self.label
 
     def file_of(self, offset: int) -> str:
         """The file that holds the record at `offset`, for messages."""
-        ...
+        return self.label
 
     def read(self, offset: int, size: int) -> Json:
         """The record there. Files are opened anew: a handle shared by workers would share its position."""
-        ...
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class JsonReader:
+class JsonReader(Reader):
     """Records of a JSON or JSONL file by their bytes."""
 
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return self.path.name
-
-    @property
-    def folder(self) -> Path:
-        """The file's own folder."""
-        return self.path.parent
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def file_of(self, offset: int) -> str:
-        """The file itself."""
-        return str(self.path)
+    def __init__(self, path: Path):
+        super().__init__(path.name, str(path), path.parent)
+        self.path = path
 
     def read(self, offset: int, size: int) -> Json:
-        """Decode the bytes [offset, offset + size)."""
         with open_data(self.path) as file:
             file.seek(offset)
             return json.loads(file.read(size))

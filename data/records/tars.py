@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import glob
 import os
 import re
 import tarfile
@@ -23,7 +22,7 @@ from ...core.errors import NotFound, UserError
 from ...core.files import open_data
 from ...core.json_types import listed
 from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
-from .patterns import MOST_NAMES, expanded, matched
+from .patterns import MOST_NAMES, braces, matched
 
 BLOCK = tarfile.BLOCKSIZE
 CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")
@@ -81,19 +80,9 @@ def expand_paths(path: str | list[str]) -> list[Path]:
         if _ADDRESS.match(pattern):
             hint = "download the shards first and give their local paths; addresses are never opened or run"
             raise UserError("an address where local tar files are expected", where=repr(pattern), hint=hint)
-        try:
-            names = expanded(pattern)
-        except ValueError as error:
-            raise UserError(
-                f"braces that do not expand: {error}", where=repr(pattern), hint="{00000..00041}"
-            ) from error
-        for name in names:
-            matches = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
-            paths += map(Path, matches or [matched(name, "path")])
-        if len(paths) > MOST_NAMES:
-            raise UserError(
-                f"more than {MOST_NAMES:,} tar files", where="`path` of the data section", hint="name fewer"
-            )
+        paths += [Path(matched(str(file), "path")) for file in braces(pattern, key="path")]
+    if len(paths) > MOST_NAMES:
+        raise UserError(f"more than {MOST_NAMES:,} tar files", key="path", hint="name fewer")
     seen = set()
     for file in paths:
         if not file.is_file():
