@@ -52,25 +52,21 @@ def find_recipe(name: str) -> Path:
     """A shipped name, a name with its folder, or a path. Raises `UserError`."""
     if (path := find_named(name)) is not None:
         return path
-    if name.endswith((".yaml", ".yml")):
-        hint = (
-            "give its path from the working folder, or the name of a recipe that ships: draftsmith recipes lists them"
-        )
-        raise UserError(f"no file {trees.shown(name)!r}", hint=hint)
-    first = name.partition("/")[0]
+    said, is_ours = trees.shown(name), (FOLDER / name.partition("/")[0][:100]).is_dir()
     if os.path.isdir(name):
-        said = trees.shown(name)
         raise UserError(f"{said} is a folder, and no recipe", hint=f"of a run: recipe={said}/recipe.yaml output={said}")
-    if "/" in name and not (FOLDER / first[:100]).is_dir():  # demo/lvml is a name of ours, runs/x is none
+    if name.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"no file {said!r}", hint="give its path from the working folder; draftsmith recipes lists ours"
+        )
+    if "/" in name and not is_ours:  # demo/lvml is a name of ours, runs/x is none
         hint = "give a run's folder by its path from the working folder; draftsmith recipes lists the recipes"
-        raise UserError(f"no such folder or recipe: {trees.shown(name)!r}", hint=hint)
-    close = nearest(name[:100], recipe_names())
-    hint = "draftsmith recipes lists them"
-    if name == "help":
-        hint = "draftsmith COMMAND --help says how one is used; " + hint
-    elif close:
-        hint = "did you mean " + " or ".join(map(repr, close)) + "?"
-    raise UserError(f"no recipe {trees.shown(name)!r}", where=str(FOLDER), hint=hint)
+        raise UserError(f"no such folder or recipe: {said!r}", hint=hint)
+    close = " or ".join(map(repr, nearest(name[:100], recipe_names())))
+    hint = (
+        f"did you mean {close}?" if close else "draftsmith recipes lists them, draftsmith COMMAND --help says the rest"
+    )
+    raise UserError(f"no recipe {said!r}", where=str(FOLDER), hint=hint)
 
 
 def _is_file(path: Path) -> bool:
