@@ -16,10 +16,9 @@ import yaml
 
 from ..core import interpolation
 from ..core.checksums import SUMS
-from ..core.errors import UserError, did_you_mean, nearest
+from ..core.errors import UserError, did_you_mean, nearest, shown_value
 from ..core.json_types import Json, JsonObject, all_are, object_at
 from ..core.secrets import redact_argument
-from . import recipe_tree as trees
 
 FOLDER = Path(__file__).parent
 # Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
@@ -52,7 +51,7 @@ def find_recipe(name: str) -> Path:
     """A shipped name, a name with its folder, or a path. Raises `UserError`."""
     if (path := find_named(name)) is not None:
         return path
-    said, is_ours = trees.shown(name), (FOLDER / name.partition("/")[0][:100]).is_dir()
+    said, is_ours = shown_value(name), (FOLDER / name.partition("/")[0][:100]).is_dir()
     if os.path.isdir(name):
         raise UserError(f"{said} is a folder, and no recipe", hint=f"of a run: recipe={said}/recipe.yaml output={said}")
     if name.endswith((".yaml", ".yml")):
@@ -113,7 +112,7 @@ def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
     if name is None:
         return None
     if not isinstance(name, str) or not name:
-        raise UserError(f"extends is {trees.shown(name)!r}, and not one name", where=where, hint="name one recipe")
+        raise UserError(f"extends is {shown_value(name)!r}, and not one name", where=where, hint="name one recipe")
     name = interpolation.resolved({"extends": name})["extends"]
     beside = [path.parent / name, path.parent / f"{name}.yaml"]
     # A recipe may have the name of the shipped one that it extends.
@@ -138,7 +137,7 @@ def ordered(tree: JsonObject, path: Path) -> JsonObject:
     where = f"{path}, key order"
     if not all_are(order, str) or len(set(order)) < len(order):
         raise UserError(
-            f"order is {trees.shown(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
+            f"order is {shown_value(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
         )
     for name in order:
         if name not in stages:
@@ -164,7 +163,6 @@ def _read(path: Path) -> JsonObject:
     if not any(key in KEYS for key in object_at(tree) or {}):
         what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
         raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
-    trees.check(tree, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
     if is_published(path):
         interpolation.check_foreign(tree, str(path))
     return tree
