@@ -91,18 +91,7 @@ class OrImported:
         if ":" not in kind:
             return shipped(value)
         section = imported(kind, self.bases, allowed=bool((info.context or {}).get("allow_import")))
-        return TypeAdapter(_tagged(kind, section)).validate_python(value, context=info.context)
-
-
-def _tagged(kind: str, section: type[Kinded]) -> Any:
-    """The section with its kind in the place of each error, as a union's members have it."""
-
-    class Tagged:
-        @staticmethod
-        def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> object:
-            return core_schema.tagged_union_schema({kind: handler(section)}, discriminator="kind")
-
-    return Tagged
+        return TypeAdapter(section).validate_python(value, context=info.context)
 
 
 def imported(path: str, bases: tuple[type[Kinded], ...], *, allowed: bool) -> type[Kinded]:

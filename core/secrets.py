@@ -47,12 +47,11 @@ _RULES = {
     "format of a token": re.compile(rf"((?<![A-Za-z0-9]))(?:{'|'.join(_SHAPES)})[\w-]*"),
     "password of an address": re.compile(rf"(://)(?!{HIDDEN})[^/\s]+(?=@)"),
     # As YAML, JSON, Python, a shell, a header and a URL's parameters write it. A value has a digit, since prose has
-    # colons too, and is neither a number (`max_new_tokens=40`)
-    # nor a call.
+    # colons too, and is neither a number (`max_new_tokens=40`, a mean of `visual_tokens` of 16 places) nor a call.
     "value of a secret's name": re.compile(
         rf"((?:(?<!\S)--[\w-]{{0,40}}{_NAME}[ =]|{_NAME}['\"]?\s*[=:]\s*(?:b?['\"])?|\b(?=(?:bearer|basic)\s+\S{{16}}))"
         r"(?:(?:bearer|basic|token)\s+)?)"
-        rf"(?!{HIDDEN}|\$)(?=[a-z+/~_.-]|\S{{16}})(?=[^\s'\",;&()}}\]<>\[]*\d)[^\s'\",;&()}}\]<>\[]{{6,}}+(?!\()",
+        rf"(?!{HIDDEN}|\$|-?\d+\.\d+(?:e[+-]?\d+)?(?![\w.]))(?=[a-z+/~_.-]|\S{{16}})(?=[^\s'\",;&()}}\]<>\[]*\d)[^\s'\",;&()}}\]<>\[]{{6,}}+(?!\()",
         re.IGNORECASE,
     ),
 }

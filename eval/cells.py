@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..core.json_types import JsonMapping, JsonObject
 from ..core.refused import Refused
@@ -69,21 +69,6 @@ def modes_line(names: Iterable[str]) -> str:
             mixed.append(f"{name} mixes {', '.join(ensemble.members)} {how}")
     said = [*(f"{mode} {what}" for mode, what in SHOWN.items() if mode in members), *mixed]
     return f"Modes of a draft LVLM: {'; '.join(said)}." if said else ""
-
-
-@dataclass(frozen=True)
-class HeldVisual:
-    """The visual input that a head holds while it decodes: the share that Sparrow's figure 1b draws its tau by.
-
-    Args:
-        drafter: whose head it is.
-        share: of the visual tokens.
-        by: whose attention chooses them, where some are left out.
-    """
-
-    drafter: str
-    share: float
-    by: Literal["last", "text"] | None = None
 
 
 @dataclass(frozen=True)

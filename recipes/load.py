@@ -6,11 +6,8 @@ allocated or written.
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +16,7 @@ from pydantic import ValidationError
 from ..core.errors import UserError, did_you_mean
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.interpolation import resolved
-from ..core.json_types import Json, JsonObject, listed, object_at, text_at
+from ..core.json_types import Json, JsonObject, listed, object_at
 from ..core.secrets import redact_argument
 from . import recipe_tree as trees
 from .files import (
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
     from .schema import Recipe
 
 __all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
-_PLAIN = re.compile(r"[\w.,:=+\-\[\]{} ]*")  # what double quotes keep in any shell
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose", "allow_import")
 
 
@@ -83,7 +79,7 @@ class Words:
 
 def read_words(arguments: Sequence[str]) -> Words:
     """`recipe=NAME key=value ...` without the schema, which brings torch. Raises `UserError`."""
-    pairs = [_pair(argument, arguments) for argument in arguments]
+    pairs = [_pair(argument) for argument in arguments]
     names = [value for key, value in pairs if key == "recipe"]
     if not names:
         raise UserError("give one recipe", hint="recipe=NAME: draftsmith recipes lists them")
@@ -133,29 +129,13 @@ def checked(written: Written, *, imports: bool = True) -> Recipe:
     return recipe
 
 
-def _pair(argument: str, arguments: Sequence[str]) -> tuple[str, str]:
+def _pair(argument: str) -> tuple[str, str]:
     key, sign, value = argument.partition("=")
     key = key.lstrip("-")
     if not sign or not all(key.split(".")):
-        problem = f"{redact_argument(argument)!r} is not key=value"
-        raise UserError(problem, hint=_cut_hint(argument, arguments) or setting_hint(redact_argument(argument)))
+        shown = redact_argument(argument)
+        raise UserError(f"{shown!r} is not key=value", hint=setting_hint(shown))
     return key, value
-
-
-def _cut_hint(word: str, arguments: Sequence[str]) -> str | None:
-    """How a list or mapping is written whose blanks the shell has cut it at, of which `word` is a piece; None: none."""
-    at = next(n for n, argument in enumerate(arguments) if argument is word)
-    for first in range(at - 1, -1, -1):
-        if "=" in arguments[first] and _opens(arguments[first]):
-            ends = (n for n in range(at, len(arguments)) if not _opens(" ".join(arguments[first : n + 1])))
-            whole = redact_argument(" ".join(arguments[first : next(ends, at) + 1]))
-            return "quote what has blanks: " + (f'"{whole}"' if _PLAIN.fullmatch(whole) else shlex.quote(whole))
-    return None
-
-
-def _opens(text: str) -> bool:
-    """Whether brackets are open at its end."""
-    return sum(map(text.count, "[{")) > sum(map(text.count, "]}"))
 
 
 def setting_hint(word: str) -> str:
@@ -164,12 +144,9 @@ def setting_hint(word: str) -> str:
     meant = name.replace("-", "_")
     if meant in ("dry_run", "verbose"):
         return f"write {meant}=true"
-    if meant in ("lr", "learning_rate"):
-        return "write stages.STAGE.optim.lr=VALUE"
-    if "=" not in word and not word.startswith("-") and find_named(name):
+    if not word.startswith("-") and find_named(name):
         return "name one recipe; settings are key=value"
-    alone = "" if "=" in word or word.startswith("-") else "; one recipe is named"
-    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE, without blanks{alone}"
+    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE without blanks, or in quotes"
 
 
 def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, list[tuple[str, object]]]:
@@ -207,13 +184,10 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
 
 def _known_stage(stage: object, known: list[str], option: str) -> None:
     if stage not in known:
-        problem = f"{option} names {trees.shown(stage)!r}, which is no stage of this recipe"
-        name = text_at(stage) or ""
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"its stages are {', '.join(known)}"
-        if "," in name and option == "stages":
-            hint = f'write "stages=[{trees.shown(stage)}]"'
-        raise UserError(problem, where=f"command line: {option}={trees.shown(stage)}", hint=hint)
+        said = trees.shown(stage)
+        hint = f'write "stages=[{said}]"' if "," in said and option == "stages" else did_you_mean(said, known)
+        raise UserError(f"{option} names {said!r}, which is no stage of this recipe", hint=hint,
+                        where=f"command line: {option}={said}")  # fmt: skip
 
 
 def _leave_other_files(tree: JsonObject, key: str, value: object) -> None:

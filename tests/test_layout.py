@@ -22,10 +22,7 @@ DOORS = {
     "deepspeed": {"trainers/train/engine.py"},
     "omegaconf": {"core/interpolation.py"},
     "wandb": {"core/tracking.py"},
-    "matplotlib": {
-        "eval/style.py",
-        *(f"eval/studies/drawn/{n}_figures.py" for n in ("map", "share", "method")),
-    },
+    "matplotlib": {"eval/style.py"},
     "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},
     "pandas": {"eval/measured_rows.py"},

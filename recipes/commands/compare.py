@@ -20,7 +20,7 @@ def _run(options: argparse.Namespace) -> int:
     from ...eval.figures import draw_curves
     from ...eval.html_page import html_page
     from ...eval.run_folders import read_runs
-    from ...eval.tables import Figure, for_terminal
+    from ...eval.tables import for_terminal
     from .. import comparison
 
     folders = [Path(run) for run in options.runs]
@@ -35,20 +35,19 @@ def _run(options: argparse.Namespace) -> int:
     shown = [*comparison.boards(measured), *comparison.over_seeds(runs), *comparison.tables_of(runs)]
     page = comparison.markdown(runs, shown)
     output.mkdir(parents=True, exist_ok=True)
-    figures = []
     if panels:
         draw_curves(output / CURVES, panels)
         page += f"\n![training curves]({CURVES})\n"
-        figures = [Figure(CURVES, "training curves")]
+    page = redact_markdown(page)
     texts = {
-        "compare.md": redact_markdown(page),
+        "compare.md": page,
         "compare.json": redact(json.dumps(comparison.as_data(runs), indent=1)),
         "leaderboard.csv": redact(comparison.as_csv(measured)),
     }
     for name, content in texts.items():
         write_whole(output / name, content.encode())
-    write_whole(output / PAGE, html_page(comparison.title(runs), [*shown, *figures], output).encode())
-    say("written: " + ", ".join(str(output / name) for name in [PAGE, *texts, *(figure.path for figure in figures)]))
+    write_whole(output / PAGE, html_page(page, output).encode())
+    say("written: " + ", ".join(str(output / name) for name in [PAGE, *texts, *([CURVES] if panels else [])]))
     say("\n".join(["", comparison.title(runs), "", *(line for table in shown for line in for_terminal(table))]))
     return OK
 

@@ -117,6 +117,7 @@ def test_values_of_secret_variables(environment, name):
     f"target.revision was {COMMIT[:12]}; commit: {COMMIT}, 'revision': '{COMMIT}'",
     "a bearer of bad news; accepted tokens: 1.75/cycle, tokens = base64.b64encode(x)",
     "xxh3 0123456789abcdef0123456789abcdef, md5 0123456789abcdef0123456789abcdef",
+    '"visual_tokens": 9.142857142857142, "T_tokens": 1.234567890123456e-05, and no more of it',
     "eos_token: '<|endoftext|>', pad_token=[PAD151643], tokens: 123456, max_new_tokens=40, secrets: none is kept",
     "sk-learn and hf_transfer; Qwen/Qwen2.5-VL-7B-Instruct",
     "64 samples, 500 tokens, 100 supervised",

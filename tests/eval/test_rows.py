@@ -20,7 +20,7 @@ CELL = {"benchmark": "b", "method": "M", "request": "r", "temperature": 0.0, "ma
 def generation(seed: int, tokens=(5, 6, 7, 8), cycles=3) -> Generation:
     rng = random.Random(seed)
     made = [Cycle(4, 9, 2, 3, *(rng.random() for _ in range(3)), rule_s=rng.random()) for _ in range(cycles)]
-    return Generation(list(tokens), made, rng.random(), rng.random(), 9.0 + rng.random(), "eos", pruning_s=0.01)
+    return Generation(list(tokens), made, rng.random(), rng.random(), 9.0 + rng.random(), "eos", 0.01, 0.02)
 
 
 def test_a_row_has_medians_over_repeats_and_the_first_ones_tokens():
@@ -32,7 +32,7 @@ def test_a_row_has_medians_over_repeats_and_the_first_ones_tokens():
     assert row.total_s == sorted(g.total_s for g in drafted)[1]
     assert row.prefill_s == sorted(g.prefill_s + g.draft_prefill_s for g in drafted)[1]
     assert row.draft_s == pytest.approx(row.draft_cycle_s / 4)
-    assert row.parts_s["token_pruning"] == 0.01 and row.details == {"num_held": 3}
+    assert (row.parts_s["token_pruning"], row.parts_s["captioning"]) == (0.01, 0.02) and row.details == {"num_held": 3}
     parts = time_parts(drafted[0])
     assert sum(parts.values()) == pytest.approx(drafted[0].total_s)
 

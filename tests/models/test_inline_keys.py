@@ -10,8 +10,7 @@ import pytest
 import tiny_qwen
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
-from draftsmith.models.inline import new_config
-from draftsmith.models.inline_keys import ROPE_KEYS
+from draftsmith.models.inline import ROPE_KEYS, new_config
 from draftsmith.recipes.commands.recipes import resolved
 from draftsmith.recipes.load import checked, find_recipe, load
 from draftsmith.recipes.messages import Written

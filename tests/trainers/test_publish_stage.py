@@ -31,6 +31,7 @@ from draftsmith.trainers.publish.fresh import try_folder
 from draftsmith.trainers.publish.snippets import Snippet
 from fails import fails_with
 from hub_server import TOKEN, HubServer
+from notebooks import code_of, run_notebook
 from safetensors.torch import load_file, save_file
 from suite_run import loaded, run
 
@@ -108,39 +109,11 @@ def test_a_published_drafter_decodes_without_what_only_training_needs(published)
     assert {"draftsmith", "torch", "transformers"} <= imported and not imported & set(TRAINING_ONLY)
 
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebooks" / "acceptance.ipynb"
-
-
-def run_notebook(monkeypatch, pictures: Path, **settings) -> tuple[dict, list]:
-    """The names that its cells leave and the figures that they showed, which are kept as PNG."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    shown = []
-
-    def show():
-        figure = plt.gcf()
-        figure.savefig(pictures / f"{len(shown)}.png")
-        shown.append(figure)
-        plt.close(figure)
-
-    for name, value in settings.items():
-        monkeypatch.setenv(f"DRAFTSMITH_{name.upper()}", str(value))
-    monkeypatch.setattr(plt, "show", show)
-    names: dict = {}
-    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
-    return names, shown
-
-
 def test_the_notebook_shows_where_each_token_came_from(published, tmp_path, monkeypatch, capsys):
     """Its cells, in their order; what it says is what the folder was published with."""
     folder = published / "publish" / "repository"
     parts = f"target={published / 'target'} processor={published / 'world'}"
-    names, shown = run_notebook(monkeypatch, tmp_path, folder=folder, target=parts)
+    names, shown = run_notebook(monkeypatch, "acceptance", tmp_path, folder=folder, target=parts)
     stored = json.loads((folder / "draftsmith.json").read_text())["published"]["expected"]
     assert names["tokens"] == stored["tokens"] and len(names["origins"]) == len(stored["tokens"])
     assert names["origins"].count("draft") == sum(stored["accepted"]) and names["origins"][0] == "prefill"
@@ -150,10 +123,8 @@ def test_the_notebook_shows_where_each_token_came_from(published, tmp_path, monk
     assert len(bars.axes[0].patches) == 2 * len(stored["accepted"])
 
 
-def test_the_notebook_is_kept_without_outputs():
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+def test_the_notebook_needs_what_is_public_alone():
+    code = "\n".join(code_of("acceptance"))
     assert set(re.findall(r"^(?:from|import) draftsmith[\w.]*", code, re.M)) == {"from draftsmith.eval.published"}
 
 
@@ -695,7 +666,7 @@ def test_heads_of_both_kinds_are_published(track, tmp_path, monkeypatch):
     if track == "visual":
         parts = " ".join(f"{part}={place}" for part, place in made.items())
         names, (squares, _) = run_notebook(
-            monkeypatch, tmp_path, folder=folder, target=parts, picture="", prompt="a red circle"
+            monkeypatch, "acceptance", tmp_path, folder=folder, target=parts, picture="", prompt="a red circle"
         )
         assert len(squares.axes[0].patches) == len(names["tokens"]), "a square for each token"
     matter = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])

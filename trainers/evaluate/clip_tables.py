@@ -1,4 +1,4 @@
-"""Sparrow's and SAGE's tables and figures, of the papers' kind of sets and of clips at several lengths."""
+"""Sparrow's and SAGE's tables, of the papers' kind of sets and of clips at several lengths."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from .reporting import infos
 
 
 def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection]:
-    """Those that were measured; figures go to the stage's folder."""
-    stage, drafting = measuring.stage, measuring.drafting
-    if not stage.lengths and not of_class(stage.benchmarks, SetsBenchmark):
-        return []
-    held = {one.name: one.held_visual for one in drafting if one.held_visual is not None}
-    return video_sections(measuring.context.folder, rows, infos(drafting), held=held)
+    """Those that were measured."""
+    stage = measuring.stage
+    measured = stage.lengths or of_class(stage.benchmarks, SetsBenchmark)
+    return video_sections(rows, infos(measuring.drafting)) if measured else []

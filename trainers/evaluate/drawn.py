@@ -74,7 +74,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             grids = picture_grids(context.folder, shown, prompts)
             reporting.write(grids, quality=quality)
             # Runs after the report is written, so that a failing study loses no measurements.
-            pictures = PicturesOfRows(measuring, generator, prompts, rows, shown, quality)
+            pictures = PicturesOfRows(measuring, generator, prompts, rows)
             if more := [section for study in OF_PICTURES for section in study(pictures)]:
                 reporting.write(grids, *more, quality=quality, again=True)
 
