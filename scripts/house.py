@@ -50,7 +50,7 @@ EXTRAS = {
     "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
                 "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
     "serving": (
-        *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
+        *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",
         "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/verify_engine.py",
         "recipes/commands/bench.py",
     ),
