@@ -65,6 +65,13 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
+def shown_value(value: object) -> str:
+    """A key or value for a message: printable, cut, and without secrets."""
+    text = redact(value if isinstance(value, str) else repr(value))
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= 80 else f"{text[:40]}... ({len(text):,} characters)"
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, then what led to it, each once."""
     seen: list[BaseException] = []
@@ -90,24 +97,16 @@ def not_loaded(error: Exception) -> str:
     return type(error).__name__ if "weights_only" in line or "Weights only" in line else line
 
 
-# Names that other tools give to what recipes call differently.
+# Names that other tools give to what recipes call differently, where the letters do not show it.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("lr",),
     "max_steps": ("steps", "max_samples"),
-    "num_epochs": ("epochs",),
-    "num_train_epochs": ("epochs",),
     "train_batch_size": ("batch_size",),
-    "global_batch_size": ("batch_size",),
     "per_device_train_batch_size": ("micro_batch_size", "batch_size"),
     "gradient_accumulation_steps": ("micro_batch_size", "batch_size"),
     "wd": ("weight_decay",),
     "max_grad_norm": ("clip_norm",),
     "gradient_clipping": ("clip_norm",),
-    "lr_scheduler_type": ("schedule",),
-    "scheduler": ("schedule",),
-    "max_seq_length": ("max_length",),
-    "model_max_length": ("max_length",),
-    "max_tokens": ("max_new_tokens", "max_length"),
     "logging_steps": ("log_every",),
     "save_steps": ("checkpoints",),
     "image_folder": ("images",),
@@ -115,40 +114,26 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "output_dir": ("output",),
     "bf16": ("precision",),
     "model": ("target", "drafter"),
-    "tensor_parallel": ("tensor_parallel_size",),
-    "tp_size": ("tensor_parallel_size",),
     "tp": ("tensor_parallel_size",),
 }
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names most like `name`, best first (empty where nothing is alike): what other tools call so, then by
-    letters and by the words between underscores.
+    letters.
     """
     known = list(known)
-    meant = [other for other in OTHER_NAMES.get(name.lower().replace("-", "_"), ()) if other in known]
-    scores = {other: _likeness(name.lower(), other.lower()) for other in known if other not in meant}
-    close = sorted((other for other in scores if scores[other] >= 0.4), key=lambda other: -scores[other])
-    return [*meant, *close][:count]
-
-
-def _likeness(name: str, other: str) -> float:
-    """Similarity from 0 to 1. The words of one name may occur in the other in any order; joined words are separated."""
-    parts, others = ([p for p in re.split(r"[\W_]+", text) if p] or [text] for text in (name, other))
-    pairs = [[_ratio(a, b) for b in others] for a in parts]
-    best = [*map(max, pairs), *map(max, zip(*pairs, strict=True))]
-    words = sum(best) / len(best)
-    return max(_ratio(name, other), _ratio("".join(parts), "".join(others)), words if words >= 0.7 else 0.0)
-
-
-def _ratio(name: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, other, name).ratio()
+    meant = [other for other in OTHER_NAMES.get(name, ()) if other in known]
+    close = difflib.get_close_matches(name, known, count, 0.5)
+    return list(dict.fromkeys([*meant, *close]))[:count]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known names, or all of them where none is near."""
     known = list(known)
-    close = nearest(name, known)
-    if close:
+    others = OTHER_NAMES.get(name, ())
+    if others and not {*others} & {*known}:
+        return f"recipes call it {' or '.join(others)}, perhaps in another section"
+    if close := nearest(name, known):
         return "did you mean " + " or ".join(repr(n) for n in close) + "?"
     return "known names: " + (", ".join(sorted(known)) or "none")

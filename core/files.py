@@ -253,11 +253,16 @@ def write_whole(path: Path, data: bytes) -> None:
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise unwritable(path, error, needed=len(data)) from error
-    directory = os.open(path.parent, os.O_RDONLY)
+    flush(path.parent)
+
+
+def flush(path: str | Path) -> None:
+    """Returns once the content of a file, or a folder's list of names, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(number)
     finally:
-        os.close(directory)
+        os.close(number)
 
 
 def append_lines(path: Path, lines: bytes) -> None:

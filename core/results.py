@@ -21,7 +21,7 @@ import xxhash
 from pydantic import AfterValidator
 
 from .errors import UserError
-from .files import read_json, unwritable, write_whole
+from .files import flush, read_json, unwritable, write_whole
 from .json_types import JsonObject, list_at, object_at
 
 DONE = "done.json"
@@ -214,11 +214,8 @@ def _sum(path: str) -> FileSum:
     stamp = _stamp(path)
     assert stamp is not None, path
     if stamp[0] >= _LARGE:
-        file = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(file)
+            flush(path)
         except OSError as error:
             raise unwritable(Path(path), error) from error
-        finally:
-            os.close(file)
     return FileSum(stamp[0], _xxh3(path, stamp))

@@ -15,46 +15,64 @@ from urllib.parse import quote
 
 from .json_types import Json, walk, with_each
 from .markdown import plain
-from .secret_rules import ENVIRONMENT, NAME, hits
 
 HIDDEN = "<hidden>"
 _LEAST = 8  # letters of a value: shorter ones would match everywhere
-_SECRET_NAME = re.compile(NAME + "$", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$\{oc\.env:\w+\}")
+# Names that hide their values: at the end of a key, or before a value inside a text.
+_LONG_NAME = (
+    r"(?:secret|passw(?:or)?d|passphrase|credential"
+    r"|(?:api|access|private|secret|account|signing|encryption|auth|subscription)[_-]?key(?:[_-]?id)?)s?"
+)
+_NAME = rf"(?:tokens?|{_LONG_NAME}|authorization|cookies?|(?:(?<=[_-])|\b)(?:pass|pwd|pat|auth|sig|signature))"
+_SECRET_NAME = re.compile(_NAME + "$", re.IGNORECASE)
+# The same of environment variables. A folder (PWD), a tokenizer and the place of a file are no secrets.
+ENVIRONMENT = re.compile(
+    rf"^(?!.*_(?:PATH|FILE|DIR|TYPE)$)(?:.*(?:TOKEN(?!IZ)|{_LONG_NAME})|.*_(?:PASS|PWD|PAT|AUTH|SIG|KEY|DSN)$|PASS$)",
+    re.IGNORECASE,
+)
+_SHAPES = (
+    r"hf_(?:[A-Za-z]{30,}|(?=[A-Za-z]*\d)[A-Za-z0-9]{8,})",  # Hugging Face
+    r"gh[a-z]_[A-Za-z0-9]{16,}|github_pat_\w{16,}",
+    r"glpat-[\w-]{16,}",  # GitLab
+    r"(?:AKIA|ASIA)[A-Z0-9]{12,}",  # AWS
+    r"AIza[\w-]{20,}",  # Google
+    r"xox[a-z]-[\w-]{8,}",  # Slack
+    r"nvapi-[\w-]{16,}",  # NVIDIA
+    r"sk-[\w-]{16,}",  # OpenAI and others
+    r"wandb_v\d+_\w{16,}",
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{4,}(?:\.[\w-]*)?",  # JSON web tokens
+)
+# Rule -> its pattern. The first group stays, and what follows it is hidden.
+_RULES = {
+    "format of a token": re.compile(rf"((?<![A-Za-z0-9]))(?:{'|'.join(_SHAPES)})[\w-]*"),
+    "password of an address": re.compile(rf"(://)(?!{HIDDEN})[^/\s]+(?=@)"),
+    # As YAML, JSON, Python, a shell, a header and a URL's parameters write it. A value has a digit, since prose has
+    # colons too, and is neither a number (`max_new_tokens=40`, a mean of `visual_tokens` of 16 places) nor a call.
+    "value of a secret's name": re.compile(
+        rf"((?:(?<!\S)--[\w-]{{0,40}}{_NAME}[ =]|{_NAME}['\"]?\s*[=:]\s*(?:b?['\"])?|\b(?=(?:bearer|basic)\s+\S{{16}}))"
+        r"(?:(?:bearer|basic|token)\s+)?)"
+        rf"(?!{HIDDEN}|\$|-?\d+\.\d+(?:e[+-]?\d+)?(?![\w.]))(?=[a-z+/~_.-]|\S{{16}})(?=[^\s'\",;&()}}\]<>\[]*\d)[^\s'\",;&()}}\]<>\[]{{6,}}+(?!\()",
+        re.IGNORECASE,
+    ),
+}
+_VARIABLE = re.compile(r"\$\{oc\.env:\w+\}")  # which a secret's name does not hide: it is no default
+_ASKED = re.compile(r"\$\{\s*oc\.env\s*:\s*(\w+)")
 # A secret's name inside a value: `{api_key: abc}`, and not `{max_new_tokens: 40}`.
-_INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){NAME}['\"]?\s*:", re.IGNORECASE)
+_INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){_NAME}['\"]?\s*:", re.IGNORECASE)
 # Names that end like a secret and hold none.
 _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
 _IN_WORDS = re.compile(r"(\d|first|last)\s+tokens?$", re.IGNORECASE)  # a method that is called `DFlash, 5 tokens`
-_COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
-
-
-class AsWritten(str):
-    """A recipe's text that environment variables gave: whatever leaves the process has `written` in its place."""
-
-    written: str  # ${oc.env:NAME}
-
-    @classmethod
-    def of(cls, value: str, written: str) -> AsWritten:
-        """The value, and the text that asked for it."""
-        made = cls(value)
-        made.written = written
-        return made
 
 
 def redact(text: str, values: Sequence[str] | None = None) -> str:
     """`text` without values of secret environment variables and without what looks like a secret. `values` are those of
     `secret_values`, where many texts share one look at the environment.
     """
-    text = text.written if isinstance(text, AsWritten) else text
     for value in secret_values() if values is None else values:
         text = text.replace(value, HIDDEN)
-    pieces, at = [], 0
-    for hit in sorted(hits(text), key=lambda hit: (hit.start, -hit.stop)):
-        if hit.start >= at:
-            pieces += [text[at : hit.start], HIDDEN]
-        at = max(at, hit.stop)
-    return "".join([*pieces, text[at:]])
+    for rule in _RULES.values():
+        text = rule.sub(rf"\1{HIDDEN}", text)
+    return text
 
 
 def redact_markdown(page: str) -> str:
@@ -71,7 +89,7 @@ def secret_in(text: str) -> str | None:
     """The name of the rule by which `text` holds a secret, or None."""
     if any(value in text for value in secret_values()):
         return "value of a secret environment variable"
-    return next((hit.rule for hit in hits(text)), None)
+    return next((name for name, rule in _RULES.items() if rule.search(text)), None)
 
 
 def secret_values() -> list[str]:
@@ -90,35 +108,21 @@ def _spellings(value: str) -> set[str]:
     return {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value), plain(value)}
 
 
-def written_over(tree: object, asked: object) -> Json:
-    """`tree` with `${oc.env:NAME}` where `asked`, a recipe's tree, has what a variable gave at the same place."""
-    match tree, asked:
-        case _, AsWritten():
-            return asked.written
+def written_over(tree: object, recipe: object) -> Json:
+    """`tree` with `${...}` where `recipe`, a recipe's tree as it is written, has it at the same place."""
+    match tree, recipe:
+        case _, str() if "${" in recipe:
+            return recipe
         case dict(), dict():
-            return {key: written_over(value, asked.get(key)) for key, value in tree.items()}
-        case list() | tuple(), list() if len(tree) == len(asked):
-            return [written_over(*pair) for pair in zip(tree, asked, strict=True)]
+            return {key: written_over(value, recipe.get(key)) for key, value in tree.items()}
+        case list() | tuple(), list() if len(tree) == len(recipe):
+            return [written_over(*pair) for pair in zip(tree, recipe, strict=True)]
     return tree
 
 
-def only_variables(asked: object) -> object:
-    """Return the parts of a recipe's tree that environment variables gave, at their places; None: there are none."""
-    match asked:
-        case AsWritten():
-            return asked
-        case dict():
-            return {k: kept for k, value in asked.items() if (kept := only_variables(value)) is not None} or None
-        case list():
-            kept = [only_variables(value) for value in asked]
-            return kept if any(value is not None for value in kept) else None
-    return None
-
-
-def variables_of(asked: object) -> dict[str, str]:
+def variables_of(recipe: object) -> dict[str, str]:
     """Value -> `${oc.env:NAME}`, of the variables that a recipe's tree asks for, without short values."""
-    written = (value.written for _, value in walk(asked) if isinstance(value, AsWritten))
-    names = [name for text in written for name in re.findall(r"\$\{oc\.env:(\w+)", text)]
+    names = [name for _, text in walk(recipe) if isinstance(text, str) for name in _ASKED.findall(text)]
     return {value: f"${{oc.env:{name}}}" for name in names if len(value := os.environ.get(name, "")) >= _LEAST}
 
 
@@ -158,7 +162,7 @@ def redact_argument(argument: str) -> str:
     """`key=value` of a command line; the whole value is hidden where it, or a key inside it, is a secret's."""
     key, sign, value = argument.partition("=")
     hides = _INNER_NAME.search(value) or _is_secret(key.split(".")[-1], value)
-    return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{_redact_named(key, value)}"
+    return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{redact(value)}"
 
 
 def redact_tree(value: object, name: str = "") -> Json:
@@ -180,12 +184,11 @@ def _redact_tree(value: object, name: str, values: Sequence[str]) -> object:
             return [_redact_tree(v, name, values) for v in value]
         case None | bool():
             return value
-        case AsWritten():
-            # A secret's name hides a default, and not the name of a variable.
-            return HIDDEN if _is_secret(name, "") and not _VARIABLE.fullmatch(value.written) else redact(value, values)
+        case str() if _VARIABLE.fullmatch(value):
+            return value
     if _is_secret(name, str(value)):
         return HIDDEN
-    return _redact_named(name, value, values) if isinstance(value, str) else value
+    return redact(value, values) if isinstance(value, str) else value
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -194,9 +197,3 @@ def _is_secret(name: str, value: str) -> bool:
         return False
     is_count = value.replace(".", "", 1).isdigit() and name.lower().endswith(("token", "tokens"))
     return not is_count
-
-
-def _redact_named(name: str, value: str, values: Sequence[str] | None = None) -> str:
-    if name.split(".")[-1] in _COMMIT_NAMES and _COMMIT.fullmatch(value):
-        return value
-    return redact(value, values)

@@ -1,102 +1,31 @@
 """Base of every config class: a recipe section that is checked before anything is allocated.
 
 Each section lives beside the code that reads it. Unknown keys, wrong types and values out of range
-are refused by pydantic; `recipes/messages.py` turns its report into one readable message.
+are refused by pydantic; `recipes/messages.py` adds file and key to its report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from . import json_types
 from .errors import did_you_mean
-from .json_types import text_at
+from .json_types import object_at, text_at
+from .refused import Refused
 
 if TYPE_CHECKING:
     import torch
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
 
 S = TypeVar("S", bound="Section")
-
-# No setting counts further; what is larger is a slip, and some of what reads it (NumPy, torch) counts in 64 bits.
-MOST = 10**15
 
 # Context of `model_dump` for fingerprints: sections may leave out what changes no result.
 FINGERPRINT = {"fingerprint": True}
 
 
-def _number(value: Any) -> Any:
-    """Refuses what pydantic would count as 0 or 1, and whole numbers as large as a float can name them."""
-    match value:
-        case bool():
-            raise PydanticCustomError("number_type", "should be a number")
-        case float() if abs(value) > MOST and value.is_integer():
-            return int(value)  # beyond 64 bits, where pydantic speaks of a parser
-    return value
-
-
-def _with_real_numbers(schema: Any, cls: type[BaseModel]) -> Any:
-    """pydantic's schema of `cls` with `_number` before each number, and a bound on whole ones that have none.
-
-    Sections inside have been through this themselves.
-    """
-    kind = schema["type"]
-    if kind == "model" and schema["cls"] is not cls:
-        return schema
-    if kind == "function-before" and schema["function"]["function"] is _number:
-        return schema
-    if kind == "int":
-        limits = {} if {"le", "lt"} & schema.keys() else {"le": MOST}
-        limits |= {} if {"ge", "gt"} & schema.keys() else {"ge": -MOST}
-        return core_schema.no_info_before_validator_function(_number, {**schema, **limits})
-    if kind == "float" or (kind == "literal" and any(type(value) is int for value in schema["expected"])):
-        return core_schema.no_info_before_validator_function(_number, schema)
-    inner = dict(schema)
-    for key in ("schema", "items_schema", "keys_schema", "values_schema"):
-        match inner.get(key):
-            case dict(item):
-                inner[key] = _with_real_numbers(item, cls)
-            case list(items):
-                inner[key] = [_with_real_numbers(item, cls) for item in items]
-    if kind == "union":
-        inner["choices"] = [_choice(choice, cls) for choice in inner["choices"]]
-    elif kind == "model-fields":
-        inner["fields"] = {name: _with_real_numbers(field, cls) for name, field in inner["fields"].items()}
-    return inner
-
-
-def _choice(choice: Any, cls: type[BaseModel]) -> Any:
-    """One of a union's choices under the label that pydantic would have given it: messages name it by that."""
-    schema, label = choice if isinstance(choice, tuple) else (choice, None)
-    changed = _with_real_numbers(schema, cls)
-    if label is None and changed is not schema and schema["type"] in ("int", "float"):
-        label = schema["type"]
-    return changed if label is None else (changed, label)
-
-
-class _Told(ModelMetaclass):
-    """Adds a note on what was meant to pydantic's error for an unknown setting, in sections that Python code makes."""
-
-    def __call__(cls, *args: Any, **settings: Any) -> Any:
-        try:
-            return super().__call__(*args, **settings)
-        except ValidationError as error:
-            section: Any = cls
-            known = [field.alias or name for name, field in section.model_fields.items()]
-            for problem in error.errors(include_url=False, include_context=False):
-                if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-                    name = str(problem["loc"][0])
-                    error.add_note(f"{name}: {did_you_mean(name, known)}")
-            raise
-
-
-class Section(BaseModel, metaclass=_Told):
+class Section(BaseModel):
     """A frozen part of a recipe; unknown keys are errors.
 
     Numbers are finite, and true and false are no numbers. Numbers as text are read, since that is what an environment
@@ -107,10 +36,45 @@ class Section(BaseModel, metaclass=_Told):
         extra="forbid", frozen=True, strict=False, validate_default=True, protected_namespaces=(), allow_inf_nan=False
     )
 
+    @model_validator(mode="wrap")
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        # A class that is complete, inside another or in a union, has been through this.
-        return handler(source) if cls.__pydantic_complete__ else _with_real_numbers(handler(source), cls)
+    def _strictly(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Names the nearest key of an unknown one, and refuses true and false where pydantic would count them."""
+        try:
+            section = check(values)
+        except ValidationError as error:
+            for problem in error.errors(include_url=False, include_context=False):
+                if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+                    name = str(problem["loc"][0])
+                    inner = [f"{key}.{name}" for key, one in cls._inner() if name in one._keys()]  # optim.lr for lr
+                    hint = f"did you mean {' or '.join(map(repr, inner))}?" if inner else None
+                    raise Refused(name, "unknown key", hint or did_you_mean(name, cls._keys())) from error
+            raise
+        given = object_at(values) or {}
+        for name, field in cls.model_fields.items():
+            if _is_counted(value := given.get(field.alias or name), getattr(section, name)):
+                raise Refused(field.alias or name, f"should be a number, and is {value}")
+        return section
+
+    @classmethod
+    def _inner(cls) -> list[tuple[str, type[Section]]]:
+        """The sections that it may hold, each with its key."""
+        fields = cls.model_fields.items()
+        return [(field.alias or name, one) for name, field in fields for one in sections(field.annotation)]
+
+    @classmethod
+    def _keys(cls) -> list[str]:
+        """Its keys as recipes write them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+def _is_counted(value: object, read: object) -> bool:
+    """Whether a true or false, alone, in a list or under a name, was read as a number."""
+    if isinstance(value, list) and isinstance(read, list | tuple):
+        return any(map(_is_counted, value, read))
+    if isinstance(value, dict) and isinstance(read, dict):
+        return any(_is_counted(part, read.get(key)) for key, part in value.items())
+    return isinstance(value, bool) and type(read) in (int, float)
 
 
 def parts(value: object) -> Iterable[tuple[Any, Any]]:
@@ -133,6 +97,19 @@ def within(value: object, kind: type[S], place: tuple[str, ...] = ()) -> Iterato
 def is_class(value: object, *bases: type[S]) -> TypeGuard[type[S]]:
     """Whether this is one of the classes of sections, or derives from one."""
     return isinstance(value, type) and issubclass(value, bases)
+
+
+def sections(annotation: object) -> list[type[Section]]:
+    """The section classes inside an annotation."""
+    if is_class(annotation, Section):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in sections(part)]
+
+
+def kinds(section: type[Section]) -> tuple[str, ...]:
+    """The kinds that a section is told by; none where it has no `kind`."""
+    kind = section.model_fields.get("kind")
+    return get_args(kind.annotation) if kind else ()
 
 
 def written_kind(section: object) -> str | None:

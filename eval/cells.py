@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from ..core.json_types import JsonMapping, JsonObject
 from ..core.refused import Refused
 from ..models.drafters.ensemble import preset
 from ..models.drafters.modes import SHOWN
-from .measured_rows import PLAIN, Medium, Row
-from .row_columns import Rows
-from .summary import Summary, summarize
+from .measured_rows import PLAIN, Frame, Medium, frame
+from .summary import AnyRows, Summary, summarize
 from .tables import Column, Table, Value, text
 
 RELAXED = "Relaxed acceptance (LANTERN): outputs are not distributed as the target's."
@@ -26,6 +24,7 @@ Label = Callable[[Any], str]  # of a row or a cell: what was measured on
 
 
 _EXACT = ("exact", "block")
+PLACE = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "engine", "concurrency")
 
 
 @dataclass(frozen=True)
@@ -73,21 +72,6 @@ def modes_line(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class HeldVisual:
-    """The visual input that a head holds while it decodes: the share that Sparrow's figure 1b draws its tau by.
-
-    Args:
-        drafter: whose head it is.
-        share: of the visual tokens.
-        by: whose attention chooses them, where some are left out.
-    """
-
-    drafter: str
-    share: float
-    by: Literal["last", "text"] | None = None
-
-
-@dataclass(frozen=True)
 class Cell:
     """One method on one set of requests."""
 
@@ -112,12 +96,14 @@ class Cell:
         return about | self.summary.to_json()
 
 
-def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
-    """What rows were measured on, with as much as tells them apart: "clips at 25k, T = 1"."""
-    hot, long, *served = (
-        len(rows.distinct(name) if isinstance(rows, Rows) else {*map(attrgetter(name), rows)}) > 1
-        for name in ("temperature", "max_new_tokens", "engine", "concurrency")
-    )
+def labels(measured: Frame | Sequence[Cell]) -> Label:
+    """What rows or cells were measured on, with as much as tells them apart: "clips at 25k, T = 1"."""
+    settings = ("temperature", "max_new_tokens", "engine", "concurrency")
+    if isinstance(measured, Sequence):
+        several = [len({getattr(cell, name) for cell in measured}) > 1 for name in settings]
+    else:
+        several = [measured[name].nunique() > 1 for name in settings]
+    hot, long, *served = several
 
     def label(row: Any) -> str:
         name = row.benchmark + (f" ({row.turn})" if row.turn else "") + (f" at {row.budget}" if row.budget else "")
@@ -128,26 +114,26 @@ def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
     return label
 
 
-def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Cell, ...]:
+def placed(rows: Frame) -> Frame:
+    """The rows with a column `place`: the label of what each was measured on."""
+    label = labels(rows)
+    return rows.assign(place=[label(row) for row in rows[[*PLACE]].itertuples()])
+
+
+def cells_of(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> tuple[Cell, ...]:
     """Every method on every set of requests, in the order of the tables. Plain decoding is not listed as a method."""
-    rows = Rows(rows)
-    rows = rows.where(~rows.has("method", PLAIN))
+    rows = frame(rows)
     order = {name: number for number, name in enumerate(methods)}
-    names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "engine", "concurrency", "method")
-    places = list(rows.grouped(*names[:-1]))
-    cells = []
-    for (*place, method), some in rows.grouped(*names).items():
-        temperature, new, benchmark, turn, budget, engine, concurrency = place
+    cells: dict[tuple[Any, ...], list[tuple[int, Cell]]] = {}  # place -> its methods, in the order of the rows
+    for (*place, method), some in rows[rows.method != PLAIN].groupby([*PLACE, "method"], sort=False):
         info = methods.get(method, MethodInfo())
-        drafters = tuple(sorted(some.distinct("drafter")))
-        exact = temperature == 0 and not info.relaxed
         cell = Cell(
-            benchmark=benchmark, turn=turn, budget=budget, temperature=temperature, max_new_tokens=new,
-            medium=some[0].medium, method=method, drafters=drafters, exact=exact, relaxed=info.relaxed,
-            summary=summarize(some), engine=engine, concurrency=concurrency,
+            **dict(zip(PLACE, place, strict=True)), medium=some.medium.iloc[0], method=method,
+            drafters=tuple(sorted(some.drafter.unique())), exact=not some.temperature.any() and not info.relaxed,
+            relaxed=info.relaxed, summary=summarize(some),
         )  # fmt: skip
-        cells.append((places.index(tuple(place)), order.get(method, -1), cell))
-    return tuple(cell for _, _, cell in sorted(cells, key=lambda entry: entry[:2]))
+        cells.setdefault(tuple(place), []).append((order.get(method, -1), cell))
+    return tuple(cell for some in cells.values() for _, cell in sorted(some, key=lambda entry: entry[0]))
 
 
 # A column, and what stands in it.
@@ -187,7 +173,7 @@ def methods_table(cells: Sequence[Cell]) -> Table | None:
         columns += [Column("tau", group=place), Column("DSR", unit="x", group=place)]
     for method in methods:
         exact = [cell.summary for cell in cells if cell.method == method and cell.exact]
-        same = (sum(s.identical for s in exact), sum(s.requests for s in exact)) if exact else None
+        same = (sum(s.identical for s in exact), sum(s.answers for s in exact)) if exact else None
         line: list[Value] = [method, same]
         for place in places:
             cell = by_place.get((method, place))
@@ -202,7 +188,7 @@ def common_table(cells: Sequence[Cell], quality: Quality, methods: Mapping[str, 
     columns: list[Measure] = [
         *_place_columns(cells),
         (Column("n", "d"), lambda c: c.summary.requests),
-        (Column("identical", kind="count"), lambda c: (c.summary.identical, c.summary.requests) if c.exact else None),
+        (Column("identical", kind="count"), lambda c: (c.summary.identical, c.summary.answers) if c.exact else None),
         (Column("tau [95%]", kind="interval"), lambda c: (c.summary.tau, *c.summary.tau_interval)),
         (Column("tau per request"), lambda c: c.summary.tau_mean_of_requests),
         (Column("accepted/cycle"), lambda c: c.summary.num_accepted),

@@ -59,8 +59,9 @@ def time_parts(generation: Generation) -> dict[str, float]:
     cycles = generation.cycles
     parts = {
         "target_prefill": generation.prefill_s,
-        "draft_prefill": generation.draft_prefill_s - generation.pruning_s,
+        "draft_prefill": generation.draft_prefill_s - generation.pruning_s - generation.captioning_s,
         "token_pruning": generation.pruning_s,
+        "captioning": generation.captioning_s,
         "verification": sum(cycle.verify_s for cycle in cycles),
         "drafting": sum(cycle.draft_s for cycle in cycles),
         "tree_update": sum(cycle.update_s for cycle in cycles),

@@ -19,7 +19,14 @@ from ..core.finite import NotFinite, likeliest
 from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Distributions, Warp
 from ..models.drafters.base import Drafter
-from ..models.drafters.beside import capture_seconds, choice_of, may_pass, num_replayed, pruning_seconds
+from ..models.drafters.beside import (
+    captioning_seconds,
+    capture_seconds,
+    choice_of,
+    may_pass,
+    num_replayed,
+    pruning_seconds,
+)
 from ..models.targets.base import SeeingTarget, Taps, Target
 from .first_proposals import FirstProposals
 from .policies import Draw, TreePolicy
@@ -58,6 +65,7 @@ class Generation:
     total_s: float
     stop: Literal["eos", "length"]
     pruning_s: float = 0.0  # of the draft's prefill, what a drafter that prunes the prompt chose with
+    captioning_s: float = 0.0  # of the draft's prefill, what a captioner wrote for mode C in
     replayed: tuple[int, int] = (0, 0)  # passes of target and drafter that CUDA graphs ran
 
     def visual_skips(self, skip: float) -> dict[str, Any]:
@@ -148,11 +156,11 @@ def generate(
     except NotFinite as error:
         raise error.of(f"{request.name or '(without a name)'}, token {len(run.tokens)}") from None
     stop: Literal["eos", "length"] = "eos" if run.tokens[-1] in decoding.eos_ids else "length"
-    total_s, pruning_s = run.clock() - start + embedded_s, pruning_seconds(drafter)
+    total_s = run.clock() - start + embedded_s
     target_passes, draft_passes = (now - then for now, then in zip(run.replayed(), replayed, strict=True))
     return Generation(
-        run.tokens, cycles, prefill_s + embedded_s, draft_prefill_s, total_s, stop, pruning_s,
-        (target_passes, draft_passes),
+        run.tokens, cycles, prefill_s + embedded_s, draft_prefill_s, total_s, stop, pruning_seconds(drafter),
+        captioning_seconds(drafter), (target_passes, draft_passes),
     )  # fmt: skip
 
 

@@ -1,25 +1,41 @@
 """One request decoded by one method: the measurement that every table, interval and figure is computed from.
 
 `eval/generation_rows.py` makes them of what the decoding loop returned. Rows merge over ranks and interrupted runs in
-any order, and have a JSON form for the resume log and `rows.jsonl`. `eval/row_columns.py` holds many of them.
+any order, and have a JSON form for the resume log and `rows.jsonl`. Reports compute from one pandas table of them,
+`frame`.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+import numpy as np
 
 from ..core.errors import UserError
+from ..core.files import read_json_lines
 from ..core.json_types import Json, JsonMapping, JsonObject, value_at
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 VERSION = 2  # of the JSON form
 PLAIN = "plain decoding"  # the method that drafts nothing
+# What identifies a row within an evaluation, by request first: a bootstrap resamples the same requests for every
+# method.
+KEY = ("request", "benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "drafter", "mode", "engine",
+       "concurrency")  # fmt: skip
+PER_CYCLE = ("planned", "drafted", "nodes", "accepted", "emitted")
 Grouped = TypeVar("Grouped")
 Medium = Literal["text", "image", "video", "drawn"]
+Frame: TypeAlias = "DataFrame"  # of `frame`, or a part of its lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +60,17 @@ class Row:
     engine: str = ""  # the serving engine that decoded it (vllm); "": our own loop
     concurrency: int = 1  # requests that the engine had at once
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     plain_tokens: int  # how many plain decoding emitted
     stop: Literal["eos", "length"]
     identical: bool  # every repeat gave plain decoding's tokens
 
     # One value for each cycle.
-    planned: tuple[int, ...]  # levels that the tree was to have; 0: nothing was drafted
-    drafted: tuple[int, ...]  # levels that it had when it was verified
-    nodes: tuple[int, ...]
-    accepted: tuple[int, ...]  # without the bonus token, or the end token in its place
-    emitted: tuple[int, ...]  # with it: accepted + 1
+    planned: Sequence[int]  # levels that the tree was to have; 0: nothing was drafted
+    drafted: Sequence[int]  # levels that it had when it was verified
+    nodes: Sequence[int]
+    accepted: Sequence[int]  # without the bonus token, or the end token in its place
+    emitted: Sequence[int]  # with it: accepted + 1
 
     # NaN: an engine does not tell it. An engine's prefill_s is from the request's arrival to its first token.
     plain_prefill_s: float
@@ -74,6 +90,14 @@ class Row:
     # "replayed": passes of {target, drafter} that CUDA graphs ran, over all repeats; left out where all were eager.
     details: JsonMapping = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Holds numbers as arrays and each name once: an evaluation has 100,000 rows, and tuples take twice as much."""
+        values = vars(self)
+        for name in ("tokens", *PER_CYCLE):
+            values[name] = array("i", values[name])
+        values |= {name: sys.intern(value) for name, value in values.items() if type(value) is str}
+        values["parts_s"] = {sys.intern(name): seconds for name, seconds in self.parts_s.items()}
+
     @property
     def num_cycles(self) -> int:
         """Cycles after the prefill, each with one verification pass."""
@@ -86,10 +110,10 @@ class Row:
 
     def to_json(self) -> JsonObject:
         """JSON values, with the version of this form. An engine's fields stand there for an engine's rows alone."""
+        values: JsonObject = {n: list(v) if isinstance(v, array) else v for n, v in vars(self).items()}
         if not self.engine:
-            return {"version": VERSION} | {name: value for name, value in vars(self).items() if name not in _OF_ENGINES}
-        known = {name: None if name in _TIMES and math.isnan(value) else value for name, value in vars(self).items()}
-        return {"version": VERSION} | known
+            return {"version": VERSION} | {n: v for n, v in values.items() if n not in _OF_ENGINES}
+        return {"version": VERSION} | {n: None if n in _TIMES and math.isnan(v) else v for n, v in values.items()}
 
     @classmethod
     def from_json(cls, value: JsonMapping, *, where: str | Path | None = None) -> Row:
@@ -109,14 +133,12 @@ class Row:
                 hint="measure anew: restart=STAGE removes what the stage has kept",
             )
         values: JsonObject = {name: value[name] for name in _NAMES if name in value}
-        values |= {name: tuple(value[name]) for name in _TUPLES}
         return cls(**values | {name: math.nan for name in _TIMES if value[name] is None})
 
 
 _NAMES = {f.name for f in fields(Row)}
 _TIMES = {f.name for f in fields(Row) if f.name.endswith("_s") and f.name != "parts_s"}
 _OF_ENGINES = ("engine", "concurrency")
-_TUPLES = {"tokens", "planned", "drafted", "nodes", "accepted", "emitted"}
 
 
 def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Json, ...], list[Grouped]]:
@@ -126,3 +148,47 @@ def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Json, ...], list
     for row in rows:
         groups.setdefault(tuple(part(row) for part in parts), []).append(row)
     return groups
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """One line for each row."""
+    with open(path, "w") as file:
+        file.writelines(json.dumps(row.to_json()) + "\n" for row in rows)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows that `write_rows` wrote. Raises `UserError` if another version wrote them."""
+    hint = "evaluate again: it goes on with the requests that were decoded"
+    return [Row.from_json(values, where=path) for values in read_json_lines(path, JsonObject, hint=hint)]
+
+
+def frame(rows: Iterable[Row] | Frame) -> Frame:
+    """A line for each row: its fields but for the tokens, sums over its cycles, and seconds without the prefill.
+
+    A frame is returned as it is, so that a part of one can be summarized like a list of rows.
+    """
+    from pandas import DataFrame, Series  # takes a second, which nobody is to pay who makes no report
+
+    if isinstance(rows, DataFrame):
+        return rows
+    rows = list(rows)
+    names = [f.name for f in fields(Row) if f.name != "tokens"]
+    objects = {*PER_CYCLE, "parts_s", "details"}
+    table = DataFrame({n: Series([getattr(r, n) for r in rows], dtype=object if n in objects else None) for n in names})
+    table["num_cycles"] = [row.num_cycles for row in rows]
+    for name in ("emitted", "drafted", "accepted", "nodes"):
+        table[f"num_{name}"] = [sum(getattr(row, name)) for row in rows]
+    # The first token comes from the prefill: it is generated, and in no cycle.
+    table["generated"] = table.num_emitted + 1
+    table["plain_decoded"] = table.plain_tokens - 1
+    table["decode_s"] = table.total_s - table.prefill_s
+    table["plain_decode_s"] = table.plain_total_s - table.plain_prefill_s
+    return table
+
+
+def cycles_of(answers: Frame) -> Frame:
+    """A line for each cycle after a prefill, of one line of a frame after the other."""
+    from pandas import DataFrame
+
+    none = np.zeros(0, np.int64)
+    return DataFrame({name: np.concatenate([none, *answers[name]]) for name in PER_CYCLE})

@@ -16,21 +16,30 @@ from ..core.json_types import Json, JsonMapping, JsonObject, with_each
 from ..core.markdown import plain
 from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
-from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, depths_table, labels, methods_table
+from .cells import (
+    Cell,
+    MethodInfo,
+    Quality,
+    cells_of,
+    common_table,
+    cycles_table,
+    depths_table,
+    labels,
+    methods_table,
+    placed,
+)
 from .contrasts import (
     Comparison,
     Contrasts,
     Differences,
     contrasts_of,
-    contrasts_table,
     drafters_table,
     mode_differences,
     trainings_of,
 )
-from .findings import binding_sentence, cautions, findings, unsteady
-from .html_page import html_page, outside_pictures
-from .measured_rows import PLAIN, Row
-from .row_columns import Rows, write_rows
+from .findings import binding_sentence, findings, unsteady
+from .html_page import html_page
+from .measured_rows import PLAIN, Row, frame, write_rows
 from .summary import Summary
 from .tables import (
     Figure,
@@ -110,27 +119,22 @@ def build(
         sections: of studies and probes.
         warnings: of settings that mislead; findings, too.
     """
-    rows = Rows(rows)
-    cells = cells_of(rows, methods)
+    answers = placed(frame(rows))
+    cells = cells_of(answers, methods)
     assert cells, "nothing was drafted"
-    label = labels(rows)
-    single = rows.where(rows.has("turn", "") & ~rows.has("method", PLAIN))  # of suites their own tables say more
+    label = labels(answers)
+    single = answers[(answers.turn == "") & (answers.method != PLAIN)]  # of suites their own tables say more
     differences = Differences(
-        modes=mode_differences(single, label),
-        contrasts=tuple(contrasts_of(single, contrasts or {}, label)),
-        trainings=trainings_of(single, compare, label),
+        modes=mode_differences(single),
+        contrasts=contrasts_of(single, contrasts or {}),
+        trainings=trainings_of(single, compare),
     )
-    overview = methods_table(cells)
-    tables = [*([overview] if overview else []), common_table(cells, quality or {}, methods), cycles_table(cells)]
-    if (depths := depths_table(_shown(cells))) is not None:
-        tables.append(depths)
-    if (by_drafter := drafters_table(single, label)) is not None:
-        tables.append(by_drafter)
-    if differences.contrasts:
-        tables.append(contrasts_table(differences.contrasts, [label(cell) for cell in cells]))
+    each = (methods_table(cells), common_table(cells, quality or {}, methods), cycles_table(cells),
+            depths_table(_shown(cells)), drafters_table(single), differences.table())  # fmt: skip
+    tables = [table for table in each if table is not None]
     data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
-    sentences = (*findings(cells, label), *differences.sentences(), *binding_sentence(binding), *cautions(cells, label))
-    sentences += tuple(unsteady(rows, label))
+    sentences = (*findings(cells, label), *binding_sentence(binding))
+    sentences += tuple(unsteady(answers))
     sentences += tuple(f"**Warning**: {text}." for text in warnings)
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 
@@ -167,9 +171,9 @@ def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mappi
 
     shown = functools.partial(as_written, variables=variables or {})
     (folder / "report.json").write_text(redact(json.dumps(shown(report.to_json()), indent=1)))
-    (folder / "report.md").write_text(redact_markdown(shown(page(report, drawn))))
-    html = html_page(title(report), parts(report, drawn), folder)
-    (folder / "report.html").write_text(outside_pictures(html, shown))
+    text = redact_markdown(shown(page(report, drawn)))
+    (folder / "report.md").write_text(text)
+    (folder / "report.html").write_text(html_page(text, folder))
 
 
 def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:

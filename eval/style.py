@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -83,43 +82,6 @@ def lines(panel: Panel, groups: Mapping[str, tuple[Sequence[float], Sequence[flo
     assert len(groups) <= len(COLORS), f"{len(groups)} lines, and {len(COLORS)} colours"
     for color, marker, (name, (xs, ys)) in zip(COLORS, MARKERS, groups.items(), strict=False):
         panel.plot(xs, ys, "-", color=color, marker=marker, label=name, markeredgecolor="white", **more)
-
-
-def stacked(
-    panel: Panel, bars: Mapping[str, Sequence[float]], colors: Sequence[str], *, shown: str, least: float
-) -> list[Any]:
-    """Horizontal bars of parts side by side, the first on top, with the parts' values where there is room.
-
-    Args:
-        bars: name of a bar -> its parts, in the order of `colors`.
-        shown: format of a value.
-        least: share of the longest bar from which on a part has its value written on it.
-
-    Returns:
-        a handle of each part, for a legend.
-    """
-    handles: list[object] = []
-    longest = max(map(sum, bars.values()))
-    for row, parts in enumerate(bars.values()):
-        ends = [*accumulate(parts, initial=0.0)]
-        handles = [
-            panel.barh(row, part, left=end, height=0.62, color=color)
-            for part, end, color in zip(parts, ends, colors, strict=False)
-        ]
-        for part, end, color in zip(parts, ends, colors, strict=False):
-            if part > least * longest:
-                ink = "white" if color in (BLUE, GREEN) else "black"
-                panel.text(end + part / 2, row, format(part, shown), ha="center", va="center", fontsize=8, color=ink)
-    panel.set_yticks(range(len(bars)), wrapped([*bars]))
-    panel.invert_yaxis()
-    panel.tick_params(axis="y", length=0)
-    return handles
-
-
-def from_zero(panel: Panel) -> None:
-    """The y axis from 0 to a margin above what is drawn, in which the highest mark has room."""
-    top = panel.dataLim.y1  # minus infinity where nothing is drawn
-    panel.set_ylim(0, 1.06 * top if 0 < top < float("inf") else None)
 
 
 def errors(values: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[list[float]]:

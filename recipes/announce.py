@@ -10,17 +10,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from ..core.errors import UserError
-from ..core.fields import Seed
-from .files import KEYS
-from .load import Words, read_words
+from ..core.interpolation import resolved
+from .load import read_words
 
 ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it
 CALLED_FROM = "DRAFTSMITH_CALLED_FROM"  # set by scripts/demo: the caller's folder, where it is another
-AT_THE_TOP = (*KEYS, "hardware")  # of a recipe; the schema, which brings torch, has them as well
-_SEED: TypeAdapter[int] = TypeAdapter(Seed)
 _TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?)\b[^.;]*")
 
 
@@ -33,32 +28,21 @@ def shown_place(output: str | Path) -> str:
 
 def announcement(arguments: Sequence[str]) -> str | None:
     """The lines for `recipe=NAME key=value ...`; None for a dry run, and for what `load` will refuse."""
-    given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
     try:
         words = read_words(arguments)
-        output = given.get("output") or words.tree["output"]
-    except (UserError, KeyError):
+        outputs = [value for key, value in words.overrides if key == "output"]
+        output = str(resolved(words.tree | {"output": [words.tree.get("output"), *outputs][-1]})["output"])
+    except UserError:
         return None
-    if words.options.dry_run or _is_refused(words):
+    if words.options.dry_run:
         return None
     title, time = _header(words.path)
-    begun = ", which goes on with what is there" if (Path(str(output)) / "run.yaml").is_file() else ""
-    lines = [f"{given['recipe']}: {title}" if title else str(given["recipe"])]
+    begun = ", which goes on with what is there" if (Path(output) / "run.yaml").is_file() else ""
+    lines = [f"{words.name}: {title}" if title else words.name]
     lines += [f"  {time}"] if time and time not in title else []
     if time and words.options.stages is not None:
         lines.append(f"  of all stages; here only: {', '.join(words.options.stages)}")
-    return "\n".join([*lines, f"  results: {shown_place(str(output))}{begun}; torch and DeepSpeed are loading"])
-
-
-def _is_refused(words: Words) -> bool:
-    """Whether the schema surely refuses a setting, as far as this is seen without it: a key at the top, or the seed."""
-    try:
-        for key, value in words.overrides:
-            if key == "seed":
-                _SEED.validate_python(value)
-    except ValidationError:
-        return True
-    return any(key.partition(".")[0] not in AT_THE_TOP for key, _ in words.overrides)
+    return "\n".join([*lines, f"  results: {shown_place(output)}{begun}; torch and DeepSpeed are loading"])
 
 
 def _header(path: Path) -> tuple[str, str]:

@@ -2,75 +2,51 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
-from huggingface_hub import constants
-
 from ..core.errors import UserError
-from ..core.json_types import text_at
 from ..core.results import DONE, read_mark
+from ..core.section import within
+from ..eval.quality import QualityConfig
+from ..eval.quality import check as check_quality
 from ..trainers.run.deepspeed_section import check_engine
-from ..trainers.run.finished_stages import InputCheck
 from ..trainers.run.matching import begun, made_nothing, stage_state
 from ..trainers.run.run import built_on, look_at_results
-from ..trainers.run.stage import Planned, WholeRecipe
+from ..trainers.run.stage import Planned, Stage, WholeRecipe
 from ..trainers.train import checkpoint
-from .finding import Finding, fault, ok, warning
-from .launch import looked_at, say
+from .finding import Finding, fault, ok, tried, warning
+from .launch import looked_at
 from .load import Loaded
-from .preflight_data import data_findings, is_local
+from .preflight_data import data_findings
 from .preflight_weights import weight_findings
 
-GIB = 2**30
 
-
-def engine_findings(recipe: WholeRecipe) -> list[Finding]:
-    try:
+def engine_finding(recipe: WholeRecipe) -> Finding:
+    def look() -> str:
         check_engine(recipe.engine)
-    except UserError as error:
-        return [fault("engine", error.problem, error.hint or "change engine")]
-    return [ok("engine", f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}")]
+        return f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}"
+
+    return tried("engine", look, "change engine")
 
 
-def models_findings(recipe: WholeRecipe) -> list[Finding]:
-    """Whether the published models that the recipe names are on this machine."""
+def quality_findings(subject: str, stage: Stage) -> list[Finding]:
+    """A finding for each metric's weights and for the real images, of each section on how pictures are judged."""
     findings = []
-    for key, name, revision in _published(recipe):
-        if is_local(name, revision):
-            findings.append(ok(key, f"{name} is on this machine"))
-        elif constants.HF_HUB_OFFLINE:
-            findings.append(fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
-                               f"where there is a network: hf download {name}"))  # fmt: skip
-        else:
-            findings.append(ok(key, f"{name} will be downloaded"))
+    for place, config in within(stage, QualityConfig):
+        key = ".".join((subject, *place))
+        looks = {f"{key}.weights ({m})": config.model_copy(update={"metrics": (m,), "reference": None})
+                 for m in config.metrics}  # fmt: skip
+        if config.reference is not None:
+            looks[f"{key}.reference"] = config.model_copy(update={"metrics": ()})
+        for name, part in looks.items():
+            findings.append(
+                tried(name, lambda part=part: check_quality(part) or "there", "name its place with this key")
+            )
+        compares = {"fid", "precision_recall"} & set(config.metrics)
+        if compares and config.reference is None:
+            what = f"{' and '.join(sorted(compares))} compare with real images, and no folder is named"
+            findings.append(fault(f"{key}.reference", what, "name a folder of real images"))
     return findings
-
-
-def _published(recipe: WholeRecipe) -> list[tuple[str, str, str | None]]:
-    """(key, Hub id or folder, revision)."""
-    keys = ("path", "language_model", "vision_tower")
-    repositories = []
-    for part, section in (("target", recipe.target), ("drafter", recipe.drafter)):
-        values = {} if section is None else dict(section)
-        for key in keys:
-            if (name := text_at(values, key)) not in (None, "target"):
-                repositories.append((f"{part}.{key}", name, values.get("revision")))
-    return repositories
-
-
-def disk_findings(output: Path) -> list[Finding]:
-    folder = output
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    about = f"{free / GIB:,.1f} GiB are free under {folder.resolve()}"
-    if not os.access(folder, os.W_OK):
-        return [fault("output", f"{folder} cannot be written", "choose another output=, or fix its permissions")]
-    if free < GIB:
-        return [fault("output", about, "make room, or choose another output=")]
-    return [ok("output", about)]
 
 
 def states_too_large(text: str) -> dict[str, str]:
@@ -87,7 +63,7 @@ def states_too_large(text: str) -> dict[str, str]:
 def results_findings(loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...]) -> list[Finding]:
     """What stages that would run read of finished ones, and whether it is as it was written."""
     try:
-        look_at_results(planned, chosen, None, InputCheck(Path(loaded.recipe.output), say))
+        look_at_results(planned, chosen, None, Path(loaded.recipe.output))
     except UserError as error:
         return [fault("results", error.problem, error.hint or "")]
     return []
@@ -143,5 +119,6 @@ def stages_findings(
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
         finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}
         findings += weight_findings(stage.name, stage.stage, loaded.recipe)
-        findings += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
+        findings += quality_findings(subject, stage.stage)
+        findings += data_findings(stage, context, finished=finished, count=count)
     return findings

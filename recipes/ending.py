@@ -10,22 +10,14 @@ from pathlib import Path
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json
 from ..core.json_types import JsonObject
+from ..core.section import written_kind
 from ..eval.run_tables import Cell, cells
 from ..trainers.publish.lineage import finished
-from ..trainers.stages.train import TrainStage
 from .announce import shown_place
-from .files import demo_names
 from .schema import Recipe
 
 SHOWN_AS = "DRAFTSMITH_SHOWN_AS"  # set by scripts/demo: the command's path, where the caller's PATH lacks it
 WIDTH, MOST_METHODS = 100, 30
-# A demo -> the demo to try next.
-NEXT_DEMO = {
-    "lvlm": "compare", "compare": "dflash", "dflash": "sage", "sage": "video", "video": "visual-ar",
-    "visual-ar": "visual-ar-blocks", "visual-ar-blocks": "visual-ar-textures", "visual-ar-textures": "lvlm-ov",
-    "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled", "lvlm-from-nothing": "compare",
-    "lvlm-distilled": "compare", "adapt": "compare", "smollm2": "compare", "smollm2-full": "compare",
-}  # fmt: skip
 _NOTE = "tau: tokens per target pass; x: measured speedup of decoding; same: outputs equal plain decoding's"
 _ROOM = 13  # of a set: "12.34 10.12x"
 
@@ -75,7 +67,7 @@ def short_table(stage: str, report: JsonObject) -> list[str]:
     lines = [_row(stage, longest, [_cut(place, _ROOM) for place in shown], "same")]
     for method in methods[:MOST_METHODS]:
         its = [cell for cell in measured if cell.method == method and cell.identical is not None]
-        same, of = sum(cell.identical or 0 for cell in its), sum(cell.requests for cell in its)
+        same, of = sum(cell.identical or 0 for cell in its), sum(cell.answers for cell in its)
         numbers = [_numbers(by_place.get((method, place))) for place in shown]
         lines.append(_row(method, longest, numbers, f"{same:,}/{of:,}" if its else "-"))
     left = [(len(methods) - MOST_METHODS, "methods"), (len(places) - len(shown), "sets")]
@@ -94,7 +86,7 @@ def _cut(text: str, most: int) -> str:
 def _numbers(cell: Cell | None) -> str:
     if cell is None or cell.tau is None:
         return "-"
-    return f"{cell.tau:.2f}" + ("" if cell.speedup is None else f" {cell.speedup:.2f}x")
+    return f"{cell.tau:.2f}" + ("" if cell.DSR is None else f" {cell.DSR:.2f}x")
 
 
 def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, str]]:
@@ -122,18 +114,13 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
         ]
         for name in dict.fromkeys([*own[-1:], last[0]]):
             offered.append((f"draftsmith publish {output}" + (f" from={name}" if len(last) > 1 else ""), what))
-    if (name := path.stem) in demo_names() and path.parent.name == "demo":
-        offered.append((f"draftsmith demo {NEXT_DEMO[name]}", "another demo"))
-    elif trained and (export := _export(recipe, *[*trained.items()][-1])):
-        offered.append((export, "write it for a serving engine"))
+    if path.parent.name == "demo":
+        offered.append(("draftsmith recipes demo", "the other demos"))
+    elif trained and recipe.target.path is not None:  # engines know these drafters by their names
+        name, stage = list(trained.items())[-1]
+        kind = written_kind(stage.own_drafter or recipe.drafter)
+        prompts = ["--prompts", "text"] if kind == "lvlm" else []
+        words = ["draftsmith", "export", str(place / name), str(place / f"{name}-vllm"), "--to", "vllm", *prompts]
+        if kind in ("eagle", "eagle3", "lvlm"):
+            offered.append((shlex.join(words), "write it for a serving engine"))
     return offered
-
-
-def _export(recipe: Recipe, name: str, stage: TrainStage) -> str | None:
-    """For drafters and targets that engines know by their names; `draftsmith export` says why it refuses one."""
-    drafter = stage.own_drafter or recipe.drafter
-    if recipe.target.path is None or drafter is None or drafter.kind not in ("eagle", "eagle3", "lvlm"):
-        return None
-    output = Path(shown_place(recipe.output))
-    words = ["draftsmith", "export", str(output / name), str(output / f"{name}-vllm"), "--to", "vllm"]
-    return shlex.join(words + (["--prompts", "text"] if drafter.kind == "lvlm" else []))

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from ..core import interpolation
 from ..core.checksums import SUMS
-from ..core.errors import UserError, did_you_mean, nearest
+from ..core.errors import UserError, did_you_mean, nearest, shown_value
 from ..core.json_types import Json, JsonObject, all_are, object_at
 from ..core.secrets import redact_argument
-from . import interpolation
-from . import recipe_tree as trees
 
 FOLDER = Path(__file__).parent
 # Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
-KEYS = ("extends", "order", "target", "drafter", "stages", "engine", "tracking", "seed", "output")
+KEYS = ("extends", "order", "target", "drafter", "stages", "engine", "hardware", "tracking", "seed", "output")
 _WITH_FOLDER = ("demo", "smollm2")  # of the recipes' names
 _MOST_BYTES = 1 << 20
-_SAYABLE = re.compile(r"[\w.+*-]{1,40}")
 
 
 def recipe_names() -> dict[str, Path]:
@@ -55,25 +51,21 @@ def find_recipe(name: str) -> Path:
     """A shipped name, a name with its folder, or a path. Raises `UserError`."""
     if (path := find_named(name)) is not None:
         return path
-    if name.endswith((".yaml", ".yml")):
-        hint = (
-            "give its path from the working folder, or the name of a recipe that ships: draftsmith recipes lists them"
-        )
-        raise UserError(f"no file {trees.shown(name)!r}", hint=hint)
-    first = name.partition("/")[0]
+    said, is_ours = shown_value(name), (FOLDER / name.partition("/")[0][:100]).is_dir()
     if os.path.isdir(name):
-        said = trees.shown(name)
         raise UserError(f"{said} is a folder, and no recipe", hint=f"of a run: recipe={said}/recipe.yaml output={said}")
-    if "/" in name and not (FOLDER / first[:100]).is_dir():  # demo/lvml is a name of ours, runs/x is none
+    if name.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"no file {said!r}", hint="give its path from the working folder; draftsmith recipes lists ours"
+        )
+    if "/" in name and not is_ours:  # demo/lvml is a name of ours, runs/x is none
         hint = "give a run's folder by its path from the working folder; draftsmith recipes lists the recipes"
-        raise UserError(f"no such folder or recipe: {trees.shown(name)!r}", hint=hint)
-    close = nearest(name[:100], recipe_names())
-    hint = "draftsmith recipes lists them"
-    if name == "help":
-        hint = "draftsmith COMMAND --help says how one is used; " + hint
-    elif close:
-        hint = "did you mean " + " or ".join(map(repr, close)) + "?"
-    raise UserError(f"no recipe {trees.shown(name)!r}", where=str(FOLDER), hint=hint)
+        raise UserError(f"no such folder or recipe: {said!r}", hint=hint)
+    close = " or ".join(map(repr, nearest(name[:100], recipe_names())))
+    hint = (
+        f"did you mean {close}?" if close else "draftsmith recipes lists them, draftsmith COMMAND --help says the rest"
+    )
+    raise UserError(f"no recipe {said!r}", where=str(FOLDER), hint=hint)
 
 
 def _is_file(path: Path) -> bool:
@@ -120,7 +112,8 @@ def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
     if name is None:
         return None
     if not isinstance(name, str) or not name:
-        raise UserError(f"extends is {trees.shown(name)!r}, and not one name", where=where, hint="name one recipe")
+        raise UserError(f"extends is {shown_value(name)!r}, and not one name", where=where, hint="name one recipe")
+    name = interpolation.resolved({"extends": name})["extends"]
     beside = [path.parent / name, path.parent / f"{name}.yaml"]
     # A recipe may have the name of the shipped one that it extends.
     base = next((p for p in beside if _is_file(p) and not p.samefile(path)), None)
@@ -144,7 +137,7 @@ def ordered(tree: JsonObject, path: Path) -> JsonObject:
     where = f"{path}, key order"
     if not all_are(order, str) or len(set(order)) < len(order):
         raise UserError(
-            f"order is {trees.shown(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
+            f"order is {shown_value(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
         )
     for name in order:
         if name not in stages:
@@ -162,69 +155,37 @@ def _read(path: Path) -> JsonObject:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise refuse(f"larger than a recipe can be ({path.stat().st_size:,} bytes)", "name a recipe")
-        text, is_own = path.read_text(encoding="utf-8"), not is_published(path)
-        # What `${...}` gives depends on the environment; else the same text is the same tree.
-        tree = _parsed(path, text, is_own) if "${" in text else copy.deepcopy(_parsed_once(path, text, is_own))
+        tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except PermissionError:
         raise refuse("permission denied", "give yourself the right to read it, or name another") from None
     except (yaml.YAMLError, interpolation.Fault, OSError, ValueError, RecursionError) as error:
-        raise refuse(f"not a readable recipe: {_fault(error)}", _environment_hint(error) or "fix the YAML") from None
-    return tree
-
-
-def _parsed(path: Path, text: str, is_own: bool) -> JsonObject:
-    named = io.StringIO(text)
-    named.name = str(path)  # which messages give
-    raw = yaml.load(named, Loader=_StrictLoader)
-    if not any(key in KEYS for key in object_at(raw) or {}):
+        raise refuse(f"not a readable recipe: {_fault(error)}", "fix the YAML") from None
+    if not any(key in KEYS for key in object_at(tree) or {}):
         what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
-        raise UserError(f"not a recipe: {what}", where=str(path), hint="see recipes/demo/lvlm.yaml")
-    where = lambda key: f"{path}, key {trees.shown(key)}" if key else str(path)  # noqa: E731
-    trees.check(raw, where)
-    tree = interpolation.loaded(path, is_own=is_own)
-    trees.check(tree, where)
+        raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
+    if is_published(path):
+        interpolation.check_foreign(tree, str(path))
     return tree
 
 
 # A command reads a recipe and those that it extends several times, and parsing them is most of what loading one takes.
-_parsed_once = functools.lru_cache(256)(_parsed)
+_parsed = functools.lru_cache(256)(interpolation.read)
 
 
 def _fault(error: Exception) -> str:
-    """The YAML reader's message with line and column but without the quoted text, since a secret cut in half would not
-    be recognised.
+    """The reader's message with line and column but without the quoted text: the file may hold a secret, and cut in
+    half that would not be recognised.
     """
     match error:
-        case yaml.MarkedYAMLError(problem_mark=yaml.Mark() as mark):
-            problem = re.sub(r"'[^']{4,}'|\"[^\"]{4,}\"", "...", str(error.problem))  # an alias, a tag
+        case yaml.MarkedYAMLError(problem_mark=mark) if mark is not None:
+            quoted = r"'[^']{4,}'|\"[^\"]{4,}\"|(?<=duplicate key )(?![\w.-]{1,40}$).*"
+            problem = re.sub(quoted, "...", str(error.problem))
             return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
         case UnicodeDecodeError():
             return f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
         case RecursionError():
             return "lists or mappings are nested too deep"
     return str(error)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice (two stages with one name): OmegaConf would take the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue  # `<<: *anchor`: keys beside it win, by YAML's own rule
-            key = self.construct_object(key_node, deep=True)
-            # A list or a mapping as a key, which is like no other, is for the base class to refuse.
-            known = key if isinstance(key, str | int | float | bool | None) else object()
-            if known in seen:
-                said = repr(key) if _SAYABLE.fullmatch(str(key)) else "a key"
-                raise UserError(
-                    f"{said} stands twice",
-                    where=f"{key_node.start_mark.name}, line {key_node.start_mark.line + 1}",
-                    hint="give each stage (and key) a name of its own",
-                )
-            seen.add(known)
-        return super().construct_mapping(node, deep)
 
 
 def merge(base: JsonObject, top: JsonObject, *, leaves_out: bool = False) -> JsonObject:
@@ -260,17 +221,7 @@ def of_other_files(section: JsonObject, top: JsonObject) -> tuple[str, ...]:
 def value_of(key: str, text: str) -> Json:
     """What `key=text` of the command line says, read as YAML. Raises `UserError` where it cannot be."""
     try:
-        yaml.load(text, Loader=_StrictLoader)
-        return interpolation.value_of(text, "command line")
-    except UserError as error:
-        place = f"command line: {redact_argument(f'{key}={text}')}"
-        raise UserError(error.problem, where=place, hint=error.hint) from error
+        return interpolation.read_value(text)
     except (yaml.YAMLError, interpolation.Fault, ValueError, RecursionError) as error:
-        hint = _environment_hint(error) or "quote it as YAML would want it"
-        raise UserError(f"cannot read the value of {redact_argument(f'{key}={text}')}", hint=hint) from error
-
-
-def _environment_hint(error: Exception) -> str | None:
-    """What to write for `${NAME}`, which means a key of the file; None: no key is missing."""
-    found = re.search(r"Interpolation key '(\w+)' not found", str(error))
-    return found and f"an environment variable is written ${{oc.env:{found[1]}}}"
+        where = "command line: " + redact_argument(f"{key}={text}")
+        raise UserError(f"{key} cannot be read: {_fault(error)}", where=where, hint="quote it as YAML would") from error

@@ -1,17 +1,21 @@
-"""Findings of `check` and `doctor`: level, description and hint."""
+"""Findings of `check`, `doctor` and `verify`: level, subject, description and hint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from ..core.errors import UserError
+from ..core.secrets import redact
+from .exit_codes import FAULTS, OK
 
 Level = Literal["ok", "warning", "fault"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
+    """The result of one look. A fault must be fixed; a warning does not stop a run."""
 
     level: Level
     subject: str
@@ -24,18 +28,24 @@ class Finding:
 
 
 def ok(subject: str, what: str) -> Finding:
-    """A finding of nothing wrong."""
     return Finding("ok", subject, what)
 
 
 def warning(subject: str, what: str, hint: str) -> Finding:
-    """A finding that does not stop a run; `hint` says what to do."""
     return Finding("warning", subject, what, hint)
 
 
 def fault(subject: str, what: str, hint: str) -> Finding:
-    """A finding that must be fixed; `hint` says how."""
     return Finding("fault", subject, what, hint)
+
+
+def tried(subject: str, look: Callable[[], str], hint: str) -> Finding:
+    """What `look` says, or the `UserError` that it raises as a fault; `hint` where the error has none."""
+    try:
+        return ok(subject, look())
+    except UserError as error:
+        place = f" ({error.found_at})" if error.found_at else ""
+        return fault(subject, f"{error.problem}{place}", error.hint or hint)
 
 
 def shown(findings: Sequence[Finding]) -> str:
@@ -48,6 +58,12 @@ def shown(findings: Sequence[Finding]) -> str:
             lines.append(f"{'':<8} {'':<{width}}  hint: {f.hint}")
     faults, warnings = (sum(f.level == level for f in findings) for level in ("fault", "warning"))
     return "\n".join([*lines, "", f"{faults} fault(s), {warnings} warning(s)"])
+
+
+def report(findings: Sequence[Finding], title: str = "") -> int:
+    """Print the findings. Returns the command's exit code."""
+    print(redact(title + shown(findings)), flush=True)
+    return FAULTS if any_fault(findings) else OK
 
 
 def any_fault(findings: Sequence[Finding]) -> bool:

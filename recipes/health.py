@@ -12,16 +12,18 @@ import urllib.request
 from importlib import metadata
 from pathlib import Path
 
+import huggingface_hub
 import psutil
 import torch
+from huggingface_hub import constants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..core import ranks
-from ..core.errors import first_line
+from ..core.errors import UserError, first_line
 from ..core.tracking import wandb_login
-from .finding import Finding, fault, ok, warning
+from .finding import Finding, fault, ok, tried, warning
 from .provenance import version_of
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or the installed package
@@ -86,26 +88,22 @@ def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
 
 def devices() -> list[Finding]:
     """A finding for each GPU, warning if under half of its memory is free; fault for GPUs that torch does not see."""
-    if torch.cuda.is_available():
-        findings = []
-        for index in range(torch.cuda.device_count()):
-            about = torch.cuda.get_device_properties(index)
-            free, total = torch.cuda.mem_get_info(index)
-            text = f"{about.name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
-            if free < 0.5 * total:
-                findings.append(
-                    warning(f"GPU {index}", text, "end what uses it, or choose others: CUDA_VISIBLE_DEVICES")
-                )
-            else:
-                findings.append(ok(f"GPU {index}", text))
+    findings = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_properties(index).name
+        text = f"{name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
+        cure = "end what uses it, or choose others: CUDA_VISIBLE_DEVICES"
+        findings.append(warning(f"GPU {index}", text, cure) if free < 0.5 * total else ok(f"GPU {index}", text))
+    if findings:
         return findings
-    if Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi"):
-        if torch.version.cuda is None:
-            hint = f"pip install torch=={pins()['torch']} from an index that has CUDA builds"
-            return [fault("GPU", f"there is one, and torch {torch.__version__} is a CPU build", hint)]
-        hint = "nvidia-smi: is the driver as new as the CUDA of torch? is CUDA_VISIBLE_DEVICES empty?"
-        return [fault("GPU", f"torch (CUDA {torch.version.cuda}) sees none", hint)]
-    return [ok("GPU", f"none: runs on the CPU with torch {torch.__version__}")]
+    if not (Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi")):
+        return [ok("GPU", f"none: runs on the CPU with torch {torch.__version__}")]
+    if torch.version.cuda is None:
+        hint = f"pip install torch=={pins()['torch']} from an index that has CUDA builds"
+        return [fault("GPU", f"there is one, and torch {torch.__version__} is a CPU build", hint)]
+    hint = "nvidia-smi: is the driver as new as the CUDA of torch? is CUDA_VISIBLE_DEVICES empty?"
+    return [fault("GPU", f"torch (CUDA {torch.version.cuda}) sees none", hint)]
 
 
 def deepspeed() -> list[Finding]:
@@ -123,26 +121,25 @@ def deepspeed() -> list[Finding]:
 
 def disk(folder: Path) -> list[Finding]:
     """Room where runs are written, where models are kept, and in shared memory (loader workers)."""
-    from huggingface_hub import constants
-
-    places = [
-        ("disk of runs", folder, 20, "choose another output="),
-        ("disk of models", Path(constants.HF_HUB_CACHE), 20, "set HF_HOME to a larger disk"),
+    findings = [
+        room("disk of runs", folder, "choose another output=", wanted=20),
+        room("disk of models", Path(constants.HF_HUB_CACHE), "set HF_HOME to a larger disk", wanted=20),
     ]
-    if Path("/dev/shm").is_dir():
-        places.append(("shared memory", Path("/dev/shm"), 1, "num_workers: 0, or a container with --shm-size"))
-    findings = []
-    for subject, path, wanted, cure in places:
-        there = next(p for p in (path, *path.parents) if p.exists())
-        free = shutil.disk_usage(there).free / GIB
-        text = f"{free:,.1f} GiB free under {there}"
-        if not os.access(there, os.W_OK):
-            findings.append(fault(subject, f"{there} cannot be written", cure))
-        elif free < wanted:
-            findings.append(warning(subject, f"{text}, less than {wanted}", cure))
-        else:
-            findings.append(ok(subject, text))
+    if (shared := Path("/dev/shm")).is_dir():
+        findings.append(room("shared memory", shared, "num_workers: 0, or a container with --shm-size", wanted=1))
     return findings
+
+
+def room(subject: str, folder: Path, cure: str, *, wanted: float, least: float = 0) -> Finding:
+    """Whether a folder, or the nearest one above it that is there, can be written, and the GiB that are free."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(there).free / GIB
+    text = f"{free:,.1f} GiB are free under {there.resolve()}"
+    if not os.access(there, os.W_OK):
+        return fault(subject, f"{there} cannot be written", f"fix its permissions, or {cure}")
+    if free < least:
+        return fault(subject, text, f"make room, or {cure}")
+    return warning(subject, f"{text}, less than {wanted}", cure) if free < wanted else ok(subject, text)
 
 
 def memory() -> list[Finding]:
@@ -187,46 +184,35 @@ def num_cores() -> int:
 
 def logins() -> list[Finding]:
     """Whether Hub and wandb know this user, without asking them."""
-    from huggingface_hub import constants, get_token
-
-    findings = []
     if constants.HF_HUB_OFFLINE:
-        findings.append(ok("Hub login", "HF_HUB_OFFLINE is set: only what is in the cache"))
-    elif get_token():
-        findings.append(ok("Hub login", "a token is set"))
+        hub = ok("Hub login", "HF_HUB_OFFLINE is set: only what is in the cache")
+    elif huggingface_hub.get_token():
+        hub = ok("Hub login", "a token is set")
     else:
-        hint = "hf auth login, or HF_TOKEN; public models need none"
-        findings.append(
-            warning("Hub login", "no token: gated models cannot be read, and nothing can be published", hint)
-        )
-    where = wandb_login()
-    if where is None:
-        findings.append(
-            ok("wandb login", "no key: runs that name a wandb project are kept offline (wandb login; wandb sync)")
-        )
-    else:
-        findings.append(ok("wandb login", where))
-    return findings
+        hub = warning("Hub login", "no token: gated models cannot be read, and nothing can be published",
+                      "hf auth login, or HF_TOKEN; public models need none")  # fmt: skip
+    offline = "no key: runs that name a wandb project are kept offline (wandb login; wandb sync)"
+    return [hub, ok("wandb login", wandb_login() or offline)]
 
 
 def network(timeout_s: float = 10.0) -> list[Finding]:
     """Whether the Hub and wandb answer. Any HTTP status is an answer."""
-    from huggingface_hub import constants
-
-    wandb = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     hint = "proxy (HTTPS_PROXY), HF_ENDPOINT for a mirror, or HF_HUB_OFFLINE=1 with models fetched elsewhere"
-    findings = [_answers("HF_ENDPOINT", hub, timeout_s, hint)]
-    return [*findings, _answers("wandb", wandb, timeout_s, "proxy (HTTPS_PROXY), or tracking.wandb.mode=offline")]
+    wandb = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return [
+        tried("HF_ENDPOINT", lambda: _answers(hub, timeout_s), hint),
+        tried("wandb", lambda: _answers(wandb, timeout_s), "proxy (HTTPS_PROXY), or tracking.wandb.mode=offline"),
+    ]
 
 
-def _answers(subject: str, address: str, timeout_s: float, hint: str) -> Finding:
+def _answers(address: str, timeout_s: float) -> str:
     if not address.startswith(("http://", "https://")):
-        return fault(subject, f"{address} is no http address", hint)
+        raise UserError(f"{address} is no http address")
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=timeout_s).close()
     except urllib.error.HTTPError:
-        return ok(subject, f"{address} answers")
+        pass
     except (OSError, ValueError) as error:
-        return fault(subject, f"{address} does not answer: {first_line(error)}", hint)
-    return ok(subject, f"{address} answers")
+        raise UserError(f"{address} does not answer: {first_line(error)}") from error
+    return f"{address} answers"

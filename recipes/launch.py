@@ -70,7 +70,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .preflight_parallel import check_parallel, check_places
 
     recipe, options = loaded.recipe, loaded.options
-    with blamed(loaded.asked):
+    with blamed(loaded.written):
         check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
         check_places(recipe, planned, options.stages)
@@ -195,7 +195,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
         if stage.name not in stale:
             continue
         kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
-        for finding in data_findings(stage.name, stage.stage, context, finished=kept, count=8):
+        for finding in data_findings(stage, context, finished=kept, count=8):
             if any_fault([finding]) or finding.is_absent:
                 raise UserError(f"restart={restart}: {finding.what}", key=finding.subject, hint=finding.hint)
 

@@ -6,24 +6,21 @@ allocated or written.
 
 from __future__ import annotations
 
-import copy
-import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ..core.errors import UserError
+from ..core.errors import UserError, did_you_mean, shown_value
 from ..core.import_paths import ALLOW_IMPORT, NotImported
-from ..core.json_types import Json, JsonObject, listed, object_at, text_at
+from ..core.interpolation import resolved
+from ..core.json_types import Json, JsonObject, listed, object_at, walk
 from ..core.secrets import redact_argument
-from . import recipe_tree as trees
 from .files import (
     FOLDER,
+    KEYS,
     find_named,
     find_recipe,
     is_published,
@@ -35,14 +32,14 @@ from .files import (
     value_of,
     with_bases,
 )
-from .messages import Asked, placed, readable
+from .messages import Written, blamed, readable
 from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .schema import Recipe
 
 __all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
-_PLAIN = re.compile(r"[\w.,:=+\-\[\]{} ]*")  # what double quotes keep in any shell
+MOST = 10**15  # no setting counts further, and some of what reads it (NumPy, torch) counts in 64 bits
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose", "allow_import")
 
 
@@ -59,20 +56,20 @@ class Options:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checked recipe, the tree it came from, its file, and the run's options."""
+    """A checked recipe, its tree as it is written (`${...}` and all), its file, and the run's options."""
 
     recipe: Recipe
     tree: JsonObject
     path: Path
     options: Options
-    overrides: tuple[tuple[str, Json], ...]  # of the command line: dotted key, value
-    asked: Asked  # who set what
+    written: Written
 
 
 @dataclass(frozen=True)
 class Words:
     """A command's words as they were read, before the schema looks at them: (dotted key, text), and with its value."""
 
+    name: str
     path: Path
     tree: JsonObject
     settings: list[tuple[str, str]]
@@ -82,39 +79,34 @@ class Words:
 
 def read_words(arguments: Sequence[str]) -> Words:
     """`recipe=NAME key=value ...` without the schema, which brings torch. Raises `UserError`."""
-    pairs = [_pair(argument, arguments) for argument in arguments]
+    pairs = [_pair(argument) for argument in arguments]
     names = [value for key, value in pairs if key == "recipe"]
     if not names:
         raise UserError("give one recipe", hint="recipe=NAME: draftsmith recipes lists them")
     if len(names) > 1:
-        raise UserError(f"{len(names)} recipes: {' and '.join(map(trees.shown, names))}", hint="name one")
+        raise UserError(f"{len(names)} recipes: {' and '.join(map(shown_value, names))}", hint="name one")
     path = find_recipe(names[0])
     tree = with_bases(path)
     options, overrides = _options(pairs, tree)
-    return Words(path, tree, [pair for pair in pairs if pair[0] not in RUN_OPTIONS], options, overrides)
+    return Words(names[0], path, tree, [pair for pair in pairs if pair[0] not in RUN_OPTIONS], options, overrides)
 
 
 @uncollected()
 def load(arguments: list[str]) -> Loaded:
-    """Read `recipe=NAME key=value ...`."""
-    # The schema brings torch and transformers: a moment's wait that --help does not need.
-    from .schema import Recipe
-
+    """Read `recipe=NAME key=value ...`. The schema brings torch and transformers: a moment's wait."""
     words = read_words(arguments)
-    path, tree, options, overrides = words.path, words.tree, words.options, words.overrides
-    fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    asked = Asked(path, words.settings, copy.deepcopy(tree), fields, RUN_OPTIONS)
-    for key, value in overrides:  # before all others, since `question_end` may be said before `path`
+    path, tree, options = words.path, words.tree, words.options
+    for key, value in words.overrides:  # before all others, since `question_end` may be said before `path`
         _leave_other_files(tree, key, value)
-    for key, value in overrides:
+    for key, value in words.overrides:
         _override(tree, key, value)
-    tree = ordered(tree, Path("command line"))
+    written = Written(path, words.settings, ordered(tree, Path("command line")))
     published = any(is_published(place) for place, _ in sources(path))
-    recipe = checked(tree, asked, imports=options.allow_import or not published)
-    return Loaded(recipe, tree, path, options, tuple(overrides), asked)
+    recipe = checked(written, imports=options.allow_import or not published)
+    return Loaded(recipe, written.tree, path, options, written)
 
 
-def checked(tree: JsonObject, asked: Asked, *, imports: bool = True) -> Recipe:
+def checked(written: Written, *, imports: bool = True) -> Recipe:
     """The recipe of a tree. Raises `UserError` for what it cannot say.
 
     Args:
@@ -122,43 +114,40 @@ def checked(tree: JsonObject, asked: Asked, *, imports: bool = True) -> Recipe:
     """
     from .schema import Recipe
 
-    trees.check(tree, asked.place)
-    try:
-        recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
-        recipe.keep_written(tree)
-        return recipe
-    except ValidationError as error:
-        raise readable(error, asked) from error
-    except NotImported as error:
-        hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
-        raise UserError(error.problem, where=str(asked.path), hint=hint) from error
-    except UserError as error:  # of a section, which knows no file
-        raise placed(error, asked) from error
+    with blamed(written):
+        tree = resolved(written.tree)
+        _check_keys_and_numbers(tree)
+        try:
+            recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
+        except ValidationError as error:
+            raise readable(error, tree, written) from error
+        except NotImported as error:
+            hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
+            raise UserError(error.problem, where=str(written.path), hint=hint) from error
+    recipe.keep_written(written.tree)
+    return recipe
 
 
-def _pair(argument: str, arguments: Sequence[str]) -> tuple[str, str]:
+def _check_keys_and_numbers(tree: JsonObject) -> None:
+    """Raises `UserError` for a key that is no text and a number that nothing counts to; inline configs are checked
+    nowhere else.
+    """
+    for keys, value in walk(tree):
+        key = ".".join(keys) or "the recipe"
+        for name in value if isinstance(value, dict) else ():
+            if not isinstance(name, str):
+                raise UserError(f"{key} has the key {shown_value(name)}, which is no text", key=key, hint="quote it")
+        if isinstance(value, int) and abs(value) > MOST:
+            raise UserError(f"{key} is a number beyond {MOST:,}", key=key, hint="write a smaller one")
+
+
+def _pair(argument: str) -> tuple[str, str]:
     key, sign, value = argument.partition("=")
     key = key.lstrip("-")
     if not sign or not all(key.split(".")):
-        problem = f"{redact_argument(argument)!r} is not key=value"
-        raise UserError(problem, hint=_cut_hint(argument, arguments) or setting_hint(redact_argument(argument)))
+        shown = redact_argument(argument)
+        raise UserError(f"{shown!r} is not key=value", hint=setting_hint(shown))
     return key, value
-
-
-def _cut_hint(word: str, arguments: Sequence[str]) -> str | None:
-    """How a list or mapping is written whose blanks the shell has cut it at, of which `word` is a piece; None: none."""
-    at = next(n for n, argument in enumerate(arguments) if argument is word)
-    for first in range(at - 1, -1, -1):
-        if "=" in arguments[first] and _opens(arguments[first]):
-            ends = (n for n in range(at, len(arguments)) if not _opens(" ".join(arguments[first : n + 1])))
-            whole = redact_argument(" ".join(arguments[first : next(ends, at) + 1]))
-            return "quote what has blanks: " + (f'"{whole}"' if _PLAIN.fullmatch(whole) else shlex.quote(whole))
-    return None
-
-
-def _opens(text: str) -> bool:
-    """Whether brackets are open at its end."""
-    return sum(map(text.count, "[{")) > sum(map(text.count, "]}"))
 
 
 def setting_hint(word: str) -> str:
@@ -167,12 +156,9 @@ def setting_hint(word: str) -> str:
     meant = name.replace("-", "_")
     if meant in ("dry_run", "verbose"):
         return f"write {meant}=true"
-    if meant in ("lr", "learning_rate"):
-        return "write stages.STAGE.optim.lr=VALUE"
-    if "=" not in word and not word.startswith("-") and find_named(name):
+    if not word.startswith("-") and find_named(name):
         return "name one recipe; settings are key=value"
-    alone = "" if "=" in word or word.startswith("-") else "; one recipe is named"
-    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE, without blanks{alone}"
+    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE without blanks, or in quotes"
 
 
 def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, list[tuple[str, object]]]:
@@ -182,9 +168,14 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
         value = value_of(key, text)
         if key in RUN_OPTIONS:
             values[key] = value
+        elif (first := key.partition(".")[0]) not in KEYS:
+            hint = did_you_mean(first, [*KEYS, *RUN_OPTIONS])
+            raise UserError(
+                f"unknown key {first}", where=f"command line: {redact_argument(f'{key}={text}')}", hint=hint
+            )
         else:
             overrides.append((key, value))
-    known = list(tree.get("stages") or {})
+    known = list(object_at(tree, "stages") or {})
     stages = values.get("stages")
     if stages is not None:
         chosen = [str(s) if isinstance(s, int) else s for s in listed(stages)]
@@ -205,13 +196,10 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
 
 def _known_stage(stage: object, known: list[str], option: str) -> None:
     if stage not in known:
-        problem = f"{option} names {trees.shown(stage)!r}, which is no stage of this recipe"
-        name = text_at(stage) or ""
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"its stages are {', '.join(known)}"
-        if "," in name and option == "stages":
-            hint = f'write "stages=[{trees.shown(stage)}]"'
-        raise UserError(problem, where=f"command line: {option}={trees.shown(stage)}", hint=hint)
+        said = shown_value(stage)
+        hint = f'write "stages=[{said}]"' if "," in said and option == "stages" else did_you_mean(said, known)
+        raise UserError(f"{option} names {said!r}, which is no stage of this recipe", hint=hint,
+                        where=f"command line: {option}={said}")  # fmt: skip
 
 
 def _leave_other_files(tree: JsonObject, key: str, value: object) -> None:

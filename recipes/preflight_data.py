@@ -1,18 +1,18 @@
-"""Checks a recipe's data before a run: files on disk, whether records can be read, and an example of a sample.
-
-Records of conversations are encoded as training would encode them where the processor is at hand; elsewhere their
-files are looked for. Nothing is written.
-"""
+"""The data sections of a recipe's stages, and what `check` finds in each: is it on disk, and can it be read."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..core.errors import NotFound, UserError, first_line
 from ..core.pages import page
@@ -21,42 +21,31 @@ from ..core.words import counted
 from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
 from ..data.captioned.items import Source
 from ..data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
-from ..data.collate import Sample
-from ..data.dataset import ConversationData, ConversationDataset
+from ..data.dataset import ConversationData
 from ..data.families.processor import Processor
-from ..data.pictures.media_files import BadMedia, MediaFile, is_there, located
-from ..data.records.mixture import Name, Selection, are_present
-from ..data.records.record import paths
-from ..data.records.skipped import Listed
-from ..data.sources import answered
+from ..data.records.mixture import Name, Selection, are_present, missing_files, missing_hint
+from ..data.records.table_records import TableRecords
 from ..data.stage_folders import DATASET_FOLDER
 from ..data.suites.suite import INDEX, read_index
-from ..data.suites.turn_files import published_files
+from ..data.suites.turn_files import PUBLISHED, published_files, published_records
+from ..data.suites.turn_sets import TURN_SETS
 from ..models.families.generators import AnyTarget, image_section
 from ..trainers.estimate.data import learns_answers
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.run.context import Context
-from ..trainers.run.stage import Stage
+from ..trainers.run.stage import Planned, Stage
 from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
-from ..trainers.train.preflight import render
-from .finding import Finding, fault, ok, warning
-from .preflight_absent import absent, absent_records
-from .preflight_sets import published_set, quality_findings
+from .finding import Finding, Level, fault, ok, tried, warning
+from .preflight_samples import DataSection, sample_findings
 
-SHOWN_IDS = 1200  # characters of a rendered sample
+SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]  # files of a target that say how records are encoded
 TOLERANCE = 0.05  # of the declared number of records
 
 
 @dataclass(frozen=True)
-class Found:
-    """A data section inside a stage: records of conversations, or what the classes below have."""
-
-    key: str
-    section: Any
-    form: Any = None  # the prompt format around it, or None
-    maker: str | None = None  # the stage that writes what it names
-    learned: bool = False  # each record has to bring an answer
+class Found(DataSection):
+    """Records of conversations."""
 
     is_suite: ClassVar[bool] = False  # a directory of benchmark sets
 
@@ -65,22 +54,22 @@ class Found:
         files = data_files(self.section, context)
         return None if are_present(files) else absent_records(subject, files, context)
 
-    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+    def look(self, subject: str, plan: Planned, context: Context, finished: set[str], count: int) -> list[Finding]:
         """Reads `count` records of data that is there, as the stage would."""
         files = data_files(self.section, context)
-        processor = _processor(stage, context, finished)
+        processor = _processor(plan.stage, context, finished)
         if self.form is None or isinstance(processor, str):
             why = "no prompt format is around it" if self.form is None else str(processor)
-            usable, finding = _files(subject, self, files, why, count)
+            usable, findings = _indexed(subject, self, files, why)
         else:
-            usable, finding = _encoded(subject, self, files, processor, count)
-        expected = dict(stage).get("expected") if self.key == "data" else None
+            usable, findings = sample_findings(subject, self, files, plan, processor, count)
+        expected = dict(plan.stage).get("expected") if self.key == "data" else None
         if not usable or expected is None or abs(usable - expected.samples) <= TOLERANCE * expected.samples:
-            return [finding]
+            return findings
         key = subject.removesuffix("data") + "expected.samples"
         problem = f"the recipe declares {expected.samples:,} records, and the data has {usable:,}"
         hint = f"look whether its files are whole; for other data set {key}={usable}"
-        return [finding, warning(key, problem, hint)]
+        return [*findings, warning(key, problem, hint)]
 
     def written(self, context: Context) -> Path | None:
         """The folder of the data that a stage of the run writes."""
@@ -94,9 +83,9 @@ class FoundItems(Found):
     def missing(self, subject: str, context: Context) -> None:
         """`look` says it."""
 
-    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+    def look(self, subject: str, plan: Planned, context: Context, finished: set[str], count: int) -> list[Finding]:
         source = resolved(self.section, None if self.maker is None else context.inputs["data"])
-        return _captioned(subject, source, stage, count, context)  # type: ignore[arg-type]
+        return _captioned(subject, source, plan.stage, count, context)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -107,7 +96,7 @@ class FoundPrompts(Found):
         path = self.section.resolved(self.written(context)).path
         return None if path is None or Path(path).is_file() else absent(subject, [str(path)], context)
 
-    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+    def look(self, subject: str, plan: Planned, context: Context, finished: set[str], count: int) -> list[Finding]:
         prompts = prompts_of(self.section.resolved(self.written(context)), context.target)
         return [ok(subject, f"{len(prompts):,} prompts")]
 
@@ -134,21 +123,18 @@ class FoundSuite(Found):
             return absent(subject, [str(error.where)], context, error.hint)
         return None
 
-    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+    def look(self, subject: str, plan: Planned, context: Context, finished: set[str], count: int) -> list[Finding]:
         from huggingface_hub import constants
 
+        layout = page("evaluation.md")
         if self.published is not None:
-            return [published_set(subject, self.published, Path(self.section.path))]
+            return [tried(subject, lambda: _published(self.published, Path(self.section.path)), f"{layout} has it")]
         if self._on_hub and constants.HF_HUB_OFFLINE:
             return [warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
-                            f"name a directory of sets with this key ({page('evaluation.md')})")]  # fmt: skip
+                            f"name a directory of sets with this key ({layout})")]  # fmt: skip
         if self._on_hub:
             return [ok(subject, "its sets will be fetched from the Hub")]
-        try:
-            names = list(read_index(self._folder(context)).sets)
-        except UserError as error:
-            problem = f"{self._folder(context) / INDEX}: {error.problem}"
-            return [fault(subject, problem, f"{page('evaluation.md')} has the layout")]
+        names = list(read_index(self._folder(context)).sets)
         return [ok(subject, f"{len(names)} sets: {', '.join(names)}")]
 
     @property
@@ -182,7 +168,7 @@ def sections(
                 yield from sections(value, f"{key}.{name}".lstrip("."), form, maker, learns_answers(section))
 
 
-def data_findings(name: str, stage: Stage, context: Context, *, finished: set[str], count: int) -> list[Finding]:
+def data_findings(plan: Planned, context: Context, *, finished: set[str], count: int) -> list[Finding]:
     """Findings about one stage's data.
 
     Args:
@@ -190,15 +176,15 @@ def data_findings(name: str, stage: Stage, context: Context, *, finished: set[st
         finished: things whose stage has finished.
         count: records of each data section that are read.
     """
-    findings = quality_findings(f"stages.{name}", stage)
-    for data in sections(stage):
-        subject = f"stages.{name}.{data.key}"
+    findings: list[Finding] = []
+    for data in sections(plan.stage):
+        subject = f"stages.{plan.name}.{data.key}"
         if data.maker is not None and "data" not in finished:
             findings.append(ok(subject, f"written by stage {data.maker}, which has not run"))
             continue
         try:
             missing = data.missing(subject, context)
-            findings += data.look(subject, stage, context, finished, count) if missing is None else [missing]
+            findings += data.look(subject, plan, context, finished, count) if missing is None else [missing]
         except UserError as error:
             where = f", {error.found_at}" if error.found_at else ""
             findings.append(fault(subject, f"{error.problem}{where}", error.hint or "fix or replace the file"))
@@ -211,100 +197,54 @@ def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
     return [finding for finding in findings if finding is not None and finding.level == "fault"]
 
 
-def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:
-    """How many records can be used, and what some of them become."""
-    section = data.section
+def absent(
+    subject: str, paths: Sequence[str], context: Context, cure: str | None = None, *, is_fetched: bool = False
+) -> Finding:
+    """A fault, which stops a run before its first stage; a warning where a stage may fetch or write what is missing."""
+    is_ours = all(_is_ours(path, context) for path in paths)
+    place, fetch = f"name another place: {subject}.path=...", "fetch it before the run"
+    level: Level = "warning" if is_fetched or is_ours else "fault"
+    what = f"not on disk: {', '.join(paths)}"
+    hint = f"{place}, or {fetch}: {cure}" if cure else f"{fetch}, or {place}"
+    return Finding(level, subject, what, hint, is_absent=True)
+
+
+def absent_records(subject: str, files: Sequence[Name], context: Context) -> Finding:
+    """Of a section's files, some of which are missing."""
+    missing = missing_files(files)
+    # Of the section alone: what a mixture or tars name is not mended with its `path`. A stage may still write ours.
+    named = {str(Path(file)) for file in files if isinstance(file, str | Path)}
+    folders = [p for p in missing if p in named and Path(p).is_dir() and not _is_ours(p, context)]
+    is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
+    others = [path for path in missing if path not in folders]
+    found = absent(subject, others, context, missing_hint(files), is_fetched=is_fetched)
+    if not folders:
+        return found
+    what = "; ".join(f"{path} is a folder, and a file of records is expected" for path in folders)
+    if len(files) == 1:
+        return fault(subject, what, f"name a file: {subject}.path={folders[0]}/...")
+    hint = f"name files in the place of {counted(len(folders), 'folder')} in {subject}.path"
+    return fault(subject, f"{what}; {found.what}", f"{hint}; {found.hint}") if others else fault(subject, what, hint)
+
+
+def _is_ours(path: str, context: Context) -> bool:
+    """Whether it lies in the run's own output."""
+    return Path(path).resolve().is_relative_to(context.folder.parent.resolve())
+
+
+def _indexed(subject: str, data: Found, files: list[Name], why: str) -> tuple[int, list[Finding]]:
+    """How many records can be used, by their files' indices alone."""
     with tempfile.TemporaryDirectory() as cache:
-        log = Path(cache) / "skipped.jsonl"
-        dataset = ConversationDataset(
-            section, data.form, processor, files=files, skipped_log=log, cache=Path(cache), learned=data.learned
-        )
-        looked = range(0, len(dataset), max(1, -(-len(dataset) // count)))
-        samples = [dataset[index] if data.learned else _prompt(dataset, index, data) for index in looked]
-        listed = dataset.log.listed()
-    kept = [sample for sample in samples if sample is not None and (any(sample.loss_mask) or not data.learned)]
-    about = f"{counted(len(dataset), 'usable record')}, {len(samples)} read{_question_end(section)}"
-    why = "; ".join(f"{number} times {reason}" for reason, number in list(listed.reasons.items())[:3])
-    if not kept:
-        use = "learned from" if data.learned else "asked"
-        return len(dataset), fault(subject, f"{about}: none can be {use}: {why}", "fix the records")
-    ids, supervised = (sum(map(of, kept)) for of in (lambda s: len(s.ids), lambda s: sum(s.loss_mask)))
-    shown = render(kept[0], processor)
-    shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
-    of = f"{supervised / len(kept):,.0f} of them supervised\n  [[ ]]" if data.learned else "up to the answer\n  prompt"
-    about += f": {ids / len(kept):,.0f} ids each, {of}: {shown}"
-    if listed != Listed():
-        return len(dataset), warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
-                                     "fix them, or set on_error: strict to stop at the first")  # fmt: skip
-    return len(dataset), ok(subject, about)
-
-
-def _prompt(dataset: ConversationDataset, index: int, data: Found) -> Sample | None:
-    """A record up to its last answer; None: it cannot be used, and is left out."""
-    try:
-        request, _ = dataset.request(index)
-        if data.key == "data" and len(request.ids) >= dataset.config.max_length:
-            raise dataset.too_long(len(request.ids) + 1)
-        return answered(request, [], request.name)
-    except UserError as error:
-        dataset.leave_out(index, error)
-        return None
-
-
-def _question_end(section: ConversationData) -> str:
-    """Whether the questions are asked otherwise than the records have them."""
-    end = section.question_end
-    return f"; each question ends with {end!r} (question_end, which null takes away)" if end else ""
-
-
-def _files(subject: str, data: Found, files: list[Name], why: str, count: int) -> tuple[int, Finding]:
-    """How many records can be used, and the files that some of them name, without a processor."""
-    section = data.section
-    with tempfile.TemporaryDirectory() as cache:
-        chosen = Selection(files, cache=Path(cache), seed=section.mixture_seed, learned=data.learned)
+        chosen = Selection(files, cache=Path(cache), seed=data.section.mixture_seed, learned=data.learned)
         problems = list(chosen.problems())
-    places = chosen.places()[: section.max_samples]
-    looked = places[:: max(1, -(-len(places) // count))].tolist()
-    missing: list[MediaFile] = []
-    outside: list[BadMedia] = []
-    for file, number in looked:
-        records = chosen.files[file]
-        record = records.read(number)
-        images = Path(section.images) if section.images else records.folder
-        videos = Path(section.videos) if section.videos else images
-        named = [(images, name) for name in paths(record, "image")] + [
-            (videos, name) for name in paths(record, "video")
-        ]
-        for folder, name in named:
-            try:
-                path = located(folder, name, allow_outside=section.allow_outside)
-            except BadMedia as error:
-                outside.append(error)
-            else:
-                missing += [] if is_there(path) else [path]
-    about = f"{counted(len(places), 'usable record')}, {len(looked)} looked at ({why}){_question_end(section)}"
-    usable = len(places)
+    usable = len(chosen.places()[: data.section.max_samples])
+    about = f"{counted(usable, 'usable record')}, not read ({why})"
     if problems:
         file, number, problem = problems[0]
         about += f"; {len(problems)} unusable, the first: {file.file_of(number)}, record {number}: {problem}"
-    if not usable:
-        return usable, fault(subject, about, "fix the records, or name another file")
-    if outside:
-        first = outside[0]
-        lead = "1 name leads" if len(outside) == 1 else f"{len(outside)} names lead"
-        return usable, fault(subject, f"{about}; {lead} out of the folder {first.where}, the first: {first.problem}",
-                             str(first.hint))  # fmt: skip
-    stops = section.on_error == "strict"
-    cure = "fix these records, or set on_error: skip" if stops else "unusable records are left out"
-    if missing:
-        gone = f"{len(missing)} files are missing, the first: {missing[0]}"
-        fetch = "fetch them, or set images / videos to their folder"
-        if len(missing) == 1:
-            gone, fetch = f"a file is missing: {missing[0]}", "fetch it, or set images / videos to its folder"
-        return usable, fault(subject, f"{about}; {gone}", "; ".join([fetch, *[cure] * bool(problems)]))
-    if problems and stops:
-        return usable, fault(subject, about, cure)
-    return usable, warning(subject, about, "they are left out and listed") if problems else ok(subject, about)
+    if not usable or (problems and data.section.on_error == "strict"):
+        return usable, [fault(subject, about, "fix these records, or set on_error: skip")]
+    return usable, [warning(subject, about, "they are left out and listed") if problems else ok(subject, about)]
 
 
 def prompts_of(source: PromptSource, target: AnyTarget) -> list[ImagePrompt]:
@@ -356,26 +296,38 @@ def _captioned(
     return [warning(subject, about, "they are left out, counted and listed")]
 
 
+def _published(name: str, path: Path) -> str:
+    """What a set of conversations has, as its authors publish it. Raises `UserError` where its pictures are missing."""
+    records, folder = published_records(name, path), published_files(name, path)[0].parent
+    pictures = [folder / Path(picture).relative_to(PUBLISHED) for r in records for picture in r.get("image", ())]
+    if gone := [str(picture) for picture in pictures if not picture.is_file()]:
+        raise UserError(f"pictures missing: {len(gone)} of {len(pictures)}, the first {gone[0]}",
+                        hint=TURN_SETS[name].cure)  # fmt: skip
+    return f"{counted(len(records), 'conversation')} of {name}"
+
+
 def _processor(stage: Stage, context: Context, finished: set[str]) -> Processor | str:
-    """The processor that training would use, where it needs no network; else why there is none."""
-    if "processor" in context.inputs and "processor" not in finished:
-        return "the stage that makes the processor has not run"
-    path = context.target.path
-    if "processor" not in context.inputs and (path is None or not is_local(str(path), context.target.revision)):
-        return f"the processor of {path} is not on this machine"
-    try:
-        return context.processor_of(dict(stage).get("model", "drafter"))
-    except (UserError, OSError) as error:
-        return first_line(error)
+    """The processor that training would use, or why there is none yet.
+
+    Raises:
+        UserError: its files are here and cannot be used.
+    """
+    if "processor" in context.inputs:
+        if "processor" not in finished:
+            return "the stage that makes the processor has not run"
+    elif why := _fetched(str(context.target.path), context.target.revision):
+        return why
+    return context.processor_of(dict(stage).get("model", "drafter"))
 
 
-def is_local(name: str, revision: str | None = None) -> bool:
-    """Whether a model's files are here: a folder, or a repository in the Hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
+@functools.lru_cache(8)
+def _fetched(name: str, revision: str | None) -> str:
+    """Fetches a target's small files where they are not on this machine. Returns why they are not, or nothing."""
     if Path(name).is_dir():
-        return True
+        return ""
     try:
-        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
-    except ValueError:  # no name of a repository
-        return False
+        huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=SMALL)
+    except (OSError, HFValidationError, HfHubHTTPError) as error:
+        fetch = f"hf download {name} --include {' '.join(map(repr, SMALL))}"
+        return f"the tokenizer and configs of {name} are not here: {fetch} ({first_line(error)})"
+    return ""

@@ -57,7 +57,7 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
         raise UserError("a run's folder is published by its own stage alone", where="command line: stages=, restart=",
                         hint=f"leave them out, or name {name}")  # fmt: skip
     if options.dry_run:
-        with blamed(loaded.asked):
+        with blamed(loaded.written):
             return describe(loaded.recipe, planned)
     # Refuses a misleading name before a model is loaded.
     say("\n".join(stage.stage.describe(stage)))

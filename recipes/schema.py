@@ -18,10 +18,10 @@ from pydantic import (
 from ..core.errors import UserError, nearest
 from ..core.fields import Place, Seed, file_name
 from ..core.import_paths import OUTSIDE
-from ..core.json_types import JsonObject, object_at, text_at
+from ..core.json_types import JsonObject, object_at, text_at, walk
 from ..core.refused import Refused
-from ..core.secrets import as_written, only_variables, variables_of, written_over
-from ..core.section import Section, within, written_kind
+from ..core.secrets import as_written, variables_of, written_over
+from ..core.section import Section, kinds, sections, within, written_kind
 from ..core.tracking import TrackingConfig
 from ..data.captioned.prompts import PromptSource
 from ..models.drafters import DRAFTER, AnyDrafter
@@ -41,7 +41,6 @@ from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
 from ..trainers.stages.train_ways import AnyTrain, chosen
 from ..trainers.train.fit import SCRATCH
-from .sections import kinds, sections
 
 AnyStage = Annotated[
     GenerateStage | PromptsStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,
@@ -124,12 +123,12 @@ class Recipe(Section):
             }
         return check(value)
 
-    def keep_written(self, tree: Any) -> None:
-        """Remember what variables gave of the tree that this was validated from, for `written_over`."""
-        self._tree = only_variables(tree)
+    def keep_written(self, tree: JsonObject) -> None:
+        """Remember the tree that this was validated from as it was written, where it asks for values."""
+        self._tree = tree if any("${" in (text_at(value) or "") for _, value in walk(tree)) else None
 
     def written_over(self, tree: Any) -> Any:
-        """A tree under the recipe's keys with what environment variables gave as it was written."""
+        """A tree under the recipe's keys with `${...}` as it was written in place of its values."""
         return as_written(written_over(tree, self._tree), variables_of(self._tree))
 
     @property

@@ -1,7 +1,7 @@
-"""Numbers of the code: lines of core and extras, rooms that import each other, circles, names, and how far a step goes.
+"""Numbers of the code: its budget, core and extras, rooms that import each other, circles of files, and names.
 
-    python scripts/house.py                                              # the table; tests/test_layout.py has the rules
-    python scripts/house.py trainers.train.loop:_forward_backward recipe=...   # runs it; lists what that enters
+    python scripts/house.py           # the four totals of tests/budget.yaml, then a table
+    python scripts/house.py groups    # lines of each group of issue 59's table, before and after
 
 Core is what every user passes through. Extras are further target families, baseline drafters, other tools' formats,
 engines' serving, the papers' studies and the synthetic dataset. A room is a folder; its files stand directly in it.
@@ -10,15 +10,16 @@ engines' serving, the papers' studies and the synthetic dataset. A room is a fol
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
-import importlib
+import json
 import re
 import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
@@ -49,7 +50,7 @@ EXTRAS = {
     "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
                 "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
     "serving": (
-        *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
+        *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",
         "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/verify_engine.py",
         "recipes/commands/bench.py",
     ),
@@ -63,7 +64,7 @@ EXTRAS = {
 _TESTS = (
     "docs", "pretend_cuda", "serving",
     "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py",
-    "test_bench.py", "test_torture.py", "test_wheel.py",
+    "test_bench.py", "test_budget.py", "test_torture.py", "test_wheel.py",
     "data/captioned", "data/families/test_towers.py", "eval/test_combinations.py", "eval/test_cycle_operations.py",
     "eval/test_quality.py", "eval/test_specvlm.py", "eval/test_text_quality.py", "eval/test_tiled.py",
     "eval/test_block.py", "eval/test_block_targets.py",
@@ -216,23 +217,6 @@ def code_lines(path: Path) -> int:
     return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - texts)
 
 
-def _shares(files: dict[str, ast.Module]) -> tuple[int, int]:
-    """(public functions with tensors in their signature and a docstring, those whose docstring has a shape)."""
-    total = shapes = 0
-    for tree in files.values():
-        hidden = {
-            id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name[0] == "_" for n in ast.walk(c)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.name[0] != "_" and id(node) not in hidden:
-                notes = [a.annotation for a in (*node.args.args, *node.args.kwonlyargs)] + [node.returns]
-                text = ast.get_docstring(node)
-                if text and any(n is not None and "Tensor" in ast.unparse(n) for n in notes):
-                    total += 1
-                    shapes += bool(re.search(r"\[[A-Z0-9|][\w,|+*/. ()-]*\]", text))
-    return total, shapes
-
-
 def naming(files: dict[str, ast.Module], family: str) -> list[str]:
     """Files whose code names a family, beside those of its own folders and of other families', which may build on it.
 
@@ -262,100 +246,102 @@ def _words(tree: ast.Module) -> frozenset[str]:
     return frozenset(word.lower() for word in found if isinstance(word, str) and re.fullmatch(r"[\w.]+", word))
 
 
-def entered(place: str, arguments: list[str]) -> list[tuple[str, str]]:
-    """Run a recipe, and list (file, function) of the package that one function enters, in the order of first calls.
-
-    Args:
-        place: MODULE:FUNCTION or MODULE:CLASS.METHOD, as `trainers.train.loop:_forward_backward`.
-        arguments: those of `draftsmith`.
-    """
-    from draftsmith.recipes.commands.cli import main as draftsmith
-
-    module, _, name = place.partition(":")
-    owner: Any = importlib.import_module(f"draftsmith.{module}")
-    for part in name.split(".")[:-1]:
-        owner = getattr(owner, part)
-    function = getattr(owner, name.split(".")[-1])
-    seen: dict[tuple[str, str], None] = {}
-
-    def look(frame: Any, event: str, argument: Any) -> None:
-        path, entered = Path(frame.f_code.co_filename), frame.f_code.co_qualname
-        ours = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in TOPS
-        if event == "call" and ours and "<" not in entered.rpartition(".")[2]:
-            seen.setdefault((str(path.relative_to(ROOT)), entered))
-
-    def counted(*positional: Any, **named: Any) -> Any:
-        sys.setprofile(look)
-        try:
-            return function(*positional, **named)
-        finally:
-            sys.setprofile(None)
-
-    setattr(owner, name.split(".")[-1], counted)
-    if draftsmith(arguments):
-        raise SystemExit("the run failed")
-    return [*seen]
+def files_of(root: Path, suffix: str) -> list[str]:
+    """Files with an ending, below the root: no environments, runs or builds."""
+    skipped = {"runs", "build", "dist", "site"}
+    paths = (path.relative_to(root) for path in root.rglob(f"*{suffix}") if path.is_file())
+    return sorted(
+        str(path)
+        for path in paths
+        if not any(part in skipped or (part[0] == "." and part not in (".ci", ".github")) for part in path.parts[:-1])
+        and not any(part.endswith(".egg-info") for part in path.parts)
+    )
 
 
-def unwritten(sections: Iterable[Any]) -> list[str]:
-    """Keys of sections that stand in no recipe, and on no hand-written page of docs/ as code (backticks or a block)."""
-    pages = [p.read_text() for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("decisions", "results")]
-    code = re.findall(r"(?ms)^```.*?^```|`[^`\n]*`|^    [^\n]*", "\n".join(pages))
-    written = set(re.findall(r"\w+", " ".join(code)))
-    waiting = [yaml.safe_load(p.read_text()) for p in (ROOT / "recipes").rglob("*.yaml")]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            written |= node.keys()
-        waiting += [*node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []
-    keys = {field.alias or name for section in sections for name, field in section.model_fields.items()}
-    return sorted(keys - written)
+def lines_of(path: Path) -> int:
+    """Lines of a file; of a notebook those of its code cells."""
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text())["cells"]
+        return sum(len("".join(cell["source"]).splitlines()) for cell in cells if cell["cell_type"] == "code")
+    return path.read_text().count("\n")
+
+
+def product(root: Path = ROOT) -> dict[str, int]:
+    """File -> lines, of all that tests/budget.yaml calls product."""
+    python = [path for path in files_of(root, ".py") if not path.startswith("tests/")]
+    others = [path for end in (".jinja", ".ipynb") for path in files_of(root, end)]
+    scripts = [
+        str(path.relative_to(root))
+        for folder in ("scripts", ".ci")
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file() and (path.suffix == ".sh" or path.read_bytes()[:2] == b"#!")
+    ]
+    return {path: lines_of(root / path) for path in dict.fromkeys([*python, *others, *scripts])}
+
+
+def totals(root: Path = ROOT) -> dict[str, int]:
+    """The four numbers that tests/budget.yaml bounds."""
+    lines = product(root)
+    tests = [path for path in files_of(root, ".py") if path.startswith("tests/")]
+    pages = [path for path in files_of(root, ".md") if not path.startswith("tests/")]
+    return {
+        "product_lines": sum(lines.values()),
+        "product_files": len(lines),
+        "test_lines": sum(lines_of(root / path) for path in tests),
+        "page_words": sum(len((root / path).read_text().split()) for path in pages),
+    }
+
+
+def show_groups() -> None:
+    """Print each group of tests/budget.yaml: its lines at f7ebafb0, its bound, and its lines now; then all the rest."""
+    budget = yaml.safe_load((ROOT / "tests" / "budget.yaml").read_text())
+    rest = product()
+    before = budget["before"]
+    print("| group | issue 59 | f7ebafb0 | bound | now | files |\n| --- | --- | --- | --- | --- | --- |")
+    for name, group in budget["groups"].items():
+        own = {path: n for path, n in rest.items() if any(fnmatch.fnmatchcase(path, one) for one in group["files"])}
+        rest = {path: n for path, n in rest.items() if path not in own}
+        before -= group["before"]
+        numbers = (group["issue"], group["before"], group["bound"], sum(own.values()), len(own))
+        print(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} |")
+    print(f"| the rest | | {before:,} | | {sum(rest.values()):,} | {len(rest)} |")
 
 
 def main() -> None:
-    """Print the table, or what a function enters."""
-    if len(sys.argv) > 1 and ":" not in sys.argv[1]:
-        raise SystemExit(__doc__)
-    if len(sys.argv) > 1:
-        seen = entered(sys.argv[1], sys.argv[2:])
-        for path, name in seen:
-            print(f"{path}  {name}")
-        classes = {(path, name.rpartition(".")[0]) for path, name in seen if "." in name and "<locals>" not in name}
-        print(f"files {len({path for path, _ in seen})}, functions {len(seen)}, classes {len(classes)}")
+    """Print the totals and the table, or the groups."""
+    if sys.argv[1:] == ["groups"]:
+        show_groups()
         return
-    import reference  # imports the package
-
+    if sys.argv[1:]:
+        raise SystemExit(__doc__)
+    bounds = yaml.safe_load((ROOT / "tests" / "budget.yaml").read_text())["totals"]
     files = trees()
     found = imports(files)
-    lines = {path: len((ROOT / path).read_text().splitlines()) for path in files}
     code = {path: code_lines(ROOT / path) for path in files}
-    every = [node for tree in files.values() for node in ast.walk(tree)]
-    calls = Counter(n.func.id for n in every if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
-    thousand = sum(code.values()) / 1000
-    scripts = [p for p in (ROOT / "scripts").rglob("*.py")]
-    names = repeated_names(files)
-    tensors, shapes = _shares(files)
-    written = [ast.get_docstring(n) or "" for n in every if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    written = [ast.get_docstring(node) or "" for tree in files.values() for node in ast.walk(tree)
+               if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]  # fmt: skip
     families = {family: len(naming(files, family)) for family in FAMILIES}
     rows = {
-        "lines: core": sum(n for path, n in lines.items() if not is_extra(path)),
-        "lines: extras": sum(n for path, n in lines.items() if is_extra(path)),
-        "lines: scripts": sum(len(p.read_text().splitlines()) for p in scripts),
+        **{f"{name} (at most {bounds[name]:,})": f"{number:,}" for name, number in totals().items()},
         "code lines: core": sum(n for path, n in code.items() if not is_extra(path)),
+        "code lines: extras": sum(n for path, n in code.items() if is_extra(path)),
+        "public methods of DrafterConfig (at most 16)": public_methods("models/drafters/base.py", "DrafterConfig"),
+        "public methods of Stage (at most 14)": public_methods("trainers/run/stage.py", "Stage"),
         "core files that import extras": len({i.path for i in found if not is_extra(i.path) and is_extra(i.target)}),
         "two-way pairs of rooms": len(two_way(found)),
         "circles of files": len(circles(found)),
-        "file names that stand more than once": len(names),
-        "Any per 1,000 code lines": round(sum(isinstance(n, ast.Name) and n.id == "Any" for n in every) / thousand, 2),
-        "getattr + hasattr per 1,000": round((calls["getattr"] + calls["hasattr"]) / thousand, 2),
-        "isinstance per 1,000": round(calls["isinstance"] / thousand, 2),
-        "docstrings with shapes, of functions of tensors": f"{shapes} of {tensors} ({shapes / tensors:.0%})",
+        "file names that stand more than once": len(repeated_names(files)),
         "docstrings that begin with Of, As, With (goal 0)": sum(t.startswith(("Of ", "As ", "With ")) for t in written),
         "files that name a family beside its own": ", ".join(f"{f} {n}" for f, n in families.items()),
-        "settings in no recipe and on no hand-written page": len(unwritten(reference.reachable())),
     }
     for name, value in rows.items():
         print(f"| {name} | {value} |")
+
+
+def public_methods(path: str, name: str) -> int:
+    """Methods and properties of a class whose names begin without a low line."""
+    (node,) = (n for n in ast.parse((ROOT / path).read_text()).body if isinstance(n, ast.ClassDef) and n.name == name)
+    return sum(isinstance(part, ast.FunctionDef) and part.name[0] != "_" for part in node.body)
 
 
 if __name__ == "__main__":

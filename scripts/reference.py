@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from draftsmith.core.section import Section
+from draftsmith.core.section import Section, kinds, sections
 from draftsmith.recipes.commands.cli import COMMANDS, usage
 from draftsmith.recipes.files import recipe_names
 from draftsmith.recipes.schema import Recipe
-from draftsmith.recipes.sections import kinds, sections
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -99,7 +98,7 @@ def config_pages() -> dict[str, str]:
 _INTRODUCTION = (
     "This page is generated from the schema. Each heading is the place of a section in a recipe, and its table\n"
     "lists the section's keys; NAME is a name of your own. *Required* means that there is no default.\n"
-    "`draftsmith show RECIPE` prints any recipe with all of its values and where each came from.\n"
+    "`draftsmith show RECIPE` prints any recipe with all of its values.\n"
 )
 
 

@@ -1,6 +1,7 @@
 """The recorded behaviour of `tests/goldens`: the quick part here, all of it by `tests/tools/freeze.py check`."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -40,8 +41,7 @@ def test_without_the_fast_forms_losses_agree_and_tokens_are_equal(run):
 
 def test_every_run_and_every_recipe_is_recorded(freeze):
     recorded = {path.name for path in freeze.GOLDENS.glob("*.json")}
-    assert {f"{name}.json" for name in freeze.RUNS} <= recorded
-    assert {f"{name}-reports.json" for name in freeze.RUNS} <= recorded
+    assert {f"{name}.json" for name in freeze.RUNS} | {"machines.json"} == recorded
     demos = {f"demo/{path.stem}" for path in (ROOT / "recipes" / "demo").glob("*.yaml")}
     fetched = {"demo/smollm2", "demo/smollm2-full"}  # their target does not come with the package
     assert {run["recipe"] for run in freeze.RUNS.values()} == demos - fetched
@@ -99,5 +99,11 @@ def test_tokens_are_compared_in_any_order(freeze):
 
 
 def test_what_the_clock_says_is_left_out(freeze):
-    report = {"cells": [{"method": "m", "tau": 2.0, "DSR": 1.3, "time_shares": {"drafting": 0.4}}], "total_s": 3.0}
-    assert freeze.cleaned(report | {"tables": [{"rows": [["m", 2.0]]}]}) == {"cells": [{"method": "m", "tau": 2.0}]}
+    step = {"step": 1, "loss": 0.5, "samples_per_s": 2.0, "time": 3.0}
+    assert freeze.cleaned({"metrics": [step], "fingerprint": "a"}) == {"metrics": [{"step": 1, "loss": 0.5}]}
+
+
+def test_taus_are_named_by_set_and_method(freeze, tmp_path):
+    place = {"benchmark": "b", "turn": "", "budget": "3k", "temperature": 0.0, "max_new_tokens": 8, "method": "M"}
+    (tmp_path / "report.json").write_text(json.dumps({"cells": [place | {"tau": 2.5, "DSR": 1.3}]}))
+    assert freeze.taus_of(tmp_path / "report.json") == {"b | 3k | 0.0 | 8 | M": 2.5}

@@ -94,18 +94,6 @@ def _turned_size(size: Size, turn: Image.Transpose | None) -> Size:
     return (size[1], size[0]) if turn in _SIDES_SWAPPED else size
 
 
-def image_notes(file: MediaFile) -> dict[Any, Any]:
-    """What the file says beside its pixels, by name or by the number of an EXIF tag: comments, text chunks (compressed
-    ones, too), XMP, EXIF. Raises as `load_image`.
-    """
-
-    def notes(image: Image.Image) -> dict[Any, Any]:
-        image.load()  # a PNG may hold text after its pixels
-        return dict(image.info) | dict(image.getexif())
-
-    return _read(file, notes)
-
-
 def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
     """What `use` makes of the opened picture. Whatever a file of strangers makes of it ends in a `BadMedia`."""
     try:

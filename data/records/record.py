@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-
-import numpy as np
 
 from ...core.errors import encodable
 from ...core.json_types import Json, JsonObject, object_at, text_at
@@ -134,57 +130,3 @@ def without_marks(record: JsonObject) -> list[JsonObject]:
         return marks.sub("", re.sub(f"({marks.pattern})\n", "", text)).strip()
 
     return [turn | {"value": stripped(turn["value"])} for turn in record["conversations"]]
-
-
-def usual_text(record: object) -> bytes | None:
-    """The text of all turns, with a blank between two, of a record that is as most are: no clips, at most one picture,
-    turns of nothing but a role and a text. It asks what `check_record` asks, in a quarter of the time. None: the record
-    is of another form, or something is wrong with it.
-    """
-    if not isinstance(record, dict) or not record.keys().isdisjoint(_UNUSUAL):
-        return None
-    turns, image = record.get("conversations"), record.get("image") or ""
-    if not isinstance(turns, list) or not isinstance(image, str) or not image.isascii():
-        return None
-    try:
-        roles, texts = tuple(map(_ROLE, turns)), tuple(map(_TEXT, turns))
-        text = " ".join(texts).encode()
-    except (KeyError, TypeError, UnicodeEncodeError):
-        return None
-    answers = texts[1::2]
-    is_usual = (
-        roles == _TURNS[: len(roles)]
-        and sum(map(len, turns)) == 2 * len(turns)
-        and answers != ()
-        and all(answers)
-        and not any(map(str.isspace, answers))
-        and text.count(_MARK) == (image != "")
-    )
-    return text if is_usual else None
-
-
-_UNUSUAL = {"video", *_HANDED}
-_ROLE, _TEXT, _TURNS, _MARK = itemgetter("from"), itemgetter("value"), ("human", "gpt") * 64, IMAGE_MARK.encode()
-# What str.isspace counts beyond ASCII, in UTF-8.
-_WIDE_BLANKS = [
-    (re.compile(lead + rest), lead)
-    for lead, rest in (
-        (b"\xc2", rb"[\x85\xa0]"),
-        (b"\xe1", rb"\x9a\x80"),
-        (b"\xe2", rb"\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f"),
-        (b"\xe3", rb"\x80\x80"),
-    )
-]
-
-
-def num_words(texts: Sequence[bytes]) -> np.ndarray:
-    """[n] int64: `len(text.split())` of each text in UTF-8, of all of them at once: no word is made to be counted."""
-    beyond_ascii = b" ".join([text for text in texts if not text.isascii()])
-    for wide, lead in _WIDE_BLANKS:
-        if lead in beyond_ascii and wide.search(beyond_ascii):  # a single byte is found fast
-            texts = [wide.sub(b" ", text) for text in texts]
-    codes = np.frombuffer(b" ".join((b"", *texts, b"")), np.uint8)
-    # Below the blank, ASCII has nine characters that str.isspace counts: 9 to 13 and 28 to 31.
-    inside = (codes > 32) | (codes < 9) | (codes - np.uint8(14) < 14)
-    firsts = np.cumsum([0, *(len(text) + 1 for text in texts)])[: len(texts)]
-    return np.add.reduceat(inside[1:] > inside[:-1], firsts, dtype=np.int64)

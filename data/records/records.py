@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from ...core.json_types import Json, JsonObject, value_at
 from ...core.locks import locked
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
-from .record import check_record, num_learned, num_words, paths, usual_text
+from .record import check_record, num_learned, paths
 from .workers import num_processes, quiet_worker
 
 _FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
@@ -45,57 +44,38 @@ COLUMNS: dict[str, type[np.generic]] = {
 _TYPES = COLUMNS | {"id_hashes": np.int64}
 
 
-class Reader(Protocol):
-    """How records are read from where they lie: a JSON file, a table, tars."""
+class Reader:
+    """Reads records where they lie: in a JSON file, a table, tars.
 
-    @property
-    def name(self) -> str:
-        """In the names of samples; a file keeps it when its folder moves."""
-        ...
+    Args:
+        name: in the names of samples; a file keeps it when its folder moves.
+        label: for messages.
+        folder: that relative paths of pictures start at, unless the data section names one.
+    """
 
-    @property
-    def folder(self) -> Path:
-        """That relative paths of pictures start at, unless the data section names one."""
-        ...
+    def __init__(self, name: str, label: str, folder: Path):
+        self.name, self.label, self.folder = name, label, folder
 
     def __str__(self) -> str:
-        """For messages."""
-        ...
+        return self.label
 
     def file_of(self, offset: int) -> str:
         """The file that holds the record at `offset`, for messages."""
-        ...
+        return self.label
 
     def read(self, offset: int, size: int) -> Json:
         """The record there. Files are opened anew: a handle shared by workers would share its position."""
-        ...
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class JsonReader:
+class JsonReader(Reader):
     """Records of a JSON or JSONL file by their bytes."""
 
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return self.path.name
-
-    @property
-    def folder(self) -> Path:
-        """The file's own folder."""
-        return self.path.parent
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def file_of(self, offset: int) -> str:
-        """The file itself."""
-        return str(self.path)
+    def __init__(self, path: Path):
+        super().__init__(path.name, str(path), path.parent)
+        self.path = path
 
     def read(self, offset: int, size: int) -> Json:
-        """Decode the bytes [offset, offset + size)."""
         with open_data(self.path) as file:
             file.seek(offset)
             return json.loads(file.read(size))
@@ -271,38 +251,23 @@ def _scan_piece(path: Path, start: int, stop: int) -> Part | None:
 def scan_part(entries: Iterable[scan.Entry]) -> Part:
     """What an index holds of records that come one by one."""
     rows: list[int] = []  # of record after record
-    words: list[np.ndarray] = []
-    texts: list[bytes] = []  # whose words are counted together, a few at a time
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     for number, (offset, size, record) in enumerate(entries):
-        if len(texts) == 256:
-            words.append(num_words(texts))
-            texts.clear()
-        text = usual_text(record)
-        if text is None and (problem := check_record(record)):
+        if problem := check_record(record):
             problems[number] = problem
-            texts.append(b"")
             rows += (offset, size, 0, 0, 0, 0, 0)
             continue
-        if text is None:
-            text = " ".join([turn["value"] for turn in record["conversations"]]).encode()
-            images, clips, learned = len(paths(record, "image")), len(paths(record, "video")), num_learned(record)
-        else:  # question and answer in turn, which all count
-            images, clips, learned = bool(record.get("image")), 0, len(record["conversations"]) // 2
-        texts.append(text)
+        images, clips = len(paths(record, "image")), len(paths(record, "video"))
+        words = sum(len(turn["value"].split()) for turn in record["conversations"])
         name = record.get("id")
-        kind = type(name).__name__
-        if kind not in kinds:
-            kinds[kind] = number
+        kinds.setdefault(type(name).__name__, number)
         # Python's own hash differs from process to process, but not between forked ones.
         id_hash = 0 if name is None else hash(str(name))
-        rows += (offset, size, 1 if images or clips else -1, images, clips, learned, id_hash)
+        rows += (offset, size, words if images or clips else -words, images, clips, num_learned(record), id_hash)
     table = np.array(rows, dtype=np.int64).reshape(-1, len(_TYPES))
-    table[:, 2] *= np.concatenate([*words, num_words(texts)])
-    return Part(
-        {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(_TYPES.items())}, problems, kinds
-    )
+    columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(_TYPES.items())}
+    return Part(columns, problems, kinds)
 
 
 def duplicates(hashes: np.ndarray) -> np.ndarray:

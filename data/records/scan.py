@@ -10,16 +10,14 @@ import io
 import json
 import mmap
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from pydantic_core import from_json
 
 from ...core.errors import UserError
 from ...core.file_kinds import HEAD, MARK, other_kind
 from ...core.files import open_data
-from ...core.json_types import Json, list_at, object_at
+from ...core.json_types import Json
 
 CHUNK = 16 << 20  # read at a time, and the size of a piece
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
@@ -69,35 +67,9 @@ def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
     if _list_start(path) is None:
         yield from _lines(path, io.BytesIO(data), start)
         return
-    place = yield from _alike(data, start)
     # The piece's own end stands for the list's: it must come after a whole record, and nothing after it.
-    text = data[place:].decode() + ("" if stop == path.stat().st_size else "]")
-    yield from _list(path, text, io.StringIO(), start + place)
-
-
-def _alike(data: bytes, offset: int) -> Generator[Entry, None, int]:
-    """The first records of a piece, as long as what follows each is spelled as what follows the first one.
-
-    Where the bytes up to such a place are a whole JSON value, the record ends there: no value is the beginning of
-    another object. pydantic's parser reads them in half of json's time, and takes no more than json does.
-
-    Returns:
-        The place in `data` from where `_list` has to read on.
-    """
-    first = _FIRST_KEY.match(data)
-    opening = first[0].lstrip() if first else b""
-    between = re.compile(rb"\}(\s*,\s*)" + re.escape(opening)).search(data)
-    if first is None or between is None:
-        return 0
-    place, following = first.end() - len(opening), between[0]
-    while (brace := data.find(following, place)) >= 0:
-        try:
-            value = from_json(data[place : brace + 1], cache_strings="keys")
-        except ValueError:
-            break
-        yield offset + place, brace + 1 - place, value
-        place = brace + 1 + len(between[1])
-    return place
+    text = data.decode() + ("" if stop == path.stat().st_size else "]")
+    yield from _list(path, text, io.StringIO(), start)
 
 
 def cuts(path: Path) -> list[int]:
@@ -129,62 +101,19 @@ def _list_start(path: Path) -> int | None:
 
 
 def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
-    start, values, value = offset, 0, None
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                value = _line(line)
+                value = json.loads(line)
             except UnicodeDecodeError as error:
                 raise _not_utf8(path, f"line {number}", error) from error
             except (ValueError, RecursionError) as error:
-                if values == 0 and start == 0 and line.removeprefix(MARK).lstrip().startswith(b"{"):
-                    _refuse_object(path, line + file.read(HEAD))
                 raise _broken(path, f"line {number}", _ZEROS if b"\0" in line else error) from error
-            values += 1
             yield offset, len(line), value
         offset += len(line)
-    whole = object_at(value) if values == 1 and start == 0 else None
-    if whole and "conversations" not in whole:
-        lists = ((key, list_at(held)) for key, held in whole.items() if key not in _OF_A_RECORD)
-        key = next((key for key, held in lists if held and object_at(held[0]) is not None), None)
-        if key is not None:
-            raise _around(path, key)
-        if all("conversations" in (object_at(held) or ()) for held in whole.values()):
-            raise _object(path, "an object of records by name", "give a list of them: jq '[.[]]' FILE > records.json")
 
 
-def _line(line: bytes) -> Json:
-    """The value of a line. json says what is wrong with one, and takes half of a character's two escapes."""
-    try:
-        return from_json(line, cache_strings="keys")
-    except ValueError:
-        return json.loads(line)
-
-
-# Lists of objects that single records of other layouts hold.
-_OF_A_RECORD = ("messages", "conversation", "turns", "tools")
 _ZEROS = "zero bytes, which a crash or a full disk leaves"
-_LIST_BEGINS = re.compile(rb'"([^"\\]+)"\s*:\s*\[\s*\{')
-
-
-def _refuse_object(path: Path, head: bytes) -> None:
-    """Raises `UserError` for a file that is one object over several lines, or several such objects."""
-    found = _LIST_BEGINS.search(head)
-    key = found[1].decode("utf-8", "replace") if found else "conversations"
-    if key not in ("conversations", *_OF_A_RECORD):
-        raise _around(path, key)
-    if b"\n" in head.strip():
-        hint = "write each record on one line: jq -c . FILE > records.jsonl"
-        raise _object(path, "JSON objects over several lines", hint)
-
-
-def _around(path: Path, key: str) -> UserError:
-    what = f"an object around the records, which its key {key!r} holds"
-    return _object(path, what, f"give the list alone: jq '.[{json.dumps(key)}]' FILE > records.json")
-
-
-def _object(path: Path, what: str, hint: str) -> UserError:
-    return UserError(f"{what}, and records are a JSON list or JSON lines", where=str(path), hint=hint)
 
 
 def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
@@ -222,5 +151,5 @@ def _not_utf8(path: Path, place: str, error: UnicodeDecodeError) -> UserError:
 
 
 def _broken(path: Path, place: str, error: Exception | str) -> UserError:
-    hint = "repair the file or convert it again: a JSON list, or JSONL with one record in each line"
+    hint = "repair the file, or convert it to a JSON list or JSON lines: jq -c . FILE > records.jsonl"
     return UserError(f"not valid JSON: {error}", where=f"{path}, {place}", hint=hint)

@@ -22,7 +22,7 @@ from ...core.json_types import Json, JsonObject, value_at
 from ...core.section import Section
 from ..pictures.embedded import Embedded
 from .record import Unreadable
-from .records import RecordFile, file_identity, joined, open_index, scan_part
+from .records import Reader, RecordFile, file_identity, joined, open_index, scan_part
 from .scan import Entry
 
 _FILES = ("parquet", "json", "jsonl", "arrow")  # of a folder that `datasets` did not save itself
@@ -84,19 +84,13 @@ class TableRecords(Section):
         return self.model_copy(update={"path": str(path)}) if path.exists() else self
 
     @property
-    def _on_disk(self) -> Path | None:
+    def on_disk(self) -> Path | None:
         path = Path(self.path)
         return path / (self.name or "") if path.exists() else None
 
-    @property
-    def folder(self) -> Path:
-        """The folder on disk, or that of a file; of a set of the Hub the working directory."""
-        path = self._on_disk or Path()
-        return path.parent if path.is_file() else path
-
     def is_present(self) -> bool:
         """Whether it is on disk. Sets of the Hub count where nothing else can be asked (HF_HUB_OFFLINE)."""
-        path = self._on_disk
+        path = self.on_disk
         if path is not None:
             return path.exists()
         import datasets  # takes seconds
@@ -109,16 +103,16 @@ class TableRecords(Section):
     @property
     def opens_fast(self) -> bool:
         """Whether opening reads no more than an index needs: other files are written as Arrow first."""
-        return self._on_disk is not None and _is_saved(self._on_disk)
+        return self.on_disk is not None and _is_saved(self.on_disk)
 
     @property
     def is_remote(self) -> bool:
         """Whether it is on the Hub."""
-        return self._on_disk is None
+        return self.on_disk is None
 
     def identity(self) -> str:
         """Hash of the files on disk; of a set of the Hub what names it."""
-        path = self._on_disk
+        path = self.on_disk
         if path is None or not path.exists():
             return f"{self.path}@{self.revision}/{self.name}/{self.split}"
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
@@ -151,7 +145,7 @@ class TableRecords(Section):
         """The split, a `datasets.Dataset`."""
         import datasets  # takes seconds
 
-        path = self._on_disk
+        path = self.on_disk
         try:
             if path is None:
                 if _HUB_ID.fullmatch(self.path) is None:
@@ -214,22 +208,16 @@ def _of_files(path: Path) -> Any:
     return datasets.load_dataset(builder, data_dir=str(path))
 
 
-class TableReader:
+class TableReader(Reader):
     """Rows by their numbers, through a memory map."""
 
     def __init__(self, source: TableRecords, rows: Any):
-        self.label, self.name, self.folder = str(source), source.source_name, source.folder
+        path = source.on_disk or Path()  # of a set of the Hub names of files start in the working directory
+        super().__init__(source.source_name, str(source), path.parent if path.is_file() else path)
         schema = rows.features.arrow_schema
         self.columns = _checked(source, schema)
         kept = {*self.columns.values(), *(f.name for f in schema if _is_plain(f.type))}
         self.rows = rows.select_columns([n for n in rows.column_names if n in kept]).with_format("arrow")
-
-    def __str__(self) -> str:
-        return self.label
-
-    def file_of(self, offset: int) -> str:
-        """The set."""
-        return self.label
 
     def read(self, offset: int, size: int) -> Json:
         """Row `offset`."""
@@ -283,13 +271,11 @@ def _checked(source: TableRecords, schema: Any) -> dict[str, str]:
     return result
 
 
-def _is_text(kind: object) -> bool:
-    from pyarrow import types
-
-    return types.is_string(kind) or types.is_large_string(kind)
+def _is_text(kind: Any) -> bool:
+    return str(kind) in ("string", "large_string")
 
 
-def _is_plain(kind: object) -> bool:
+def _is_plain(kind: Any) -> bool:
     from pyarrow import types
 
     return _is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
@@ -297,41 +283,37 @@ def _is_plain(kind: object) -> bool:
 
 def _element(kind: Any) -> Any:
     """The type of a list's elements; None where it is no list."""
-    from pyarrow import types
-
-    return kind.value_type if types.is_list(kind) or types.is_large_list(kind) else None
+    return kind.value_type if str(kind).startswith(("list<", "large_list<")) else None
 
 
-def is_list(kind: object) -> bool:
+def is_list(kind: Any) -> bool:
     """Whether a column holds lists."""
     return _element(kind) is not None
 
 
-def _is_turns(kind: object) -> bool:
-    from pyarrow import types
+def _fields(kind: Any) -> dict[str, Any]:
+    """Name -> type of a struct's fields; nothing where it is no struct."""
+    return {field.name: field.type for field in kind} if str(kind).startswith("struct<") else {}
 
-    turn = _element(kind)
-    if turn is None or not types.is_struct(turn):
-        return False
-    fields = {field.name: field.type for field in turn}
+
+def _is_turns(kind: Any) -> bool:
+    fields = _fields(_element(kind))
     return all(name in fields and _is_text(fields[name]) for name in ("from", "value"))
 
 
 def is_encoded(kind: Any) -> bool:
     """Whether a column holds encoded pictures, clips or sounds as `datasets` keeps them, or lists of them."""
-    from pyarrow import types
-
-    kind = _element(kind) or kind
-    return types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}
+    return _fields(_element(kind) or kind).keys() == {"bytes", "path"}
 
 
-def _is_media(kind: object) -> bool:
-    from pyarrow import types
-
-    if is_encoded(kind):
-        return True
-    kind = _element(kind) or kind
-    return _is_text(kind) or types.is_binary(kind) or types.is_large_binary(kind) or types.is_null(kind)
+def _is_media(kind: Any) -> bool:
+    return is_encoded(kind) or str(_element(kind) or kind) in (
+        "string",
+        "large_string",
+        "binary",
+        "large_binary",
+        "null",
+    )
 
 
 _KINDS = {
@@ -344,13 +326,11 @@ _KINDS = {
 
 def media_of(cell: Any, where: str) -> Iterator[str | Embedded]:
     """Pictures or clips of a cell that is not null: bytes inside the file, or names."""
-    from pyarrow import types
-
-    if _element(cell.type) is not None:
+    if is_list(cell.type):
         for number, item in enumerate(cell.values):
             if item.is_valid:
                 yield from media_of(item, f"{where}, {number}")
-    elif types.is_struct(cell.type):
+    elif _fields(cell.type):
         if cell["bytes"].is_valid:
             yield from media_of(cell["bytes"], where)
         elif cell["path"].is_valid:

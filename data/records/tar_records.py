@@ -26,6 +26,7 @@ from . import tars
 from .record import Unreadable
 from .records import (
     Part,
+    Reader,
     RecordFile,
     by_processes,
     duplicates,
@@ -88,7 +89,7 @@ class TarRecords(Section):
     def open(self, cache: Path) -> RecordFile:
         """Index the tars. Raises `UserError` where one is missing or damaged."""
         shards = self._shards()
-        reader = TarReader(self.source_name, str(self), tuple(shards))
+        reader = TarReader(self.source_name, str(self), shards)
         stem = f"{_NO_FILE_NAME.sub('_', self.source_name)}-{self.identity()[:16]}"
         return open_index(reader, stem, cache, lambda: _index(reader))
 
@@ -96,18 +97,16 @@ class TarRecords(Section):
         return tars.expand_paths(list(self._patterns))
 
 
-class TarReader:
+class TarReader(Reader):
     """Records of shards that are laid end to end: an offset is one of their bytes."""
 
-    def __init__(self, name: str, label: str, shards: tuple[Path, ...]):
-        self.name, self.label, self.shards, self.folder = name, label, shards, shards[0].parent
-        self._starts = _starts(shards)
-
-    def __str__(self) -> str:
-        return self.label
+    def __init__(self, name: str, label: str, shards: list[Path]):
+        super().__init__(name, label, shards[0].parent)
+        self.shards = shards
+        sizes = [path.stat().st_size for path in shards]
+        self.starts = np.cumsum([0, *sizes], dtype=np.int64)[:-1]  # [s] where each shard begins
 
     def file_of(self, offset: int) -> str:
-        """The tar that holds this byte."""
         return str(self.shards[self._shard(offset)])
 
     def read(self, offset: int, size: int) -> Json:
@@ -115,17 +114,11 @@ class TarReader:
         if not size:
             return Unreadable("no sample")
         shard = self._shard(offset)
-        path, start = self.shards[shard], offset - int(self._starts[shard])
+        path, start = self.shards[shard], offset - int(self.starts[shard])
         return next(_record(path, item) for item in _items(path, start) if isinstance(item, tars.TarSample))
 
     def _shard(self, offset: int) -> int:
-        return int(np.searchsorted(self._starts, offset, side="right")) - 1
-
-
-def _starts(shards: tuple[Path, ...]) -> np.ndarray:
-    """[s] int64 where each shard begins when they are laid end to end."""
-    sizes = [0, *(path.stat().st_size for path in shards)]
-    return np.cumsum(np.array(sizes, dtype=np.int64))[:-1]
+        return int(np.searchsorted(self.starts, offset, side="right")) - 1
 
 
 def _index(reader: TarReader) -> RecordFile:
@@ -133,7 +126,7 @@ def _index(reader: TarReader) -> RecordFile:
     several = len(shards) > 1 and num_processes() > 1 and sum(path.stat().st_size for path in shards) > SMALL_BYTES
     parts = by_processes(_scan_quietly, shards) if several else None
     parts = parts or [_scan_shard(path) for path in shards]
-    for part, start in zip(parts, _starts(shards), strict=True):
+    for part, start in zip(parts, reader.starts, strict=True):
         part.columns["offsets"] += start
     repeated = duplicates(np.concatenate([part.columns.pop("key_hashes") for part in parts]))
     index = joined(reader, parts, "pack a KEY.json with a LLaVA record for each sample")

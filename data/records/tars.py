@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import bisect
 import functools
-import glob
 import os
 import re
 import tarfile
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ...core.errors import NotFound, UserError
 from ...core.files import open_data
 from ...core.json_types import listed
 from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
-from .patterns import MOST_NAMES, expanded, matched
+from .patterns import MOST_NAMES, braces, matched
 
 BLOCK = tarfile.BLOCKSIZE
 CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")
@@ -81,19 +80,9 @@ def expand_paths(path: str | list[str]) -> list[Path]:
         if _ADDRESS.match(pattern):
             hint = "download the shards first and give their local paths; addresses are never opened or run"
             raise UserError("an address where local tar files are expected", where=repr(pattern), hint=hint)
-        try:
-            names = expanded(pattern)
-        except ValueError as error:
-            raise UserError(
-                f"braces that do not expand: {error}", where=repr(pattern), hint="{00000..00041}"
-            ) from error
-        for name in names:
-            matches = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
-            paths += map(Path, matches or [matched(name, "path")])
-        if len(paths) > MOST_NAMES:
-            raise UserError(
-                f"more than {MOST_NAMES:,} tar files", where="`path` of the data section", hint="name fewer"
-            )
+        paths += [Path(matched(str(file), "path")) for file in braces(pattern, key="path")]
+    if len(paths) > MOST_NAMES:
+        raise UserError(f"more than {MOST_NAMES:,} tar files", key="path", hint="name fewer")
     seen = set()
     for file in paths:
         if not file.is_file():
@@ -263,8 +252,7 @@ def _truncated(path: Path, needed: int) -> UserError:
     return UserError(problem, where=str(path), hint="fetch the file again, or pack it again from its samples")
 
 
-MOST_PLACES = 64  # remembered of a tar: about a kilobyte
-NEAREST = 16  # items between two of them at least; doubled whenever there would be more than MOST_PLACES
+EVERY = 256  # items between two places that are remembered of a tar
 
 
 @dataclass(frozen=True)
@@ -272,13 +260,11 @@ class TarIndex:
     """Items as `samples` numbers them within the tar, refused ones included."""
 
     num_items: int
-    numbers: array[int]  # of the items that a pass may begin with, from 0 on
-    offsets: array[int]  # of the first header of each of them, in bytes
+    places: tuple[tuple[int, int], ...]  # items that a pass may begin with, and the offsets of their first headers
 
     def before(self, number: int) -> tuple[int, int]:
         """The last remembered item up to `number`: its own number, and the offset to begin at."""
-        place = bisect.bisect_right(self.numbers, number) - 1
-        return self.numbers[place], self.offsets[place]
+        return self.places[bisect.bisect_right(self.places, number, key=itemgetter(0)) - 1]
 
 
 def tar_index(path: Path) -> TarIndex:
@@ -290,16 +276,13 @@ def tar_index(path: Path) -> TarIndex:
 @functools.lru_cache(maxsize=1 << 16)
 def _scan(path: Path, size: int, mtime_ns: int) -> TarIndex:
     """A pass may begin at a sample's first member alone: nothing before it is open that later members belong to."""
-    numbers, offsets, apart = array("Q", [0]), array("Q", [0]), NEAREST
+    places = [(0, 0)]
     count = begun = 0  # items so far, and how many came before the sample that is being put together
     for item in samples(path):
         count += 1
         if isinstance(item, RefusedMember):
             continue
-        if begun - numbers[-1] >= apart:
-            numbers.append(begun)
-            offsets.append(item.offset)
-        if len(numbers) > MOST_PLACES:
-            numbers, offsets, apart = numbers[::2], offsets[::2], 2 * apart
+        if begun - places[-1][0] >= EVERY:
+            places.append((begun, item.offset))
         begun = count  # a sample is given out when the first member of the next one is met
-    return TarIndex(count, numbers, offsets)
+    return TarIndex(count, tuple(places))

@@ -193,13 +193,11 @@ def unfinished(folder: Path, count: int, *, in_step: bool = False) -> list[int]:
     return ranks.broadcast(left) if in_step else left
 
 
-def finish(
-    folder: Path, identity: JsonMapping, *, num_shards: int | None = None, measured: JsonMapping | None = None
-) -> None:
+def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: JsonMapping | None = None) -> None:
     """Write `manifest.json` over all shards; once, after every process has written its shards.
 
     Args:
-        num_shards: how many there must be; None: up to the highest index that there is.
+        num_shards: how many there must be.
         measured: what was found out about the samples, for whoever reads the manifest; JSON types.
 
     Raises:
@@ -207,15 +205,14 @@ def finish(
     """
     claim(folder, identity)
     indices = _indices(folder)
-    expected = range(max(indices, default=-1) + 1 if num_shards is None else num_shards)
-    missing = [shard_path(folder, i).name for i in expected if not finished(folder, i)]
-    if missing or not expected:
-        problem = f"{len(missing)} of {len(expected)} shards are missing or cut, first {(missing or ['all'])[0]}"
+    missing = [shard_path(folder, index).name for index in range(num_shards) if not finished(folder, index)]
+    if missing:
+        problem = f"{len(missing)} of {num_shards} shards are missing or cut, first {missing[0]}"
         raise UserError(problem, where=str(folder), hint="run the stage again: it writes the missing shards only")
-    if len(indices) > len(expected):
+    if len(indices) > num_shards:
         problem = f"{shard_path(folder, max(indices)).name} is more than the {num_shards} shards expected"
         raise UserError(problem, where=str(folder), hint="delete the shards that do not belong here")
-    shards = [read_shard(folder, index) for index in expected]
+    shards = [read_shard(folder, index) for index in range(num_shards)]
     manifest = {
         "format": FORMAT,
         "identity": identity,

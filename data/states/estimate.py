@@ -52,23 +52,6 @@ def record_bytes(
     return states * state_bytes(width, dtype) + ids + SAMPLE_BYTES
 
 
-def declared_size(
-    wanted: Taps,
-    width: int,
-    dtype: StatesDtype,
-    *,
-    samples: int,
-    text_tokens: float,
-    visual_tokens: float,
-    position_rows: int = 1,
-) -> Size:
-    """Return the size of `samples` records; `text_tokens` and `visual_tokens` are those of all of them together."""
-    mean = record_bytes(
-        wanted, width, dtype, text=text_tokens / samples, visual=visual_tokens / samples, position_rows=position_rows
-    )
-    return Size(samples, samples * mean)
-
-
 def samples_per_shard(size: Size, shard_bytes: int) -> int:
     """So many records make a shard of about `shard_bytes`, and of a small set an eighth, so that ranks share it."""
     share = max(_LEAST_SHARE, -(-size.samples // _SHARES))

@@ -12,14 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-import numpy as np
-
 from ...core.errors import UserError
-from ...core.files import read_text
 from ...core.json_types import JsonMapping, JsonObject, difference
-from ...core.pretrained import RESTORE
 from ...core.states import Taps
-from ...core.weights_identity import WEIGHTS
+from ...core.weights_identity import weights_identity
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..families.processor import Processor
@@ -27,7 +23,6 @@ from .dtypes import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
 Acceptable = Literal["transformers", "image_backend", "template", "target", "processor", "pictures", "engine"]
-_PIECES, _PIECE = 64, 2**16  # that are looked at of a file of weights, and bytes of each
 # Fields that caches which are read together may differ in.
 _OWN = ("samples", "grouping", "pictures", "template")
 
@@ -45,7 +40,7 @@ def states_identity(
     """Return the settings that cached states depend on, as JSON. A None is not known: it is left out and not compared.
 
     Args:
-        target: its name, revision and weights, see `weights_identity`.
+        target: its name, revision and weights, see `target_identity`.
         engine: that computed them; None: the target's own passes, of which an identity says nothing.
     """
     import transformers
@@ -82,7 +77,7 @@ def processor_settings(processor: Processor) -> JsonObject:
     return json.loads(json.dumps(settings, default=str))
 
 
-def weights_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
+def target_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
     """Identify a target's weights: published ones by path, revision and commit, a directory by its files alone.
 
     Args:
@@ -91,9 +86,7 @@ def weights_identity(source: str | Path, *, path: str | None, revision: str | No
     folder = Path(source)
     if not folder.is_dir():
         return {"path": path, "revision": revision, "commit": _commit(str(source), revision)}
-    config = folder / "config.json"
-    files = [[file.name, _glance(file)] for file in sorted(folder.iterdir()) if file.suffix in WEIGHTS]
-    return {"weights": _hash([read_text(config, hint=RESTORE) if config.is_file() else None, files])}
+    return {"weights": weights_identity(folder)}
 
 
 def _commit(name: str, revision: str | None) -> str | None:
@@ -102,17 +95,6 @@ def _commit(name: str, revision: str | None) -> str | None:
 
     cached = try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(cached).parent.name if isinstance(cached, str) else None
-
-
-def _glance(file: Path) -> str:
-    """Return a hash of a file's size and pieces of it: reading tens of gigabytes at every start would take minutes."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with open(file, "rb") as content:
-        for start in np.linspace(0, max(0, size - _PIECE), _PIECES, dtype=np.int64).tolist():
-            content.seek(start)
-            digest.update(content.read(_PIECE))
-    return digest.hexdigest()
 
 
 def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accept: Iterable[str]) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 
 from ...core.json_types import JsonMapping, JsonObject
 from ..intervals import ratio
-from ..measured_rows import PLAIN
-from ..row_columns import Rows
+from ..measured_rows import PLAIN, Frame, Row, frame, grouped
 from ..style import COLORS, GREY, WIDEST, lines, panel_grid, save, styled
 from ..summary import summarize, tau_of
 from ..tables import Column, Figure, ReportSection, Table, Value, text
@@ -30,7 +29,7 @@ NOTE = (
 )
 
 
-def served_section(rows: Rows, device: str) -> tuple[ReportSection, Callable[[Path], None]]:
+def served_section(rows: Sequence[Row], device: str) -> tuple[ReportSection, Callable[[Path], None]]:
     """The section of an engine's rows, and what draws its figure into the report's folder."""
     return cells_section(_cells(rows), rows[0].engine, device)
 
@@ -83,24 +82,27 @@ def _line(cell: JsonMapping, depth: int) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
-def _cells(rows: Rows) -> list[JsonObject]:
+def _cells(rows: Sequence[Row]) -> list[JsonObject]:
     """The numbers of each method on each set at each number of requests at once, plain decoding's first."""
-    many_t, many_new = len(rows.distinct("temperature")) > 1, len(rows.distinct("max_new_tokens")) > 1
+    answers = frame(rows)
+    many_t, many_new = answers.temperature.nunique() > 1, answers.max_new_tokens.nunique() > 1
     cells = []
-    for place, mine in rows.grouped(*_PLACE).items():
+    for place, mine in answers.groupby([*_PLACE], sort=False):
         temperature, new, benchmark, turn, budget = place
         named = [benchmark, turn, budget, many_t and f"T = {temperature:g}", many_new and f"{new} new"]
         plain: dict[int, float] = {}
-        for (method, concurrency), some in mine.grouped("method", "concurrency").items():
+        for (method, concurrency), some in mine.groupby(["method", "concurrency"], sort=False):
             rate = _tokens_per_s(some)
             if method == PLAIN:
                 plain[concurrency] = rate
             drafts = summarize(some).accepted_by_depth if method != PLAIN else ()
+            further = some[some.num_emitted > 0]  # with a second token
             cells.append(cell_of(
-                rate, plain[concurrency], some.numbers("prefill_s"), _between(some),
+                rate, plain[concurrency], some.prefill_s.to_numpy(),
+                (further.decode_s / further.num_emitted).to_numpy(),
                 place=", ".join(part for part in named if part), method=method, concurrency=concurrency,
                 requests=len(some), tau=tau_of(some), accepted=[depth.share for depth in drafts],
-                identical=int(some.numbers("identical").sum()) if temperature == 0 else None,
+                identical=int(some.identical.sum()) if temperature == 0 else None,
             ))  # fmt: skip
     return cells
 
@@ -121,19 +123,12 @@ def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, *
     }  # fmt: skip
 
 
-def _tokens_per_s(rows: Rows) -> float:
+def _tokens_per_s(rows: Frame) -> float:
     """Return tokens/s of a cell. Seconds of drafters of several seeds add up: they ran one after the other."""
     seconds = 0.0
-    for some in rows.grouped("drafter").values():
-        details = some.details()
-        seconds += max(d["ended_s"] for d in details) - min(d["began_s"] for d in details)
-    return float(ratio(float(rows.sums("emitted").sum()) + len(rows), seconds))
-
-
-def _between(rows: Rows) -> np.ndarray:
-    """[requests with a second token] seconds a token after the first."""
-    count = rows.sums("emitted")
-    return ((rows.numbers("total_s") - rows.numbers("prefill_s")) / np.maximum(count, 1))[count > 0]
+    for _, some in rows.groupby("drafter", sort=False):
+        seconds += max(d["ended_s"] for d in some.details) - min(d["began_s"] for d in some.details)
+    return float(ratio(float(rows.generated.sum()), seconds))
 
 
 def _quantile(values: np.ndarray, share: float) -> float:
@@ -169,14 +164,14 @@ def draw_speedups(path: Path, places: Mapping[str, Mapping[str, Sequence[tuple[i
     save(figure, path)
 
 
-def disagreements(rows: Rows, ours: Rows) -> tuple[list[str], str]:
+def disagreements(rows: Sequence[Row], ours: Sequence[Row]) -> tuple[list[str], str]:
     """Where an engine's tau at temperature 0 is not our own loop's on the same requests: sentences, and a summary."""
     apart, widest, count = [], 0.0, 0
-    cells = rows.where(rows.has("temperature", 0.0) & ~rows.has("method", PLAIN))
-    of_ours = ours.grouped(*_PLACE, "method", "drafter")
-    for place, of_engine in cells.grouped(*_PLACE, "method", "drafter", "concurrency").items():
-        own = of_ours.get(place[:-1], Rows())
-        names = {*own.texts("request")} & {*of_engine.texts("request")}
+    cold = [row for row in rows if row.temperature == 0 and row.method != PLAIN]
+    of_ours = grouped(ours, *_PLACE, "method", "drafter")
+    for place, of_engine in grouped(cold, *_PLACE, "method", "drafter", "concurrency").items():
+        own = of_ours.get(place[:-1], [])
+        names = {row.request for row in own} & {row.request for row in of_engine}
         theirs, mine = (tau_of(row for row in some if row.request in names) for some in (of_engine, own))
         if math.isnan(theirs) or math.isnan(mine):
             continue

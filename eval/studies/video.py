@@ -1,6 +1,6 @@
-"""Tables and figures of long visual inputs in the shapes of Sparrow and SAGE, from the rows of any evaluation.
+"""Tables of long visual inputs in the shapes of Sparrow and SAGE, from the rows of any evaluation.
 
-Sources: Sparrow, tables 2 to 6 and 8, figure 1; SAGE, tables 1 to 6 and figure 3.
+Sources: Sparrow, tables 2 to 6 and 8; SAGE, tables 1 to 6 and figure 3.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from pathlib import Path
 
 from ...data.pictures.visual_budget import visual_tokens
-from ..cells import HeldVisual, MethodInfo
+from ..cells import MethodInfo
 from ..intervals import ratio
 from ..measured_rows import PLAIN, Row, grouped
-from ..style import COLORS
 from ..summary import Summary, mean, summarize
-from ..tables import Column, Figure, ReportSection, Table, Value, text
-from .video_figures import tau_by_visual_share, tau_by_visual_tokens
+from ..tables import Column, ReportSection, Table, Value, text
 
 TAU_NOTE = (
     "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
@@ -50,30 +47,10 @@ SAGE_TOKENS = Number(lambda s: s.decoded_per_s, "tokens/s", plain=lambda s: s.pl
 _BENCHMARK: Callable[[Row], str] = attrgetter("benchmark")
 
 
-def video_sections(
-    folder: Path,
-    rows: Sequence[Row],
-    methods: Mapping[str, MethodInfo],
-    *,
-    held: Mapping[str, HeldVisual] | None = None,
-) -> list[ReportSection]:
-    """Those of the papers' tables and figures that were measured; figures go to `folder`.
-
-    Args:
-        held: method -> the visual input that it holds, of hidden-state heads.
-    """
+def video_sections(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> list[ReportSection]:
+    """Those of the papers' tables that were measured."""
     rows = [row for row in rows if row.method != PLAIN and not row.turn and row.medium != "drawn"]
-    if not rows:
-        return []
-    drawn = _figures(folder, rows, list(methods))
-    content: list[str | Table | Figure] = [
-        Figure(name, "tau, and the time of a draft step, by visual tokens") for name in drawn
-    ]
-    content += [
-        Figure(name, "tau by the share of the visual tokens that the head holds (Sparrow, figure 1b)")
-        for name in _share_figures(folder, rows, methods, held or {})
-    ]
-    content += tables(rows, methods)
+    content = tables(rows, methods) if rows else []
     return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
 
 
@@ -271,6 +248,7 @@ OPERATIONS = {
     "draft prefill": "draft_prefill",
     "draft decoding": "drafting",
     "token pruning": "token_pruning",
+    "captioning": "captioning",
     "tree update": "tree_update",
     "others": "others",
 }
@@ -296,59 +274,6 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
         budget: statistics.fmean(r.visual_tokens for r in some) for (budget,), some in grouped(rows, "budget").items()
     }
     return sorted(rows, key=lambda row: means[row.budget])
-
-
-def by_visual_tokens(rows: Sequence[Row]) -> dict[str, list[Summary]]:
-    """Method -> summaries of its budgets, those of fewest visual tokens first."""
-    methods: dict[str, list[Summary]] = {}
-    for (method, _), some in grouped(in_order(rows), "method", "budget").items():
-        if (summary := summarize(some)).is_measured:
-            methods.setdefault(method, []).append(summary)
-    return methods
-
-
-def _share_figures(
-    folder: Path, rows: Sequence[Row], methods: Mapping[str, MethodInfo], held: Mapping[str, HeldVisual]
-) -> list[str]:
-    """A figure for each head that holds several shares by one tree, at the lowest temperature."""
-    coldest, longest = min(row.temperature for row in rows), max(row.max_new_tokens for row in rows)
-    some = [r for r in rows if (r.temperature, r.max_new_tokens) == (coldest, longest) and r.method in held
-            and r.medium != "text"]  # fmt: skip
-    names: list[str] = []
-    heads = {method: (held[method].drafter, methods[method].tree) for method in methods if method in held}
-    for head in dict.fromkeys(heads.values()):
-        mine = [row for row in some if heads[row.method] == head]
-        if not any(held[row.method].by for row in mine):
-            continue
-        by_set: dict[str, dict[HeldVisual, Summary]] = {}
-        for (name, budget, method), group in grouped(in_order(mine), "benchmark", "budget", "method").items():
-            if (summary := summarize(group)).is_measured:
-                by_set.setdefault(f"{name} at {budget}" if budget else name, {})[held[method]] = summary
-        if not by_set:
-            continue
-        names.append("visual-share.png" if not names else f"visual-share-{len(names) + 1}.png")
-        tau_by_visual_share(folder / names[-1], by_set, title=", ".join(filter(None, head)))
-    return names
-
-
-def _figures(folder: Path, rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
-    """tau against visual tokens, for each temperature; as many methods in one figure as there are colours."""
-    longest = max(row.max_new_tokens for row in rows)
-    clips = [r for r in rows if r.medium == "video" and r.budget and r.max_new_tokens == longest]
-    budgets = {name: {row.budget for row in some} for (name,), some in grouped(clips, "benchmark").items()}
-    clips = [row for row in clips if len(budgets[row.benchmark]) > 1]
-    if not clips:
-        return []
-    names = []
-    for temperature in sorted({row.temperature for row in clips}):
-        lines = by_visual_tokens([row for row in clips if row.temperature == temperature])
-        shown = [method for method in methods if method in lines]
-        for start in range(0, len(shown), len(COLORS)):
-            name = f"tau-T{temperature:g}" + (f"-{start // len(COLORS) + 1}" if start else "") + ".png"
-            some = {method: lines[method] for method in shown[start : start + len(COLORS)]}
-            tau_by_visual_tokens(folder / name, some, title=f"T = {temperature:g}")
-            names.append(name)
-    return names
 
 
 def _footnotes(rows: Sequence[Row]) -> tuple[str, ...]:

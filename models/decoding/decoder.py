@@ -165,6 +165,10 @@ class CachedDecoder:
         """What the tower makes of pictures, in the family's own layout: one pass serves every pooling."""
         raise NotImplementedError
 
+    def num_features(self, pixels: Tensor, pictures: Sequence[Picture]) -> int:
+        """How many visual tokens the tower makes of `pixels`: as many as a prompt must have places for."""
+        return len(self._features(self.see(pixels, pictures), pictures, 1))
+
     def prompts(
         self,
         ids: Tensor,

@@ -144,11 +144,6 @@ class DrafterConfig(Kinded):
         return None
 
     @property
-    def held_visual(self) -> tuple[float, Literal["last", "text"] | None] | None:
-        """Share of the visual tokens that decoding holds, and whose attention chooses a part; None: no such head."""
-        return None
-
-    @property
     def drafting_mode(self) -> DraftingMode | None:
         """What a draft LVLM is shown in decoding; None of other drafters."""
         return None

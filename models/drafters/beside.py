@@ -38,6 +38,11 @@ def pruning_seconds(drafter: object) -> float:
     return _own(drafter, "pruning_s", 0.0)
 
 
+def captioning_seconds(drafter: object) -> float:
+    """Seconds in which captions of the prompt's pictures were written, for it or for what it is an ensemble of."""
+    return _own(drafter, "captioning_s", 0.0) + sum(map(captioning_seconds, members_in(drafter)))
+
+
 def visual_counts(drafter: object) -> dict[str, int]:
     """`num_held` and `num_kept`, visual tokens of the prompt that it has, where it counts them."""
     counts = {name: _own(drafter, name, None) for name in ("num_held", "num_kept")}

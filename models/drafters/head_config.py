@@ -38,11 +38,6 @@ class HeadConfig(HeadSettings):
 
     starts_outside: ClassVar[bool] = True
 
-    @property
-    def held_visual(self) -> tuple[float, Literal["last", "text"] | None]:
-        share = 0.0 if self.visual(training=False) == "none" else self.held_visual_share
-        return share, self.attention_queries if 0 < share < 1 else None
-
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
         return load_head(self, folder, target, dtype, identity)
 

@@ -6,6 +6,7 @@ Letters: R rows, N tokens, F nodes, D width, V vocabulary, S expansions.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from ..fast.cuda_graphs import Graphs
 from ..pictures import flat_view, without_first
 from ..targets.base import Taps, TargetStep
 from ..targets.verified import Verified
+from .beside import members_in
 from .modes import ImageSubstitutes, Mode, View
 
 
@@ -56,7 +58,10 @@ class IndependentProposal:
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Run the request's prompt, as the mode sees it, into the draft's own cache."""
         self._warp = warp
+        began = time.perf_counter()
         self._seen = (request, self._views_of(self._own(request)))
+        # Nothing but captions takes time here; a captioner returns text, so its device has finished.
+        self.captioning_s = time.perf_counter() - began if "C" in (self.mode, *members_in(self)) else 0.0
         self._prefill([view.to(self.decoder.device) for view in self._seen[1]], capacity)
         self._expansions = Expansions()
 

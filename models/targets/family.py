@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import UserError
 from ...core.pictures import Picture
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value, transformers_class
@@ -29,6 +30,10 @@ class Pictures:
         """Pictures that take at most so many positions, one at least, and the shape of their pixels."""
         patch, side = self.unit(config)
         across = side // patch
+        if not across:
+            raise UserError(
+                f"a patch of {patch} pixels is larger than the picture of {side}", hint="fix the tower's sizes"
+            )
         count = max(1, positions // across**2)
         return [Picture(across)] * count, (count, 3, side, side)
 

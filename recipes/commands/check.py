@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from ...core.pages import page
-from ..exit_codes import FAULTS, OK
-from ..finding import any_fault, shown, warning
+from ..finding import report, warning
 from ..launch import say
 from ..load import load
 from ..uncollected import leave_at_once
@@ -17,28 +17,34 @@ from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 def _run(options: argparse.Namespace) -> int:
     from .. import checks
     from ..dry_run import dry_run
+    from ..health import room
     from ..plan import plan
+    from ..preflight_parallel import check_parallel
+    from ..preflight_samples import model_findings
+    from ..preflight_weights import models_findings
 
     leave_at_once()
     loaded = load(recipe_arguments(options))
-    planned = plan(loaded.recipe, loaded.path)
-    text = dry_run(loaded.recipe, planned, loaded.options.stages)
-    say(text)
+    recipe, planned = loaded.recipe, plan(loaded.recipe, loaded.path)
+    broken = [finding for finding in model_findings(recipe) if finding.level == "fault"]
+    text = ""
+    if not broken:
+        check_parallel(recipe, planned, loaded.options.stages, dry_run=True)
+        text = dry_run(recipe, planned, loaded.options.stages)
+        say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
+    misleading = [(f"stages.{p.name}", words) for p in planned for words in p.stage.warnings()]
     findings = [
-        *checks.engine_findings(loaded.recipe),
-        *checks.models_findings(loaded.recipe),
-        *checks.disk_findings(Path(loaded.recipe.output)),
+        checks.engine_finding(recipe),
+        *models_findings(recipe),
+        *broken,
+        room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
+        *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in misleading),
+        *checks.results_findings(loaded, planned, chosen),
     ]
-    findings += [
-        warning(f"stages.{p.name}", text, f"see {page('evaluation.md')}")
-        for p in planned
-        for text in p.stage.warnings()
-    ]
-    findings += checks.results_findings(loaded, planned, chosen)
-    findings += checks.stages_findings(loaded, planned, chosen, options.samples, checks.states_too_large(text))
-    say(f"\ncheck of {loaded.path}\n{shown(findings)}")
-    return FAULTS if any_fault(findings) else OK
+    count = sys.maxsize if options.all_records else options.samples
+    findings += checks.stages_findings(loaded, planned, chosen, count, checks.states_too_large(text))
+    return report(findings, f"\ncheck of {loaded.path}\n")
 
 
 COMMAND = Command(
@@ -46,19 +52,19 @@ COMMAND = Command(
     summary="look at a recipe before it runs: sizes, data, room, stages that finished",
     description="Print a dry run, then check whether the run can begin: the engine on this machine, models and data\n"
     "on disk, room for the output, stages that have finished or whose inputs changed. Records are encoded as training\n"
-    "would encode them, and one is shown with its supervised text in [[ ]]. Nothing is trained,\n"
-    "fetched or written.\n"
+    "would encode them, one is shown with its supervised text in [[ ]], and one of each kind goes through the stage's\n"
+    "model without weights. Nothing is trained or written; of a target on the Hub its small files are fetched.\n"
     "Exits with 3 if something must be fixed.",
     examples=(
         ("draftsmith check llava15-68m", "sizes and what is missing"),
         ("draftsmith check llava15-68m stages.finetune.data.path=/data/mix665k.json", "with your own file"),
-        ("draftsmith check llava15-68m --samples 5000", "read more records of each file"),
+        ("draftsmith check llava15-68m --all-records", "read the whole set: the usable share, and every reason"),
     ),
     arguments=(
         NAME,
         SETTINGS,
         Argument("--samples", "records of each data section that are read (64)", {"type": int, "default": 64}),
+        Argument("--all-records", "read them all", {"action": "store_true"}),
     ),
     run=_run,
-    takes="recipe",
 )

@@ -20,13 +20,12 @@ from ...core.files import unwritable
 from ...core.secrets import redact
 from ...trainers.run.stopping import Stopped
 from ..exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
-from ..files import demo_names, recipe_names
+from ..files import recipe_names
 from ..launch import announce, run_recipe, say, typed
 from . import (
     bench,
     check,
     compare,
-    completion,
     convert,
     demo,
     doctor,
@@ -66,8 +65,6 @@ COMMANDS: dict[str, Command] = {
         doctor.COMMAND,
     )
 }
-COMPLETION = completion.command(COMMANDS)
-COMMANDS[COMPLETION.name] = COMPLETION
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,10 +187,6 @@ def _meant(word: str) -> str:
     """The hint for a first word that is no command."""
     if word in ("help", "version"):
         return f"draftsmith --{word}"
-    if word == "recipe":
-        return "draftsmith recipe=NAME runs one, draftsmith recipes lists them"
-    if word.removeprefix("demo/") in demo_names():
-        return f"draftsmith demo {word.removeprefix('demo/')}"
     if word in recipe_names() or word.endswith((".yaml", ".yml")):
         return f"draftsmith train {word}, or draftsmith recipe={word} for all of its stages"
     return did_you_mean(word, COMMANDS)

@@ -1,4 +1,4 @@
-"""The type of a subcommand: its help, its arguments (also for shell completion), and the function that runs it."""
+"""The type of a subcommand: its help, its arguments, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..load import find_recipe, setting_hint
+from ..files import find_named
+from ..load import setting_hint
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Command:
     """A subcommand.
 
     Args:
-        takes: what its first word names, for completion.
         run: arguments, with the whole command as it was `typed` -> exit code.
     """
 
@@ -37,13 +37,7 @@ class Command:
     examples: tuple[tuple[str, str], ...]  # command, what it does
     arguments: tuple[Argument, ...]
     run: Callable[[argparse.Namespace], int]
-    takes: Literal["recipe", "demo", "folder", "shell", "nothing"] = "nothing"
     only_prints: bool = False  # so that it may end where nobody reads on (`| head`)
-
-    @property
-    def options(self) -> list[str]:
-        """Its arguments that start with a dash, without `--help`."""
-        return [argument.name for argument in self.arguments if argument.name.startswith("-")]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The parsed words. Raises `UserError` for what the command does not take."""
@@ -99,21 +93,12 @@ def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
     name = options.name.removeprefix("recipe=")
     for setting in options.settings:
-        if "=" not in setting and not setting.startswith("-") and _is_recipe(setting) and _is_recipe(name):
-            raise UserError(f"two recipes: {name} and {setting}", hint="name one; settings are key=value")
-        if setting.startswith("recipe="):
-            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}", hint="name one")
+        if setting.startswith("recipe=") or ("=" not in setting and find_named(setting) is not None):
+            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}",
+                            hint="name one; settings are key=value")  # fmt: skip
     folder = Path(name)
     if (folder / "recipe.yaml").is_file():
         return [f"recipe={folder / 'recipe.yaml'}", f"output={folder}", *options.settings]
-    if folder.is_dir() and not _is_recipe(name):
+    if folder.is_dir() and find_named(name) is None:
         raise UserError("the folder holds no run", where=str(folder), hint="a run's folder has a recipe.yaml")
     return [f"recipe={name}", *options.settings]
-
-
-def _is_recipe(name: str) -> bool:
-    try:
-        find_recipe(name)
-    except UserError:
-        return False
-    return True

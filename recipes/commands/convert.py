@@ -50,5 +50,4 @@ COMMAND = Command(
         Argument("--revision", "branch, tag or commit of a Hub id"),
     ),
     run=_run,
-    takes="folder",
 )  # fmt: skip

@@ -91,5 +91,4 @@ COMMAND = Command(
                  {"nargs": "*", "metavar": "NAME|key=value"}),
     ),
     run=_run,
-    takes="demo",
 )  # fmt: skip

@@ -6,9 +6,7 @@ import argparse
 from pathlib import Path
 
 from ...core.errors import UserError
-from ..exit_codes import FAULTS, OK
-from ..finding import any_fault, shown
-from ..launch import say
+from ..finding import report
 from .command import Argument, Command
 
 
@@ -28,8 +26,7 @@ def _run(options: argparse.Namespace) -> int:
         *health.logins(),
         *(health.network() if options.network else ()),
     ]
-    say(shown(findings))
-    return FAULTS if any_fault(findings) else OK
+    return report(findings)
 
 
 COMMAND = Command(

@@ -83,5 +83,4 @@ COMMAND = Command(
         ),
     ),
     run=_run,
-    takes="folder",
 )

@@ -87,5 +87,4 @@ COMMAND = Command(
         Argument("--no-weights", "do not compare embeddings: the target's config is enough", {"action": "store_true"}),
     ),
     run=_run,
-    takes="folder",
 )  # fmt: skip

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+import yaml
+
 from ...core.errors import UserError
+from ...core.json_types import JsonObject, value_at
+from ...core.secrets import redact_tree
+from ...core.section import within
 from ..exit_codes import OK
 from ..launch import say
-from ..load import load, recipe_names
-from ..origins import shown
+from ..load import Loaded, load, recipe_names
 from ..uncollected import leave_at_once
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
@@ -59,12 +63,33 @@ def _show(given: argparse.Namespace) -> int:
     return OK
 
 
+def shown(loaded: Loaded, *, defaults: bool = True) -> str:
+    """The recipe as YAML, which is a recipe again, without secrets and without what variables give.
+
+    Args:
+        defaults: also settings that nothing named.
+    """
+    tree = redact_tree(resolved(loaded) if defaults else loaded.tree)
+    return yaml.safe_dump(tree, default_flow_style=None, width=120, allow_unicode=True, sort_keys=False).rstrip()
+
+
+def resolved(loaded: Loaded) -> JsonObject:
+    """Every setting of the checked recipe that something reads, defaults included."""
+    from ...models.drafters.base import DrafterConfig  # help texts need no torch
+
+    recipe = loaded.recipe
+    tree = recipe.model_dump(mode="json", by_alias=True)
+    for place, drafter in within(recipe, DrafterConfig):
+        for name in drafter.unread(recipe.target.draws_images):
+            value_at(tree, *place).pop(type(drafter).model_fields[name].alias or name, None)
+    return recipe.written_over(tree)
+
+
 SHOW = Command(
     name="show",
-    summary="show a recipe as it would run, and where each value came from",
-    description="Print the whole recipe: its file, what it extends, the command line and all defaults. A comment\n"
-    "after each value says where the value came from. The output is a recipe, too: save it to a file, and it runs\n"
-    "the same.",
+    summary="show a recipe as it would run",
+    description="Print the whole recipe: its file, what it extends, the command line and all defaults. The output is\n"
+    "a recipe, too: save it to a file, and it runs the same.",
     examples=(
         ("draftsmith show llava15-160m", "its own settings, those of llava15-68m, and all defaults"),
         ("draftsmith show llava15-160m --no-defaults", "without the defaults"),
@@ -76,6 +101,5 @@ SHOW = Command(
         Argument("--no-defaults", "leave out defaults", {"action": "store_true"}),
     ),
     run=_show,
-    takes="recipe",
     only_prints=True,
 )

@@ -81,7 +81,6 @@ TRAIN = Command(
     ),
     arguments=(NAME, SETTINGS),
     run=_runner("train"),
-    takes="recipe",
 )
 EVALUATE = Command(
     name="evaluate",
@@ -99,7 +98,6 @@ EVALUATE = Command(
     ),
     arguments=(NAME, SETTINGS),
     run=_runner("evaluate"),
-    takes="recipe",
 )
 PUBLISH = Command(
     name="publish",
@@ -115,5 +113,4 @@ PUBLISH = Command(
     ),
     arguments=(NAME, SETTINGS),
     run=_publish,
-    takes="recipe",
 )

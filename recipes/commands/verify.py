@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 
+from ...core.checksums import SUMS, check_sums, read_sums
 from ...core.errors import UserError, did_you_mean
-from ..exit_codes import FAULTS, OK
-from ..launch import say
+from ...core.files import open_data
+from ..finding import Finding, any_fault, fault, report, tried
 from .command import Argument, Command
 
 # Parts of a target: of language models the first two; a generator may keep tokenizer and encoder elsewhere.
 PARTS = ("target", "processor", "vq", "text")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+_CURE = "fetch it again, or publish it anew"
 
 
 def places(words: list[str]) -> dict[str, str] | None:
@@ -28,13 +33,64 @@ def places(words: list[str]) -> dict[str, str] | None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ..finding import any_fault, shown
-    from ..verify_findings import verify
+    """Nothing of a folder with a fault among its files is loaded."""
+    from ...eval.published import LOST_TARGET, fetch, lost_target
+    from ...models.drafters.manifest import MANIFEST
 
-    findings = verify(options.folder, places(options.target), options.revision, files_only=options.files_only,
-                      allow_import=options.allow_import)  # fmt: skip
-    say(shown(findings))
-    return FAULTS if any_fault(findings) else OK
+    target, folder = places(options.target), fetch(options.folder, options.revision)
+    findings = [*_file_findings(folder, options.allow_import)]
+    if options.files_only:
+        return report(findings)
+    lost = fault("target", f"{LOST_TARGET}",
+                 "give its folder (--target FOLDER), or check the files alone (--files-only)")  # fmt: skip
+    unplaced = target is None and lost_target(folder)
+    if any_fault(findings):  # all that is in the way at once
+        return report([*findings, lost] if unplaced else findings)
+    if unplaced:
+        raise UserError(lost.what, where=str(folder / MANIFEST), hint=lost.hint)
+
+    def decoded() -> str:
+        from ...eval.stored_prompt import reproduce
+
+        expected = reproduce(folder, target=target, allow_import=options.allow_import)
+        cycles = f"{len(expected.tokens)} tokens in {len(expected.accepted)} cycles, tau {expected.tau:.2f}"
+        return f"{cycles}: the same tokens and accepted drafts as published"
+
+    return report([*findings, tried("stored prompt", decoded, _CURE)])
+
+
+def _file_findings(folder: Path, allow_import: bool) -> Iterator[Finding]:
+    """The sums of a published folder's files, those that could run code, and the manifest."""
+    from ...eval.published import read_published
+
+    def sums() -> str:
+        if not (folder / SUMS).is_file():
+            raise UserError(f"{folder / SUMS} is missing: nothing shows whether a file was changed")
+        check_sums(folder)
+        listed = read_sums(folder)
+        size = sum((folder / name).stat().st_size for name in listed)
+        return f"{len(listed)} files, {size / 2**20:,.1f} MiB, as they were published"
+
+    def manifest() -> str:
+        section = read_published(folder, allow_import=allow_import)
+        target = section.target.get("path") or "a target that its maker trained"
+        return f"{section.drafter.get('kind')} drafter for {target}, method {section.decoding.name}"
+
+    yield tried("files", sums, _CURE)
+    cure = "remove it, or fetch the folder from who published it: weights are in model.safetensors alone"
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and _is_pickle(path)):
+        yield fault("pickles", f"{path} is a pickle, and may run code where it is loaded", cure)
+    yield tried("manifest", manifest, _CURE)
+
+
+def _is_pickle(path: Path) -> bool:
+    """By its name, or by how it begins: pickle's protocols from 2 on, or torch's archive around one."""
+    if path.suffix.lower() in PICKLES:
+        return True
+    with open_data(path) as file:
+        head = file.read(4)
+    pickled = len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
+    return pickled or (head == b"PK\x03\x04" and path.suffix.lower() not in (".npz", ".zip"))
 
 
 COMMAND = Command(
@@ -59,5 +115,4 @@ COMMAND = Command(
                  {"action": "store_true"}),
     ),
     run=_run,
-    takes="folder",
 )  # fmt: skip

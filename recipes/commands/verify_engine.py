@@ -64,5 +64,4 @@ COMMAND = Command(
         Argument("--keep", "keep requests, answers and logs in this new folder", {"metavar": "FOLDER"}),
     ),
     run=_run,
-    takes="folder",
 )

@@ -15,7 +15,7 @@ from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards.codes import forward_seed
 from draftsmith.data.shards.shards import ShardReader, shard_path
-from draftsmith.data.states.identity import check_identity, weights_identity
+from draftsmith.data.states.identity import check_identity, target_identity
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import draw_of, split
 from draftsmith.data.states.writer import Deal
@@ -234,54 +234,22 @@ def test_a_branch_that_has_moved_on_is_another_target(tmp_path, monkeypatch):
     result = []
     for commit in ("c" * 40, "d" * 40):
         (tmp_path / "models--a--b" / "refs" / "main").write_text(commit)
-        result.append(weights_identity("a/b", path="a/b", revision=None))
+        result.append(target_identity("a/b", path="a/b", revision=None))
     assert [identity["commit"] for identity in result] == ["c" * 40, "d" * 40]
-    assert weights_identity("a/b", path="a/b", revision="c" * 40)["commit"] == "c" * 40
-    assert weights_identity("a/other", path="a/other", revision=None)["commit"] is None
+    assert target_identity("a/b", path="a/b", revision="c" * 40)["commit"] == "c" * 40
+    assert target_identity("a/other", path="a/other", revision=None)["commit"] is None
     states = identity(SPARROW)["states"]
     with pytest.raises(UserError, match=r"another target\.commit: 'cccc"):
         check_identity({"states": states, "target": result[0]}, {"states": states, "target": result[1]}, tmp_path, ())
 
 
-def test_weights_in_a_folder_are_told_by_their_config_and_by_pieces_all_over_each_file(tmp_path):
-    """64 pieces of 64 KiB: a training changes all of a file, a flipped byte is found where a piece lies."""
-    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-    size, piece = 16 << 20, 2**16
-    file.write_bytes(bytes(size))
-    config.write_text("{}")
-
-    def identity() -> str:
-        return weights_identity(tmp_path, path=None, revision=None)["weights"]
-
-    before = identity()
-    starts = np.linspace(0, size - piece, 64, dtype=int)
-    for start in (0, *starts[[1, 20, 41, 62]], size - 1):
-        with open(file, "r+b") as content:
-            content.seek(start)
-            content.write(b"x")
-            content.flush()
-            assert identity() != before, start
-            content.seek(start)
-            content.write(b"\0")
-    assert identity() == before
-    file.write_bytes(bytes(size + 1))
-    assert identity() != before
-    file.write_bytes(bytes(size))
-    config.write_text("{ }")
-    assert identity() != before
-    config.write_text("{}")
-    file.rename(tmp_path / "other.safetensors")
-    assert identity() != before
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.pth"])
-def test_weights_that_are_no_safetensors_are_told_too(tmp_path, name):
+def test_weights_in_a_folder_are_told_by_its_files(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    found = []
+    identities = []
     for content in (b"a", b"b"):
-        (tmp_path / name).write_bytes(content)
-        found.append(weights_identity(tmp_path, path=None, revision=None))
-    assert found[0] != found[1]
+        (tmp_path / "model.safetensors").write_bytes(content)
+        identities.append(target_identity(tmp_path, path=None, revision=None)["weights"])
+    assert identities[0] != identities[1]
 
 
 def test_layers_that_are_not_there_are_refused_and_more_than_is_wanted_is_not(cache):

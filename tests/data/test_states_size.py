@@ -11,7 +11,7 @@ from draftsmith.data.order import BucketedOrder, RisingVisualOrder
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states import estimate
 from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels, state_bytes
-from draftsmith.data.states.estimate import Size, check_disk, declared_size, record_bytes, samples_per_shard
+from draftsmith.data.states.estimate import Size, check_disk, record_bytes, samples_per_shard
 from draftsmith.data.states.writer import Deal
 from draftsmith.models.losses import divergence
 from fails import fails_with
@@ -38,18 +38,14 @@ TABLE = [
 
 @pytest.mark.parametrize(("name", "wanted", "text", "visual", "terabytes"), TABLE, ids=[r[0] for r in TABLE])
 def test_declared_tokens_give_the_known_sizes(name, wanted, text, visual, terabytes):
-    size = declared_size(
-        wanted, WIDTH, "bf16", samples=SAMPLES, text_tokens=SAMPLES * text, visual_tokens=SAMPLES * visual
-    )
-    assert size.total_bytes / TB == pytest.approx(terabytes, abs=0.005 + 0.01 * terabytes)
+    size = SAMPLES * record_bytes(wanted, WIDTH, "bf16", text=text, visual=visual)
+    assert size / TB == pytest.approx(terabytes, abs=0.005 + 0.01 * terabytes)
 
 
 def test_ids_of_a_long_clip_are_little_beside_no_states_of_it():
     """0.27 TB of states; the ids, modalities and positions of 25,089 visual tokens are a fifteenth more."""
-    size = declared_size(
-        Taps(feature=True), WIDTH, "bf16", samples=SAMPLES, text_tokens=SAMPLES * 557, visual_tokens=SAMPLES * 25_089
-    )
-    assert size.total_bytes / TB == pytest.approx(0.27, rel=0.08)
+    size = SAMPLES * record_bytes(Taps(feature=True), WIDTH, "bf16", text=557, visual=25_089)
+    assert size / TB == pytest.approx(0.27, rel=0.08)
 
 
 def test_a_middle_tap_alone_keeps_eagle3_from_growing_fourfold():

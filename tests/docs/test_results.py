@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
+from draftsmith.eval.cells import placed
 from draftsmith.eval.contrasts import drafters_table
-from draftsmith.eval.row_columns import Rows
+from draftsmith.eval.measured_rows import frame
 from rows import a_row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +128,7 @@ def test_differences_and_drafters_are_kept(results, tmp_path):
     rows = [a_row(drafter=name, accepted=(n, n), benchmark="text") for name, n in (("draft", 3), ("draft_1", 1))]
     more = {
         "contrasts": [{"name": "rule", "mode": "", "place": "captions, T = 1", "result": one}],
-        "comparison": {"text": compared}, "tables": [asdict(drafters_table(Rows(rows), lambda row: row.benchmark))],
+        "comparison": {"text": compared}, "tables": [asdict(drafters_table(placed(frame(rows))))],
     }  # fmt: skip
     _, kept = results.recorded(run(tmp_path / "a", 0, more=json.loads(json.dumps(more))))
     evaluation = kept["evaluations"]["evaluate"]

@@ -18,7 +18,7 @@ from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.sizes import parameter_counts
 from draftsmith.trainers.estimate.counted import Known
-from draftsmith.trainers.estimate.train_memory import _target_step, _with_pictures
+from draftsmith.trainers.estimate.train_memory import _target_step, synthetic_batch
 from exact import accepted_of_drafted, chances, check_drawn
 from heads_tiny import config_of
 from live_tensors import Live
@@ -146,7 +146,7 @@ def check_memory(llm, target, length: int = 64):
     for part in filter(None, (config, config.get_text_config(), getattr(config, "vision_config", None))):
         part._attn_implementation = "sdpa"  # as a recipe's; the target has set its own
     known = Known(repr(config), (section, config, "float32", Taps(feature=True)))
-    batch = _with_pictures(config, 2, length)
+    batch = synthetic_batch(config, 2, length)
     pixels = None if batch.pixels is None else torch.zeros(batch.pixels.shape)
     real = replace(batch._source, pixels=pixels)
     own = target(llm)

@@ -4,6 +4,8 @@ That they are exact above temperature 0 is in test_ensemble_exact.py.
 """
 
 import copy
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +72,26 @@ def cycles(model, drafter, policy, seeds=3, images=2, warp=None, draw=TOP_K):
         result = generate(model, drafter, ask(seed, images), decoding, torch.Generator().manual_seed(seed))
         actual.append((result.tokens, [(c.num_drafted, c.num_nodes, c.num_accepted) for c in result.cycles]))
     return actual
+
+
+def test_the_captioners_time_is_a_part_of_its_own():
+    """TABED's table 4; modes that ask no captioner have none of it."""
+
+    class Slow(Captions):
+        def captions(self, request):
+            time.sleep(0.05)
+            return super().captions(request)
+
+    model, draft = target(llava(0)), target(near(llava(0))).decoder
+    slow = replace(SUBSTITUTES, captioner=Slow())
+    for mode, least in (("C", 0.05), ("T", 0.0)):
+        drafter = IndependentProposal(draft, mode, newline_id=5, substitutes=slow)
+        result = generate(model, drafter, ask(0, 1), greedy(Chain(2), 4))
+        assert least <= result.captioning_s <= result.draft_prefill_s and (result.captioning_s > 0) == (mode == "C")
+    both = EnsembleProposal(
+        draft, ("M", "C"), preset("MT").weights.build(2), newline_id=5, substitutes=slow,
+    )  # fmt: skip
+    assert generate(model, both, ask(0, 1), greedy(Chain(2), 4)).captioning_s >= 0.05
 
 
 # --- one batched forward against each mode alone ---

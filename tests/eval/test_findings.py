@@ -7,15 +7,12 @@ from draftsmith.eval.report import build
 from .rows import METHODS, a_row, measured_rows
 
 
-def test_findings_say_what_holds():
-    told = build(measured_rows(total_s=0.2, prefill_s=0.1), about={}, methods=METHODS).findings
-    assert told[0].startswith("Best tau: ") and "Best measured speedup of decoding: " in told[1]
-    assert "Greedy outputs are identical to plain decoding, token by token, in all 36 decoded requests." in told
-    assert any(line.startswith("pictures: tau with the picture minus without is ") for line in told)
+def test_findings_say_whether_outputs_are_plain_decodings():
+    told = build(measured_rows(verify_s=0.02, plain_cycle_s=0.02), about={}, methods=METHODS).findings
+    assert told == ("Greedy outputs are identical to plain decoding, token by token, in all 36 decoded requests.",)
     binding = {"questions": 20, "accuracy": 0.9, "blind_accuracy": 0.25}
-    assert "in 90.0% of 20 held-out questions" in " ".join(
-        build(measured_rows(), about={}, methods=METHODS, binding=binding).findings
-    )
+    told = build(measured_rows(), about={}, methods=METHODS, binding=binding).findings
+    assert "in 90.0% of 20 held-out questions" in " ".join(told)
 
 
 def test_findings_say_what_does_not_hold():
@@ -23,7 +20,7 @@ def test_findings_say_what_does_not_hold():
            for r in measured_rows(total_s=9.0)]  # fmt: skip
     bad += [a_row(method="dead", accepted=(0, 0), benchmark="pictures", total_s=9.0)]
     told = " ".join(build(bad, about={}, methods=METHODS).findings)
-    assert "**No wall-clock gain on this machine**" in told and "first at r2" in told
+    assert "first at r2" in told
     assert "**Outputs differ** from plain decoding in 6 of 7 greedy cells: M, pictures" in told
     assert "**2 of 12 requests of pictures, clips exceed the draft's positions** in M" in told
     assert "No drafted token was accepted, or none was rejected, in: dead, pictures." in told
@@ -51,14 +48,3 @@ def test_times_of_a_busy_machine_are_said():
     assert not [line for line in build(trees, about={}, methods=METHODS).findings if "steady" in line], "of two sizes"
     fast = [a_row(request=f"r{n}", engine="vllm", verify_s=seconds) for n, seconds in enumerate(busy)]
     assert not [line for line in build(fast, about={}, methods=METHODS).findings if "steady" in line], "not its times"
-
-
-def test_lengths_of_clips_are_compared_in_the_longest_answers():
-    some = [
-        a_row(budget=budget, visual_tokens=tokens, max_new_tokens=new, accepted=(a,) * 4, medium="video")
-        for budget, tokens in (("0.5k", 500), ("25k", 25_089))
-        for new, a in ((512, 2), (2048, 3))
-    ]
-    told = [line for line in build(some, about={}, methods=METHODS).findings if "visual tokens, " in line]
-    expected = "tau 4.00 [4.00, 4.00] at 500 visual tokens, 4.00 [4.00, 4.00] at 25,089."
-    assert told == [f"M, photos, T = 0: {expected}"]

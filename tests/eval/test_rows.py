@@ -3,14 +3,14 @@
 import dataclasses
 import json
 import random
+import tracemalloc
 from operator import attrgetter
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.generation_rows import measure, time_parts
 from draftsmith.eval.loop import Cycle, Generation
-from draftsmith.eval.measured_rows import PLAIN, Row, grouped
-from draftsmith.eval.row_columns import KEY, read_rows, write_rows
+from draftsmith.eval.measured_rows import KEY, PER_CYCLE, PLAIN, Row, cycles_of, frame, grouped, read_rows, write_rows
 
 from .rows import a_row, random_rows
 
@@ -20,19 +20,19 @@ CELL = {"benchmark": "b", "method": "M", "request": "r", "temperature": 0.0, "ma
 def generation(seed: int, tokens=(5, 6, 7, 8), cycles=3) -> Generation:
     rng = random.Random(seed)
     made = [Cycle(4, 9, 2, 3, *(rng.random() for _ in range(3)), rule_s=rng.random()) for _ in range(cycles)]
-    return Generation(list(tokens), made, rng.random(), rng.random(), 9.0 + rng.random(), "eos", pruning_s=0.01)
+    return Generation(list(tokens), made, rng.random(), rng.random(), 9.0 + rng.random(), "eos", 0.01, 0.02)
 
 
 def test_a_row_has_medians_over_repeats_and_the_first_ones_tokens():
     plain, drafted = [generation(n) for n in range(3)], [generation(n) for n in range(3, 6)]
     row = measure(plain, drafted, **CELL, drafter="finetune", mode="M", visual_tokens=576, details={"num_held": 3})
-    assert row.tokens == (5, 6, 7, 8) and row.plain_tokens == 4 and row.identical and row.stop == "eos"
-    assert (row.drafted, row.nodes, row.accepted, row.emitted) == ((4,) * 3, (9,) * 3, (2,) * 3, (3,) * 3)
+    assert [*row.tokens] == [5, 6, 7, 8] and row.plain_tokens == 4 and row.identical and row.stop == "eos"
+    assert [list(getattr(row, name)) for name in PER_CYCLE[1:]] == [[4] * 3, [9] * 3, [2] * 3, [3] * 3]
     assert row.num_cycles == 3 and row.num_emitted == 9
     assert row.total_s == sorted(g.total_s for g in drafted)[1]
     assert row.prefill_s == sorted(g.prefill_s + g.draft_prefill_s for g in drafted)[1]
     assert row.draft_s == pytest.approx(row.draft_cycle_s / 4)
-    assert row.parts_s["token_pruning"] == 0.01 and row.details == {"num_held": 3}
+    assert (row.parts_s["token_pruning"], row.parts_s["captioning"]) == (0.01, 0.02) and row.details == {"num_held": 3}
     parts = time_parts(drafted[0])
     assert sum(parts.values()) == pytest.approx(drafted[0].total_s)
 
@@ -51,7 +51,7 @@ def test_plain_decoding_is_a_row_too():
     cycles = [dataclasses.replace(c, num_drafted=0, num_nodes=0, num_accepted=0, num_emitted=1) for c in plain.cycles]
     plain = dataclasses.replace(plain, cycles=cycles)
     row = measure([plain], [plain], **(CELL | {"method": PLAIN}))
-    assert row.emitted == (1, 1, 1) and row.draft_s == 0.0 and row.identical
+    assert [*row.emitted] == [1, 1, 1] and row.draft_s == 0.0 and row.identical
 
 
 def test_rows_come_back_from_their_file(tmp_path):
@@ -81,3 +81,27 @@ def test_rows_cannot_change_and_have_one_key_each():
     assert len({attrgetter(*KEY)(row) for row in rows}) == 8
     assert {f.name for f in dataclasses.fields(Row)} >= {"benchmark", "budget", "turn", "details"}
     assert list(grouped([*rows, a_row(method="T")], "method")) == [("M",), ("T",)]
+
+
+def test_a_frame_has_what_the_rows_say():
+    rows = [*random_rows(5), a_row(accepted=(), request="none", temperature=1.0)]
+    table = frame(rows)
+    assert frame(table) is table and table.request.tolist() == [row.request for row in rows]
+    for name in PER_CYCLE:
+        assert cycles_of(table)[name].tolist() == [value for row in rows for value in getattr(row, name)]
+    assert table.num_cycles.tolist() == [row.num_cycles for row in rows]
+    assert table.num_nodes.tolist() == [sum(row.nodes) for row in rows]
+    assert table.decode_s.tolist() == [row.total_s - row.prefill_s for row in rows]
+
+
+def test_memory_of_many_rows():
+    """A row of 40 cycles and 128 tokens takes at most 4.5 KB, and its line of a frame half of one more."""
+    parts = dict.fromkeys(("target_prefill", "draft_prefill", "verification", "drafting", "tree_update", "others"), 0.1)
+    line = json.dumps(a_row(accepted=[2] * 40, tokens=range(30_000, 30_128), parts_s=parts).to_json())
+    frame([a_row()])  # imports pandas
+    tracemalloc.start()
+    rows = [Row.from_json(json.loads(line)) for _ in range(300)]
+    held = tracemalloc.get_traced_memory()[0] / 300
+    frame(rows)
+    assert held < 4_500 and tracemalloc.get_traced_memory()[1] / 300 < 6_000, held
+    tracemalloc.stop()

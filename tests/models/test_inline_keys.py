@@ -10,11 +10,10 @@ import pytest
 import tiny_qwen
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
-from draftsmith.models.inline import new_config
-from draftsmith.models.inline_keys import ROPE_KEYS
-from draftsmith.recipes.load import RUN_OPTIONS, checked, find_recipe, load
-from draftsmith.recipes.messages import Asked
-from draftsmith.recipes.origins import resolved
+from draftsmith.models.inline import ROPE_KEYS, new_config
+from draftsmith.recipes.commands.recipes import resolved
+from draftsmith.recipes.load import checked, find_recipe, load
+from draftsmith.recipes.messages import Written
 from draftsmith.recipes.schema import Recipe
 from tiny_qwen import KINDS, text_config, vision_config
 from transformers import LlamaConfig
@@ -69,8 +68,7 @@ def tree_of(name: str) -> dict:
 
 
 def validated(name: str, tree: dict) -> Recipe:
-    fields = {key: field.annotation for key, field in Recipe.model_fields.items()}
-    return checked(tree, Asked(find_recipe(f"demo/{SECTIONS[name][0]}"), [], tree, fields, RUN_OPTIONS))
+    return checked(Written(find_recipe(f"demo/{SECTIONS[name][0]}"), [], tree))
 
 
 def levels(section: dict, place: tuple = ()):
@@ -98,7 +96,7 @@ def test_a_misspelt_key_is_refused_at_every_level_with_the_nearest(name):
                 validated(name, wrong)
             told = str(caught.value)
             assert ".".join((place, *inner, misspelt)) in told, told
-            assert f"did you mean {key}" in told or f"did you mean '{key}'" in told or f"or '{key}'" in told, told
+            assert f"did you mean '{key}'" in told or f"or '{key}'" in told, told
             tried += 1
     assert tried >= 2
 

@@ -22,8 +22,8 @@ from training import free_port
 ROOT = Path(__file__).resolve().parents[2]
 BAD = {
     "unknown recipe": (["recipe=llava15-69m"], "llava15-68m"),
-    "unknown key": (["recipe=llava15-68m", "stages.pretrain.optim.lrr=1"], "did you mean lr?"),
-    "unknown top key": (["recipe=llava15-68m", "traget=1"], "did you mean target?"),
+    "unknown key": (["recipe=llava15-68m", "stages.pretrain.optim.lrr=1"], "did you mean 'lr'"),
+    "unknown top key": (["recipe=llava15-68m", "traget=1"], "did you mean 'target'"),
     "wrong type": (["recipe=llava15-68m", "stages.pretrain.batch_size=many"], "stages.pretrain.batch_size"),
     "out of range": (["recipe=llava15-68m", "stages.pretrain.optim.lr=-1"], "greater than 0"),
     "bare word": (["recipe=llava15-68m", "fast"], "'fast' is not key=value"),
@@ -31,17 +31,12 @@ BAD = {
     "unknown stage": (["recipe=llava15-68m", "stages=[pretrian]"], "pretrain"),
     "unknown restart": (["recipe=llava15-68m", "restart=finetone"], "finetune"),
     "kind of another target": (["recipe=llava15-68m", "stages.pretrain.kind=encode"], "kinds here are generate"),
-    "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "kinds are"),
+    "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "did you mean 'train'"),
     "stage without a kind": (
         ["recipe=llava15-68m", "stages.new={data: {path: mine.json}}"],
-        "stages.new: its kind is missing; kinds are generate, prompts, encode, regenerate, cache, train, evaluate, "
-        "publish",
+        "stages.new: its kind is missing",
     ),
     "no methods": (["recipe=demo/lvlm-from-nothing", "stages.evaluate.methods=1"], r"(found 1)"),
-    "how methods are written": (
-        ["recipe=demo/lvlm-from-nothing", "stages.evaluate.methods=[M]"],
-        "write methods={name: {}}",
-    ),
     "no preset": (
         ["recipe=demo/lvlm-from-nothing", "stages.evaluate.preset=[a]"],
         "stages.evaluate.preset: input should be 'adt'",
@@ -70,32 +65,20 @@ BAD = {
     "fp16 on a CPU": (["recipe=llava15-68m", "engine.precision=fp16"], "fp16"),
     "another tool's name": (
         ["recipe=demo/lvlm-from-nothing", "stages.target.optim.learning_rate=1"],
-        "did you mean lr?",
+        "did you mean 'lr'",
     ),
     "another tool's name, by place": (
         ["recipe=demo/lvlm-from-nothing", "stages.target.max_steps=1"],
-        "did you mean steps?",
+        "did you mean 'steps'",
     ),
-    "joined words": (["recipe=demo/lvlm-from-nothing", "dryrun=true"], "did you mean dry_run?"),
+    "joined words": (["recipe=demo/lvlm-from-nothing", "dryrun=true"], "did you mean 'dry_run'"),
     "words in another order": (
         ["recipe=demo/lvlm-from-nothing", "stages.target.optim.ratio_warmup=0"],
-        "did you mean warmup_ratio?",
+        "'warmup_ratio'",
     ),
     "stage of an override": (
         ["recipe=demo/lvlm-from-nothing", "stages.finetoone.steps=2"],
         "did you mean stages.finetune?",
-    ),
-    "key of a stage at the top": (
-        ["recipe=demo/lvlm-from-nothing", "temperatures=[0]"],
-        "did you mean stages.evaluate.temperatures?",
-    ),
-    "example": (
-        ["recipe=demo/lvlm-from-nothing", "stages.evaluate.temperatures=hot"],
-        "write temperatures=[0.0], for example",
-    ),
-    "example of a number": (
-        ["recipe=demo/lvlm-from-nothing", "stages.target.checkpoints.every=x"],
-        "write every=500, for example",
     ),
     "dry_run value": (["recipe=llava15-68m", "dry_run=maybe"], "neither true nor false"),
 }
@@ -118,10 +101,9 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     ("stages.target.optim.learning_rate=1", "command line: stages.target.optim.learning_rate=1\n"),
     ("stages.target.optim={learning_rate: 1}", "command line: stages.target.optim={learning_rate: 1}\n"),
     ("stages.finetoone.steps=2", "command line: stages.finetoone.steps=2\n"),
-    # The section as a whole is wrong: it is the file's, with what was added to it.
     (
         "stages.evaluate.temperatures=[0.0,0.0]",
-        "mine.yaml with command line: stages.evaluate.temperatures=[0.0,0.0]\n",
+        "command line: stages.evaluate.temperatures=[0.0,0.0]\n",
     ),
 ])  # fmt: skip
 def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
@@ -139,7 +121,6 @@ SECRET = "hf_" + "a1B2" * 9
 @pytest.mark.parametrize(("setting", "told"), [
     (f"tracking.tokn={SECRET}", "command line: tracking.tokn="),
     (f"stages.new={{data: {SECRET}, token: {SECRET}}}", "stages.new: its kind is missing"),
-    (f"stages.new={{data: {SECRET}, token: {SECRET}}}", "stages.new: add kind, one of these"),
 ])  # fmt: skip
 def test_secrets_of_the_command_line_are_not_repeated(setting, told, capsys):
     message = prints(capsys, ["recipe=demo/lvlm-from-nothing", setting, "dry_run=true"], 2)
@@ -149,13 +130,15 @@ def test_secrets_of_the_command_line_are_not_repeated(setting, told, capsys):
 def test_two_stages_with_one_name(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("target: {}\nstages:\n  a: {kind: train}\n  a: {kind: train}\noutput: x\n")
-    fails_with("'a' stands twice", load, [f"recipe={path}"])
+    fails_with("found duplicate key a", load, [f"recipe={path}"])
 
 
 def test_extends_goes_one_level_and_kind_changes_drop_old_keys():
     loaded = load(["recipe=llava15-160m"])
     assert loaded.recipe.drafter.language_model == "JackFram/llama-160m"
     assert loaded.recipe.drafter.vision_tower == "openai/clip-vit-large-patch14-336"
+    other = load(["recipe=llava15-160m", "target.kind=llava_next", "target.path=llava-hf/llava-v1.6-vicuna-7b-hf"])
+    assert other.tree["target"] == {"kind": "llava_next", "path": "llava-hf/llava-v1.6-vicuna-7b-hf"}
     changed = load(["recipe=demo/lvlm-from-nothing", "stages.world.splits.train.caption=7"])
     assert changed.recipe.stages["world"].splits["train"]["caption"] == 7
 
@@ -207,7 +190,7 @@ WRONG = ("recipe=demo/lvlm-from-nothing", "sede=1")
 def test_two_ranks_say_it_once(tmp_path):
     result = run_ranks(2, MAIN, *WRONG, f"output={tmp_path / 'run'}", cwd=ROOT)
     assert [code for code, _ in result] == [2, 2]
-    assert "".join(text for _, text in result).count("did you mean seed?") == 1
+    assert "".join(text for _, text in result).count("did you mean 'seed'") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -216,7 +199,7 @@ def test_through_the_real_launcher(tmp_path):
     launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", free_port()]
     command = [sys.executable, *launcher, "trains/train.py", *WRONG, f"output={tmp_path / 'run'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and (done.stdout + done.stderr).count("did you mean seed?") == 1
+    assert done.returncode == 2 and (done.stdout + done.stderr).count("did you mean 'seed'") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -237,24 +220,17 @@ def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
     ("recipe=nowhere.yaml", "no file 'nowhere.yaml'"),
     ("recipe=demo/lvlm --dry-run", "write dry_run=true"),
     ("train llava15-68m --dry-run", "write dry_run=true"),
-    ("train llava15-68m --lr 1e-4", "write stages.STAGE.optim.lr=VALUE"),
     ("recipe=llava15-68m --seed 1", "write seed=VALUE"),
-    ("recipe=llava15-68m stages.finetune.lr=1e-4", "did you mean optim.lr?"),
-    ("recipe=eagle3-qwen2.5-vl-7b stages.text.lr=1e-4", "did you mean optim.lr?"),
-    ("recipe=llava15-68m stages.finetune.wd=0.1", "did you mean optim.weight_decay?"),
+    ("recipe=llava15-68m stages.finetune.learning_rate=1e-4", "recipes call it lr"),
     ("recipe=llava15-68m stages=pretrain,finetune", 'write "stages=[pretrain,finetune]"'),
     ("help", "draftsmith --help"),
     ("version", "draftsmith --version"),
     ("-v", "draftsmith --version"),
     ("--recipe llava15-68m", "write recipe=VALUE"),
-    ("recipe llava15-68m", "draftsmith recipe=NAME"),
-    ("demo/lvlm", "draftsmith demo lvlm"),
     ("llava15-68m", "draftsmith train llava15-68m"),
     ("logs nowhere.jsonl out", "check its name"),
-    ("recipe=demo/lvlm dryrun=true", "did you mean dry_run?"),
-    ("train demo/lvlm stages=[pretrain, finetune] seed=1", 'quote what has blanks: "stages=[pretrain, finetune]"\n'),
-    ("recipe=demo/lvlm a.b={x: 1, y: /z}", "quote what has blanks: 'a.b={x: 1, y: /z}'\n"),
-    ("train llava15-68m stages.pretrain.data.path=${DATA_ROOT}/x.json", "is written ${oc.env:DATA_ROOT}\n"),
+    ("recipe=demo/lvlm dryrun=true", "did you mean 'dry_run'"),
+    ("train llava15-68m stages.pretrain.data.path=${DATA_ROOT}/x.json", "or write ${oc.env:DATA_ROOT,DEFAULT}\n"),
     ("evaluate runs/nothing", "no such folder or recipe: 'runs/nothing'"),
     ("publish runs/nothing", "no such folder or recipe: 'runs/nothing'"),
     ("check runs/nothing", "no such folder or recipe: 'runs/nothing'"),
@@ -264,12 +240,11 @@ def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
     ("seed=1", "recipe=NAME: draftsmith recipes lists them\n"),
     ("train help", "draftsmith COMMAND --help"),
     ("train demo/lvlm llava15-68m", "two recipes: demo/lvlm and llava15-68m"),
+    ("train demo/lvlm stages=[pretrain, finetune] seed=1", "without blanks, or in quotes"),
     ("recipe=demo/lvlm llava15-68m", "name one recipe; settings are key=value\n"),
-    ("train demo/lvlm b", "write b=VALUE, without blanks; one recipe is named\n"),
-    ("train demo/lvlm restart=nothing", "restart=nothing\n  hint:  its stages are world, language, pretrain,"),
+    ("train demo/lvlm restart=nothing", "restart=nothing\n  hint:  known names: evaluate, finetune, "),
     ("train demo/lvlm restart=pretran", "did you mean 'pretrain'?"),
-    ("recipe=demo/lvlm stages.finetune.optim.lr=-1", "hint:  stages.finetune.optim.lr: write lr="),
-    ("recipe=demo/lvlm stages.evaluate.methods.M.tree=30-4", "hint:  stages.evaluate.methods.M.tree: did you mean"),
+    ("recipe=demo/lvlm stages.evaluate.methods.M.tree=30-4", "hint:  did you mean"),
 ])  # fmt: skip
 def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -282,7 +257,7 @@ def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsy
 def test_a_variable_of_the_environment_in_a_file_is_told_how_it_is_written(tmp_path, capsys):
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: demo/lvlm\noutput: ${DATA_ROOT}/x\n")
-    assert main([f"recipe={mine}"]) == 2 and "${oc.env:DATA_ROOT}" in capsys.readouterr().err
+    assert main([f"recipe={mine}"]) == 2 and "${oc.env:DATA_ROOT,DEFAULT}" in capsys.readouterr().err
 
 
 def test_a_runs_folder_is_no_recipe_and_its_command_is_told(tmp_path, capsys):

@@ -5,8 +5,11 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.models.shipped import shipped_folder
+from draftsmith.recipes import preflight_data
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.load import load
@@ -48,7 +51,7 @@ def check(capsys, *arguments: str) -> tuple[int, str]:
 
 
 def line(text: str, subject: str) -> str:
-    (result,) = [part for part in text.splitlines() if f" {subject} " in part]
+    (result,) = [part for part in text.splitlines() if re.match(rf"(ok|warning|fault) +{re.escape(subject)} ", part)]
     return result
 
 
@@ -59,8 +62,15 @@ def test_a_synthetic_dataset_that_is_there_is_read_as_training_would(generated, 
     assert "skipped" in line(text, "stages.world")
     assert "34 usable records, 34 read" in line(text, "stages.target.data")
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
+    assert "3 kinds of record, ids up to" in line(text, "forward of stages.target.data")
     assert "1 usable record, 1 read" in line(text, "stages.evaluate.probes.binding.data")
     assert text.endswith("0 fault(s), 0 warning(s)\n")
+
+
+def test_a_sample_of_each_kind_is_read_and_all_records_where_they_are_wanted(generated, capsys):
+    for options, number in ((["--samples", "1"], 3), (["--all-records", "--samples", "1"], 34)):
+        _, text = check(capsys, *FEW, f"output={generated}", *options)
+        assert f"34 usable records, {number} read, usable share 100%" in line(text, "stages.target.data")
 
 
 def test_a_wrong_folder_under_skip_is_a_fault_that_names_it(generated, capsys, tmp_path):
@@ -77,8 +87,9 @@ def test_everything_that_was_read_is_reported(generated, capsys):
     data = ["stages.target.data.on_error=skip", "stages.target.data.max_length=60"]
     code, text = check(capsys, *FEW, f"output={generated}", *data)
     told = line(text, "stages.target.data")
-    assert code == OK and told.startswith("warning") and "34 usable records, 34 read" in told
+    assert code == OK and told.startswith("warning") and "34 usable records, 34 read, usable share" in told
     assert re.search(r"record\(s\) were left out \(\d+ times \d+ ids, more than max_length 60", told)
+    assert "usable share 100%" not in told
 
 
 def test_weights_and_pictures_of_a_judge_are_looked_for(capsys, tmp_path):
@@ -111,88 +122,123 @@ def record(number: int, picture: str | None = None, answer: str = "a cat") -> di
 
 
 @pytest.fixture
-def own_data(tmp_path, monkeypatch):
-    """One's own records beside a recipe whose models are not on this machine; nothing tries to fetch them."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+def own_data(generated, tmp_path):
+    """One's own records in the place of those that a finished stage wrote."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     path = tmp_path / "data.json"
 
-    def write(*records):
+    def write(*records, output=generated):
         path.write_text(json.dumps(records))
-        return [f"stages.{s}.data.path={path}" for s in ("pretrain", "finetune")] + [f"output={tmp_path / 'run'}"]
+        own = [f"stages.target.data.path={path}", "stages.target.data.from=null"]
+        return [*FEW, f"output={output}", *own]
 
     return write
 
 
-def test_records_are_looked_at_without_a_processor(own_data, capsys):
-    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
-    code, text = check(capsys, "llava15-68m", *own_data(record(0, "a.png"), record(1)), *folders)
-    assert code == FAULTS
-    assert line(text, "stages.finetune.data").startswith("ok") and "2 usable records, 2 looked at" in text
-    held_out = line(text, "stages.evaluate.benchmarks.held-out.data")
-    assert held_out.startswith("fault") and "not on disk" in held_out and "1 fault(s)" in text
-    assert "llava-hf/llava-1.5-7b-hf" in line(text, "target.path")
+def test_without_a_processor_records_are_counted_and_not_read(own_data, capsys, tmp_path):
+    code, text = check(capsys, *own_data(record(0, "gone.png"), record(1), output=tmp_path / "new"))
+    assert code == OK
+    why = "the stage that makes the processor has not run"
+    assert f"2 usable records, not read ({why})" in line(text, "stages.target.data")
 
 
-def test_hints_of_data_fit_what_was_found(own_data, tmp_path, capsys):
-    """A folder was "not on disk", two cures ran together, and of two faults one had its hint."""
+def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypatch):
+    """A first look comes before gigabytes: tokenizer and configs say how records are encoded."""
+    path, patterns = tmp_path / "data.json", []
+    path.write_text(json.dumps([record(0)]))
+
+    def fetch(name, *, revision, allow_patterns):
+        patterns.append((name, allow_patterns))
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    preflight_data._fetched.cache_clear()
+    settings = [f"stages.finetune.data.path={path}", "stages.finetune.data.images=null", "stages=[finetune]"]
+    _, text = check(capsys, "llava15-68m", *settings, f"output={tmp_path / 'run'}")
+    assert patterns == [("llava-hf/llava-1.5-7b-hf", preflight_data.SMALL)], "once"
+    told = line(text, "stages.finetune.data")
+    assert "hf download llava-hf/llava-1.5-7b-hf --include '*.json'" in told and "(no network)" in told
+
+
+def test_hints_of_data_fit_what_was_found(tmp_path, capsys):
+    """A folder was "not on disk"."""
     key, place = "stages.finetune.data", f"output={tmp_path / 'run'}"
     _, text = check(capsys, "llava15-68m", place, f"{key}.path={tmp_path}", "stages=[finetune]")
     assert f"{tmp_path} is a folder, and a file of records is expected" in line(text, key)
     assert f"hint: name a file: {key}.path={tmp_path}/..." in text
     _, text = check(capsys, "llava15-68m", place, "stages=[finetune]")
     assert re.search(rf"hint: name another place: {key}.path=..., or fetch it before the run: hf download \S+ ", text)
-    settings = [*own_data(record(0, "gone.png"), {"id": "1"}), f"{key}.images=null", "stages=[finetune]"]
-    _, text = check(capsys, "llava15-68m", *settings, f"{key}.on_error=strict")
-    assert "hint: fetch it, or set images / videos to its folder; fix these records, or set on_error: skip\n" in text
-    _, text = check(capsys, "llava15-68m", *settings, f"{key}.on_error=skip")
-    assert "hint: fetch it, or set images / videos to its folder; unusable records are left out" in text
 
 
 def test_another_number_of_records_than_declared_is_a_warning(own_data, capsys):
     """A download that was cut short looks like a small data set."""
-    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
-    settings = [*own_data(record(0), record(1)), *folders, "stages=[pretrain,finetune]"]
-    code, text = check(capsys, "llava15-68m", *settings)
-    told = line(text, "stages.finetune.expected.samples")
-    assert code == OK and told.startswith("warning")
-    assert "the recipe declares 665,298 records, and the data has 2" in told
-    assert "stages.finetune.expected.samples=2" in text
-    _, text = check(capsys, "llava15-68m", *settings, "stages.finetune.expected.samples=2")
-    assert "stages.finetune.expected.samples" not in text
+    settings, key = own_data(record(0), record(1)), "stages.target.expected.samples"
+    code, text = check(capsys, *settings, f"{key}=100")
+    told = line(text, key)
+    assert code == OK and told.startswith("warning") and f"{key}=2" in text
+    assert "the recipe declares 100 records, and the data has 2" in told
+    _, text = check(capsys, *settings, f"{key}=2")
+    assert f" {key} " not in text
 
 
 @pytest.mark.parametrize(
-    ("settings", "records", "expected"),
+    ("settings", "records", "level", "expected"),
     [
-        ([], [record(0, "gone.png")], "1 usable record, 1 looked at"),
-        ([], [record(0, "gone.png"), record(1, "lost.png")], "2 files are missing, the first: "),
-        ([], [record(0, "a.png"), record(1, "../a.png")], "1 name leads out of the folder"),
-        (["stages.finetune.data.on_error=strict"], [record(0), {"id": "1"}], "1 unusable, the first"),
-        ([], [{"id": "1"}], "0 usable records"),
+        ([], [record(0, "gone.png")], "fault", "missing image"),
+        ([], [record(0, "a.png"), record(1, "../a.png")], "fault", "leads out of the folder"),
+        ([], [record(0), {"id": "1"}], "fault", "no conversations"),
+        ([], [{"id": "1"}], "fault", ""),
+        (["stages.target.data.on_error=skip"], [record(0), record(1, answer=""), {"id": "1"}], "warning",
+         "usable share 33%"),
     ],
-    ids=[
-        "a picture that is gone",
-        "two that are gone",
-        "a picture outside",
-        "a broken record under strict",
-        "nothing to use",
+    ids=["a picture that is gone", "a picture outside", "a broken record", "nothing to use", "a broken one is skipped"],
+)  # fmt: skip
+def test_broken_data_is_found(settings, records, level, expected, own_data, capsys):
+    code, text = check(capsys, *own_data(*records), *settings)
+    told = line(text, "stages.target.data")
+    assert code == (FAULTS if level == "fault" else OK) and told.startswith(level) and expected in told, told
+
+
+@pytest.mark.parametrize(
+    ("changed", "file", "expected"),
+    [
+        ({}, None, None),
+        ({"text_config": {"vocab_size": 300}}, None, "and the model's tables have 300 rows"),
+        ({"vision_config": {"patch_size": 8}}, "patch_size", "the vision tower gives"),
+        ({"vision_feature_layer": [-2, -1]}, None, "vision_feature_layer is [-2, -1]"),
+        ({"text_config": {"num_key_value_heads": 3}}, None, "8 attention heads are no multiple of 3"),
+        ({"vision_config": {"patch_size": 64}}, None, "a patch of 64 pixels is larger than the picture of 48"),
     ],
+    ids=["whole", "more ids than rows", "no patch size", "a list of layers", "heads that do not divide", "a patch"],
 )
-def test_broken_data_is_a_fault(settings, records, expected, own_data, capsys):
-    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
-    code, text = check(capsys, "llava15-68m", *own_data(*records), *folders, *settings)
-    assert code == FAULTS
-    assert line(text, "stages.finetune.data").startswith("fault") and expected in line(text, "stages.finetune.data")
-    assert "expected.samples=0" not in text, "no cure beside the cause"
-
-
-def test_a_broken_record_under_skip_is_a_warning(own_data, capsys):
-    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
-    code, text = check(capsys, "llava15-68m", *own_data(record(0), {"id": "1"}), *folders, "stages=[pretrain,finetune]")
-    assert code == OK and line(text, "stages.finetune.data").startswith("warning")
+def test_what_would_end_a_training_of_a_published_target_is_found(changed, file, expected, capsys, tmp_path):
+    """Its config and processor alone are here. Each of these passed `check`, and ended the first step."""
+    folder = tmp_path / "target"
+    shutil.copytree(shipped_folder("shipped:shapes-llava"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in changed.items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = json.loads((folder / "processor_config.json").read_text())
+    settings.pop(file, None)
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    Image.new("RGB", (48, 48)).save(tmp_path / "a.png")
+    (tmp_path / "data.json").write_text(json.dumps([record(0, "a.png"), record(1)]))
+    recipe = {
+        "target": {"kind": "llava", "path": str(folder)},
+        "drafter": {"kind": "eagle"},
+        "stages": {"head": {
+            "kind": "train", "data": {"path": str(tmp_path / "data.json"), "max_length": 256}, "steps": 1,
+            "batch_size": 2, "source": {"kind": "online"}, "optim": {"lr": 0.001},
+        }},
+        "output": str(tmp_path / "run"),
+    }  # fmt: skip
+    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
+    code, text = check(capsys, str(tmp_path / "own.yaml"))
+    if expected is None:
+        assert code == OK and "2 kinds of record, ids up to" in line(text, "forward of stages.head.data")
+    else:
+        assert code == FAULTS and expected in text, text
 
 
 def captioned(folder, side=32) -> None:

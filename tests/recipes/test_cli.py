@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,19 +13,13 @@ from command_line import prints
 from draftsmith.core import ranks
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
-from draftsmith.recipes.commands.completion import SHELLS
+from draftsmith.recipes.commands.command import NAME
+from draftsmith.recipes.commands.recipes import shown
 from draftsmith.recipes.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
 from draftsmith.recipes.launch import typed
 from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values
 from draftsmith.trainers.run.launcher import num_ranks
 from fails import fails_with, raising
-
-OWN, BASE = "lvlm/llava15-160m.yaml", "extended lvlm/llava15-68m.yaml"
-
-
-def origins(*arguments: str) -> dict[str, tuple]:
-    return {".".join(v.place): (v.value, v.origin) for v in values(load(list(arguments)))}
 
 
 def test_recipes_lists_each_with_its_headline(capsys):
@@ -132,34 +125,7 @@ def test_what_is_shown_is_a_recipe_that_resolves_to_the_same(name, tmp_path):
         path.write_text(text)
         again = load([f"recipe={path}"]).recipe
         assert again.model_dump(mode="json", by_alias=True) == loaded.recipe.model_dump(mode="json", by_alias=True)
-        assert ("# default" in text) == defaults
-
-
-def test_where_values_come_from():
-    result = origins("recipe=llava15-160m", "stages.finetune.optim.lr=5e-5", "stages.pretrain.lora={rank: 4}",
-                    "stages.pretrain.trainable=[language_model]")  # fmt: skip
-    assert result["drafter.language_model"] == ("JackFram/llama-160m", OWN)
-    assert result["drafter.vision_tower"] == ("openai/clip-vit-large-patch14-336", BASE)
-    assert result["stages.finetune.optim.lr"] == (5e-5, COMMAND_LINE)
-    assert result["stages.pretrain.lora.rank"] == (4, COMMAND_LINE)
-    assert result["stages.pretrain.lora.alpha"][1] == DEFAULT, "a part of the section that nobody named"
-    assert result["stages.pretrain.optim.eps"][1] == DEFAULT and result["seed"] == (0, DEFAULT)
-
-
-def test_a_kind_that_changes_takes_the_old_kinds_values_along():
-    """The base sets a language model; another kind of target has none of the base's keys."""
-    result = origins("recipe=llava15-160m", "target.kind=llava_next", "target.path=llava-hf/llava-v1.6-vicuna-7b-hf")
-    assert result["target.kind"] == ("llava_next", COMMAND_LINE)
-    assert result["target.dtype"][1] == DEFAULT, "the base's bfloat16 went with its kind"
-
-
-def test_a_name_that_stands_for_a_section_is_the_origin_of_all_in_it():
-    result = origins("recipe=demo/visual-ar")
-    methods = {key: origin for key, (_, origin) in result.items() if key.startswith("stages.evaluate.")}
-    assert "demo/visual-ar.yaml" in methods.values()
-    result = origins("recipe=llava15-68m", "stages.evaluate.methods.M.tree=30-4-8")
-    inside = {origin for key, (_, origin) in result.items() if key.startswith("stages.evaluate.methods.M.tree.")}
-    assert inside == {COMMAND_LINE}
+        assert len(text) > 100
 
 
 def test_show_prints_no_secret(capsys):
@@ -215,7 +181,6 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
     (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
     (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
     (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
-    (["completion", "powershell"], "invalid choice: 'powershell'"),
     (["doctor", "--ranks", "0"], "1 or more"),
     (["compare", "/nowhere/run"], "no such folder"),
     (["demo", "vidoe"], "did you mean 'video'"),
@@ -276,11 +241,11 @@ def test_help_has_examples_that_parse(name, capsys):
         assert "dry_run=true" in printed, "what runs a recipe can say what it would do"
     assert len(command.examples) >= 1 and all(example in printed for example, _ in command.examples)
     for example, _ in command.examples:
-        words = shlex.split(example.replace('eval "$(', "").replace(')"', "").split(" > ")[0])
+        words = shlex.split(example.split(" > ")[0])
         own = words[words.index("draftsmith") :]
         assert own[1] == name
         given = command.parse(own[2:])
-        if command.takes == "recipe" and not given.name.startswith(("runs/", "mine")):
+        if NAME in command.arguments and not given.name.startswith(("runs/", "mine")):
             load([f"recipe={given.name}", *given.settings])
 
 
@@ -312,45 +277,6 @@ def test_a_dry_run_of_a_demo_is_this_process_alone_and_of_as_many_ranks_as_would
     said = prints(capsys, ["demo", "lvlm-from-nothing", f"output={output}", "dry_run=true"], OK)
     assert said.startswith(f"dry run: nothing is written, no network is used ({num_ranks()} rank(s))\n")
     assert "stage finetune (train)" in said and not output.exists() and dict(os.environ) == before
-
-
-def completed(words: list[str]) -> list[str]:
-    script = SHELLS["bash"](COMMANDS)
-    array = " ".join(shlex.quote(word) for word in words)
-    ask = f"{script}\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _draftsmith; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, timeout=20)
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def test_bash_completes_commands_recipes_options_and_settings():
-    assert completed(["draftsmith", "ev"]) == ["evaluate"]
-    assert set(completed(["draftsmith", ""])) >= set(COMMANDS)
-    assert completed(["draftsmith", "show", "llava15-160m-d"]) == ["llava15-160m-distilled"]
-    assert completed(["draftsmith", "show", "llava15-68m", "--no"]) == ["--no-defaults"]
-    assert completed(["draftsmith", "train", "llava15-68m", "rest"]) == ["restart="]
-    assert completed(["draftsmith", "completion", "f"]) == ["fish"]
-    assert completed(["draftsmith", "demo", "lvlm-s"]) == ["lvlm-seeds"]
-    assert completed(["draftsmith", "verify", "--fi"]) == ["--files-only"]
-    assert completed(["draftsmith", "doctor", "--ne"]) == ["--network"]
-    assert completed(["draftsmith", "recipe", "=", "llava15-160m-d"]) == ["llava15-160m-distilled"]
-    assert set(completed(["draftsmith", "recipe", "="])) == set(recipe_names())
-    assert completed(["draftsmith", "recipe", "=", "demo/lvlm", "dry"]) == ["dry_run=true"]
-    assert "complete -o default " in SHELLS["bash"](COMMANDS), "mine.yaml is a recipe, too"
-
-
-@pytest.mark.parametrize("shell", sorted(SHELLS))
-def test_completion_scripts_are_the_shells_own_language(shell, capsys):
-    script = prints(capsys, ["completion", shell], OK)
-    for command in COMMANDS.values():
-        assert command.name in script
-    if shell != "bash":
-        assert all(name in script for name in recipe_names())
-    if shutil.which(shell) is None:
-        assert script.count("'") % 2 == 0 and script.count('"') % 2 == 0
-        return
-    done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, timeout=20, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeypatch, capsys):

@@ -87,7 +87,7 @@ def test_check_reads_them(forms, form, tmp_path, capsys):
     """Without the target's processor: the records and what they name."""
     settings = [f"output={tmp_path / 'run'}", setting(forms[form]), "stages=[finetune]"]
     main(["check", "llava15-68m", *settings])
-    assert "6 usable records, 6 looked at" in capsys.readouterr().out
+    assert "6 usable records, not read" in capsys.readouterr().out
 
 
 def test_check_says_what_is_not_here(tmp_path, capsys):

@@ -9,8 +9,7 @@ import yaml
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.commands.cli import COMMANDS
-from draftsmith.recipes.ending import NEXT_DEMO, WIDTH, ending, short_table, try_next
-from draftsmith.recipes.files import demo_names
+from draftsmith.recipes.ending import WIDTH, ending, short_table, try_next
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 from recorded import first_of_each_folder
@@ -31,8 +30,8 @@ def test_every_command_that_is_offered_exists_and_parses(name, tmp_path):
         program, called, *words = shlex.split(command)
         assert program == "draftsmith" and what
         options = COMMANDS[called].parse(words)
-        if called == "demo":
-            assert options.words[0] in demo_names() and options.words[0] != path.stem
+        if called == "recipes":
+            assert options.words == ["demo"]
         elif called == "compare":
             assert options.runs == [f"{tmp_path}/a run"]
         elif called == "export":
@@ -58,10 +57,6 @@ def test_publish_plans_where_it_is_offered(name, tmp_path):
     assert plan(again.recipe, again.path)[-1].name == "published"
 
 
-def test_every_demo_leads_to_another():
-    assert NEXT_DEMO.keys() == set(demo_names()) and set(NEXT_DEMO.values()) <= set(demo_names())
-
-
 def test_the_end_of_a_run(tmp_path):
     recipe, path, stages = loaded("demo/lvlm", f"output={tmp_path}")
     assert ending(recipe, path, stages) == "", "nothing is measured yet"
@@ -76,7 +71,7 @@ def test_the_end_of_a_run(tmp_path):
     ]
     assert lines[6] == f"report: {tmp_path}/evaluate/report.html (report.md says the same)"
     assert lines[8] == "try next:" and lines[9].startswith(f"  draftsmith compare {tmp_path}  ")
-    assert lines[11].split("  ")[1] == "draftsmith demo compare"
+    assert lines[11].split("  ")[1] == "draftsmith recipes demo"
     (tmp_path / "evaluate" / "report.json").write_text("{")
     assert "not valid JSON" in ending(recipe, path, stages), "a run that is over does not fail by its last lines"
 

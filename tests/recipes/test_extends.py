@@ -1,14 +1,13 @@
 """Recipes that extend others: every shipped one, over several levels, with stages in another order."""
 
+import functools
 from pathlib import Path
 
 import pytest
-from draftsmith.core import section
 from draftsmith.core.errors import UserError
 from draftsmith.recipes import files
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.origins import values
 from draftsmith.recipes.plan import plan
 from recorded import first_of_each_folder
 
@@ -45,10 +44,6 @@ def test_several_levels_are_merged_nearest_last(tmp_path):
     assert (recipe.seed, recipe.output) == (2, "runs/third")
     assert recipe.stages["finetune"].optim.lr == 1e-5
     assert recipe.drafter.language_model == "JackFram/llama-160m"
-    origins = {".".join(v.place): v.origin for v in values(loaded)}
-    assert origins["seed"].endswith("second.yaml") and origins["stages.finetune.optim.lr"].endswith("first.yaml")
-    assert origins["drafter.language_model"] == "extended lvlm/llava15-160m.yaml"
-    assert origins["drafter.vision_tower"] == "extended lvlm/llava15-68m.yaml"
 
 
 def test_null_takes_what_has_a_name_away(tmp_path):
@@ -109,17 +104,10 @@ def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
     assert [title.split(":")[0] for title in titles] == ["stage pretrain (train)", "stage evaluate (evaluate)"]
 
 
-def test_to_read_a_recipe_again_makes_no_schema_of_sections(monkeypatch):
-    """pydantic takes longer to make the one of all drafters than to read an ensemble's member by it."""
-    load(["recipe=demo/compare"])
-    monkeypatch.setattr(section, "_with_real_numbers", lambda schema, cls: pytest.fail(f"of {cls.__name__}"))
-    load(["recipe=demo/compare"])
-
-
 def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
-    """What one reader changes in its tree is not another's; a variable is read anew each time."""
-    parsed, follow = [], files.interpolation.loaded
-    monkeypatch.setattr(files.interpolation, "loaded", lambda path, **how: parsed.append(path) or follow(path, **how))
+    """What one reader changes in its tree is not another's."""
+    parsed, read = [], files._parsed
+    monkeypatch.setattr(files, "_parsed", functools.cache(lambda text: parsed.append(text) or read(text)))
     written(tmp_path, "base", "extends: llava15-160m\nseed: 1\nstages: {finetune: {optim: {lr: 1.0e-5}}}\n")
     (path, tree), *_ = files.sources(tmp_path / "base.yaml")[::-1]
     tree["stages"]["finetune"]["optim"]["lr"] = 2.0
@@ -127,7 +115,3 @@ def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
     assert files.sources(path)[-1][1]["stages"]["finetune"]["optim"]["lr"] == 1e-5 and len(parsed) == first
     written(tmp_path, "base", "extends: llava15-160m\nseed: 2\n")
     assert files.sources(path)[-1][1] == {"seed": 2} and len(parsed) == first + 1
-    written(tmp_path, "base", "extends: llava15-160m\noutput: runs/${oc.env:WHERE}\n")
-    for where in ("here", "there"):
-        monkeypatch.setenv("WHERE", where)
-        assert files.sources(path)[-1][1] == {"output": f"runs/{where}"}

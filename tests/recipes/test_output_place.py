@@ -44,7 +44,7 @@ def test_locks_that_no_run_made(tmp_path):
     (folder / "rank-").write_text("")
     lock(tmp_path / "run").release()
     (folder / "rank-00007").mkdir()
-    fails_with("is a folder, and a lock is a file", lock, tmp_path / "run")
+    fails_with("rank-00007 cannot be written: Is a directory", lock, tmp_path / "run")
     other = tmp_path / "other"
     other.mkdir()
     (other / ".locks").write_text("")

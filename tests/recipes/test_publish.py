@@ -91,12 +91,6 @@ def test_without_a_login_an_earlier_publication_stays(words, finished, tmp_path,
     assert json.loads((run / "publish" / BEGUN).read_text())["fingerprint"] == "another"
 
 
-def test_the_stages_old_key_is_refused_with_its_new_word(finished, capsys):
-    assert main(["publish", str(finished), "stages.publish.dry_run=true"]) == 2
-    assert "stages.publish.dry_run: is now written upload" in (said := capsys.readouterr().err)
-    assert "upload: false" in said
-
-
 def test_its_own_stage_may_be_named(finished, capsys):
     assert main(["publish", str(finished), "dry_run=true", "restart=publish", "stages=[publish]"]) == 0
     recipe = yaml.safe_load((finished / "recipe.yaml").read_text())

@@ -7,13 +7,13 @@
     DRAFTSMITH_FAST=0 tests/tools/freeze.py check --close lvlm    # without models/fast: losses to 1e-4, equal tokens
 
 Each run is a shipped demo recipe at a tiny size, on one CPU thread. It records the losses of every step, names, shapes
-and hashes of the saved weights, manifests, names of files, the tokens and accepted counts of every request, what
-reports say without the clock, exported drafters, and the dry-run texts of all shipped recipes. A change that is meant
-is recorded again in the same commit, which says in one line what it is due to.
+and hashes of the saved weights, the tokens and accepted counts of every request, tau of every method on every set, and
+the dry-run texts of all shipped recipes. A change that is meant is recorded again in the same commit, which says in one
+line what it is due to.
 
 Everything is compared bit for bit on a machine like the one that recorded it (processor and torch, in machines.json).
 On another machine the last bits of a sum differ, and with them tokens: there losses are compared within 1%, names,
-shapes and texts as ever, and hashes, tokens and reports not at all.
+shapes and texts as ever, and hashes, tokens and taus not at all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GOLDENS = ROOT / "tests" / "goldens"
 MACHINES = GOLDENS / "machines.json"  # run -> what it was recorded on; runs may be recorded one at a time
 
 DRY_RUNS = "dry-runs"
-REPORTS = ("report.json", "suite.json")
+REPORT = "report.json"
 
 
 def expanded(value: Any) -> Any:
@@ -67,7 +67,7 @@ def expanded(value: Any) -> Any:
 
 
 def load_runs() -> dict[str, dict[str, Any]]:
-    """Run -> its recipe, its settings in the order of the command line, and the stages whose results are exported."""
+    """Run -> its recipe, and its settings in the order of the command line."""
     runs = yaml.safe_load((GOLDENS / "runs.yaml").read_text())["runs"]
     return {name: run | {"set": dict(ChainMap(*map(expanded, reversed(run["set"]))))} for name, run in runs.items()}
 
@@ -76,16 +76,14 @@ RUNS = load_runs()
 
 # What is left out
 
-# Keys of any JSON: of the clock, of this machine, of versions. Fingerprints have a version of their own, and a report's
-# tables show its cells, which are recorded.
+# Keys of any JSON: of the clock, of this machine, of versions. Fingerprints have a version of their own.
 LEFT_OUT = re.compile(
     r".*_(s|ms|bytes|gib)|time|date|seconds|(DSR|ESR|SR|T_)\b.*|(DSR|ESR|SR|T)_.*|prefill_share|.*speedup.*"
     r"|command|run|device|torch|versions|tested_with|transformers_version|path|fingerprint"
-    r"|findings|tables|time_shares"
 )
-# Files of a stage that say how long it took, or that hold what others say already.
+# Files of a stage that say how long it took, or that hold what others say already; manifests have tests of their own.
 UNRECORDED = re.compile(
-    r"done\.json|fingerprint\.json|metrics\.jsonl|report\.json|suite\.json|.*\.(lock|npz|png|md|html|sqlite)"
+    r"done\.json|draftsmith\.json|fingerprint\.json|metrics\.jsonl|report\.json|.*\.(lock|npz|png|md|html|sqlite)"
 )
 
 
@@ -165,35 +163,39 @@ def record_run(name: str, folder: Path) -> dict[str, Any]:
     if code:
         raise SystemExit(f"{name}: the run ended with exit code {code}")
     stages = sorted(path.name for path in output.iterdir() if (path / "done.json").is_file())
-    main_file = {"stages": {stage: of_stage(output / stage) for stage in stages}, "decoded": decoded.table()}
-    reports = {f"{stage}/{file}": cleaned(json.loads(path.read_text()))
-               for stage in stages for file in REPORTS if (path := output / stage / file).is_file()}  # fmt: skip
-    goldens: dict[str, Any] = {f"{name}.json": main_file, f"{name}-reports.json": reports}
-    if run["exports"]:
-        goldens[f"{name}-exports.json"] = {stage: exports_of(output, stage, folder) for stage in run["exports"]}
-    text = json.dumps(goldens).replace(str(output), "<run>").replace(str(ROOT), "<repository>")
+    golden = {
+        "stages": {stage: of_stage(output / stage) for stage in stages},
+        "taus": {stage: taus_of(output / stage / REPORT) for stage in stages if (output / stage / REPORT).is_file()},
+        "decoded": decoded.table(),
+    }
+    text = json.dumps({f"{name}.json": golden}).replace(str(output), "<run>").replace(str(ROOT), "<repository>")
     return dict(json.loads(text))
 
 
+def taus_of(report: Path) -> dict[str, float | None]:
+    """What was measured on, and the method -> tau."""
+    cells = json.loads(report.read_text())["cells"]
+    names = ("benchmark", "turn", "budget", "temperature", "max_new_tokens", "method")
+    return {" | ".join(f"{cell[name]}" for name in names if cell[name] != ""): cell["tau"] for cell in cells}
+
+
 def of_stage(folder: Path) -> dict[str, Any]:
-    """Names of files, metrics of every step, manifest, and hashes of weights and data."""
+    """Metrics of every step, and hashes of weights and data."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = Counter(_shown(str(path.relative_to(folder))) for path in files)
-    record: dict[str, Any] = {"files": dict(sorted(names.items()))}
+    record: dict[str, Any] = {}
     metrics = folder / "metrics.jsonl"
     if metrics.is_file():
         record["metrics"] = [cleaned(json.loads(line)) for line in metrics.read_text().splitlines()]
-    manifest = folder / "draftsmith.json"
-    if manifest.is_file():
-        record["manifest"] = cleaned(json.loads(manifest.read_text()))
     kept = [path for path in files if "checkpoints" not in path.parts and not UNRECORDED.fullmatch(path.name)]
+    # Shards are what losses are of: those tell of them.
+    kept = [path for path in kept if not (path.parent / "identity.json").is_file()]
     record["weights"] = {_without_hashes(str(path.relative_to(folder))): tensors_of(path) for path in kept
                          if path.suffix == ".safetensors"}  # fmt: skip
     digests: dict[str, Any] = {}
     # What an evaluation has measured is its report; the rest are logs with times.
-    is_evaluation = any((folder / name).is_file() for name in REPORTS)
+    is_evaluation = (folder / REPORT).is_file()
     for path in () if is_evaluation else kept:
-        if path.suffix != ".safetensors" and path != manifest:
+        if path.suffix != ".safetensors":
             # Of pictures one digest a folder.
             key = path.parent if path.suffix in (".png", ".mp4") else path
             digests.setdefault(_shown(str(key.relative_to(folder))), hashlib.sha256()).update(content(path, folder))
@@ -232,37 +234,6 @@ def tensors_of(path: Path) -> dict[str, str]:
             digest = hashlib.sha256(data[8 + size + start : 8 + size + end]).hexdigest()[:16]
             tensors[name] = f"{about['dtype']} {about['shape']} {digest}"
     return tensors
-
-
-def exports_of(output: Path, stage: str, folder: Path) -> dict[str, Any]:
-    """engine, prompts -> what was written, or that the engine cannot express it."""
-    from draftsmith.core.errors import UserError
-    from draftsmith.models.formats import ENGINES, export_drafter
-
-    exports: dict[str, Any] = {}
-    for engine in ENGINES:
-        for prompts in ("all", "text"):
-            place = folder / "exports" / stage / f"{engine}-{prompts}"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                export_drafter(output / stage, place, engine, target=str(output / "target"), prompts=prompts)  # type: ignore[arg-type]
-            except UserError:
-                exports[f"{engine}, {prompts}"] = "refused"
-                continue
-            exports[f"{engine}, {prompts}"] = {
-                str(path.relative_to(place)): exported(path, place)
-                for path in sorted(place.rglob("*")) if path.is_file()
-            }  # fmt: skip
-    return exports
-
-
-def exported(path: Path, folder: Path) -> Any:
-    """What is recorded of an exported file."""
-    if path.suffix == ".safetensors":
-        return tensors_of(path)
-    if path.suffix == ".json" and not path.name.startswith("tokenizer"):
-        return cleaned(json.loads(path.read_text()))
-    return hashlib.sha256(content(path, folder)).hexdigest()[:16]
 
 
 def dry_runs() -> dict[str, str]:
@@ -353,11 +324,9 @@ def check(names: list[str], close: float | None = None) -> int:
     for name in names:
         there = machines.get(name)
         if here != there and name != DRY_RUNS:
-            print(f"{name}: recorded on {there}, and this is {here}: losses within 1%, no hashes, tokens or reports")
+            print(f"{name}: recorded on {there}, and this is {here}: losses within 1%, no hashes, tokens or taus")
         goldens = run_one(name)
         for file, value in goldens.items():
-            if here != there and file.endswith("-reports.json"):
-                continue
             value, same = json.loads(json.dumps(value)), here == there
             for line in differences(read(GOLDENS / file), value, same_machine=same, close=close):
                 print(f"{file}: {line}")

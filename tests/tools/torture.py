@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tries to break runs: kills, damages, full disks, bad inputs and odd places over tiny recipes of all kinds of stages.
+"""Tries to break runs: kills, damages, full disks and unlike ranks over tiny recipes of all kinds of stages.
 
     tests/tools/torture.py                              # 500 attempts of all kinds with seed 0
     tests/tools/torture.py --attempts 100 --seed 3      # other dice, fewer of them
@@ -8,9 +8,9 @@
 
 Every attempt starts from a copy of an undisturbed run and has an answer that must come out: after a kill or a full disk
 the same command ends with equal weights, tokens and rows; after a damage it does so too, or a message names the file
-and its cure leads to equal results; a bad input is refused with a message, and nothing is lost. No attempt may end with
-a traceback. Prints how many were tried, held and failed by kind, keeps the folder of each that failed with the command
-that repeats it, and exits with 1 where one failed. What each kind does is said in `tests/tools/attempts/`.
+and its cure leads to equal results. No attempt may end with a traceback. Prints how many were tried, held and failed by
+kind, keeps the folder of each that failed with the command that repeats it, and exits with 1 where one failed. What
+each kind does is said in `tests/tools/attempts/`.
 """
 
 from __future__ import annotations
@@ -101,17 +101,15 @@ class Harness:
         """The undisturbed runs that these kinds of attempts start from."""
         one, seed = self.asked.only, int(self.asked.seed.split(",")[0])
         kinds = self.kinds if one is None else [draw(seed, one, self.kinds)]
-        needs = {need for kind in self.kinds for need in KINDS[kind].needs}
         names = self.asked.recipes.split(",") if self.asked.recipes else references.RECIPES
         place = self.folder / "references"
         made = {}
         if set(kinds) - TWO:
             for name in names:
-                publish = "publish" in needs and name == "lvlm"
-                made[name] = references.build(name, place / name, publish=publish, run=references.alone)
+                made[name] = references.build(name, place / name, references.alone)
         if set(kinds) & TWO:
             for name in names:
-                made[f"{name}-2"] = references.build(f"{name}-2", place / f"{name}-2", publish=False, run=both)
+                made[f"{name}-2"] = references.build(f"{name}-2", place / f"{name}-2", both)
         self.references = made
 
     def run(self, seed: int) -> None:

@@ -48,7 +48,7 @@ RECIPE = {
             },
             "lengths": [2, "54"],
             "probes": {
-                "requests": 1, "confidence": True, "states": True,
+                "requests": 1, "states": True,
                 "importance": {"sets": ["SEED-Bench"], "layers": [0]},
             },
             "methods": {

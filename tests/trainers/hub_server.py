@@ -177,11 +177,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if oid not in self.server.blobs:
                 place = f"{self.server.storage}/storage/{oid}"
                 upload = {"href": place}
-                if size > self.server.part_bytes:
-                    parts = -(-size // self.server.part_bytes)
-                    links = {str(n + 1): f"{place}/{n}" for n in range(parts)}
-                    upload = {"href": f"{place}/complete",
-                              "header": {"chunk_size": str(self.server.part_bytes)} | links}  # fmt: skip
                 verify = {"href": f"{self.server.address}/storage/{oid}/verify"}
                 answer = {"actions": {"upload": upload, "verify": verify}}
             told.append({"oid": oid, "size": size, **answer})
@@ -190,16 +185,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def store(self, oid):
         self.server.blobs[oid] = self.body
         self._send(b"", 200)
-
-    def store_part(self, oid, part):
-        self.server.parts[oid, int(part)] = self.body
-        self._send(b"", 200, {"ETag": f'"{part}"'})
-
-    def complete(self, oid):
-        numbers = sorted(n for o, n in self.server.parts if o == oid)
-        assert len(json.loads(self.body)["parts"]) == len(numbers)
-        self.server.blobs[oid] = b"".join(self.server.parts[oid, n] for n in numbers)
-        self._json({})
 
     def verify(self, oid):
         right = hashlib.sha256(self.server.blobs.get(oid, b"")).hexdigest() == oid
@@ -269,8 +254,6 @@ ROUTES = (
     ("PUT", f"/api/models/{REPO}/settings", Handler.settings),
     ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Handler.batch),
     ("PUT", "/storage/(?P<oid>[0-9a-f]{64})", Handler.store),
-    ("PUT", "/storage/(?P<oid>[0-9a-f]{64})/(?P<part>[0-9]+)", Handler.store_part),
-    ("POST", "/storage/(?P<oid>[0-9a-f]{64})/complete", Handler.complete),
     ("POST", "/storage/(?P<oid>[0-9a-f]{64})/verify", Handler.verify),
     ("GET", "/storage/(?P<oid>[0-9a-f]{64})", Handler.fetch),
     ("HEAD", "/storage/(?P<oid>[0-9a-f]{64})", Handler.fetch),
@@ -293,15 +276,13 @@ class HubServer(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, part_bytes: int = 1 << 40):
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.part_bytes = part_bytes
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
         self.storage = f"http://localhost:{self.server_address[1]}"  # another host, as the Hub's storage is
         self.lock = threading.RLock()
         self.repositories: dict[str, Repository] = {}
         self.blobs: dict[str, bytes] = {}
-        self.parts: dict[tuple[str, int], bytes] = {}
         self.damage: dict[str, bytes] = {}  # path -> what a download of it gives in its place
         self.requests: list[tuple[str, str]] = []
         self.always_public = False  # whatever is asked for

@@ -217,7 +217,6 @@ def test_a_wheelhouse_installs_without_a_network(tmp_path):
     for arguments, expected in (
         (["recipes", "--names"], "demo/lvlm\n"),
         (["show", "llava15-160m", "--no-defaults"], "# extended lvlm/llava15-68m.yaml"),
-        (["completion", "fish"], "complete -c draftsmith"),
     ):
         run = subprocess.run(
             [command, *arguments], cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=120, check=True

@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from draftsmith.eval.measured_rows import PLAIN
-from draftsmith.eval.row_columns import read_rows
+from draftsmith.eval.measured_rows import PLAIN, read_rows
 from ranks_run import run_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

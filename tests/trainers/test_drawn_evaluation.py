@@ -22,9 +22,11 @@ from draftsmith.trainers.evaluate.kept_pictures import FOLDER
 from draftsmith.trainers.evaluate.pictures_of_rows import drawn_tokens
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
+from notebooks import run_notebook
 from PIL import Image
 from rows import a_row
-from visual_run import METHODS, SHAPE, SIDE, TREE, VQ, context
+from safetensors.torch import load_file
+from visual_run import CHAIN, METHODS, SHAPE, SIDE, TREE, VQ, context
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SAMPLED = {"sampled chain", "sampled chain, block rule"}
@@ -222,15 +224,27 @@ def test_medusa_and_its_classes(demo, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_analysis_stands_in_the_report(demo, tmp_path):
+def test_the_analysis_stands_in_the_report_and_the_notebooks_draw_it(demo, tmp_path, monkeypatch):
     output = branch(demo, tmp_path / "run")
     analysis = "{k: [2, 4], head_data: {from: features, held_out: 0.25}}"
-    run(output, f"stages.evaluate.probes={{analysis: {analysis}}}", stages=["evaluate"])
+    near = f"stages.evaluate.methods.near={{tree: {CHAIN}, rule: {{kind: replaced, k: 4}}}}"
+    run(output, f"stages.evaluate.probes={{analysis: {analysis}}}", near, stages=["evaluate"])
     built, text = report(output)
-    figures = {path.name for path in (output / "evaluate" / "analysis").glob("*.png")}
-    assert len(figures) > 5 and all(f"analysis/{name}" in text for name in figures)
-    shown = [line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("![")]
-    assert shown and all((output / "evaluate" / name).is_file() for name in shown)
+    assert "First draft's chance under LANTERN" in text and "| training pictures |" in text
+    for temperature in (0, 1):
+        cells = load_file(output / "evaluate" / f"analysis-T{temperature}.safetensors")
+        assert cells["top1"].shape == (3, 16) and cells["size"].shape == (2, 4, 15)
+    quality = built["quality"]
+    assert "near" not in quality["0"] and quality["1"]["near"].keys() == quality["1"]["LANTERN"].keys()
+    for name, count in (("lantern", 6), ("adt_tree", 6)):
+        names, shown = run_notebook(monkeypatch, name, tmp_path, evaluation=output / "evaluate")
+        assert len(shown) >= count
+        assert names["prediction"].index.tolist() == [
+            "training pictures", "held-out pictures", "drawn, T = 0", "drawn, T = 1"
+        ]  # fmt: skip
+    assert names["depth_map"]([0, 3, 1, 0, 2, 3]).astype(int).ravel().tolist() == [
+        0, 0, 1, 2, 3, 0, 1, 0, 0, 1, 2, 0, 1, 2, 3, 0
+    ]  # fmt: skip
     assert len(built["sections"]) == 2
 
 

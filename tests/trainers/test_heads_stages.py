@@ -16,9 +16,10 @@ from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.suites.suite import read_index
-from draftsmith.eval.row_columns import read_rows
+from draftsmith.eval.measured_rows import grouped, read_rows
 from draftsmith.eval.run_folders import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
+from draftsmith.eval.summary import summarize
 from draftsmith.models.drafters import HivisConfig, MsdConfig
 from draftsmith.models.families.load import load_target
 from draftsmith.trainers.evaluate.methods import Method, decoding_with
@@ -27,6 +28,7 @@ from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.publish.card import read_evaluation
 from fails import fails_with
 from heads_run import loaded, run
+from notebooks import run_notebook
 from small_records import flip
 from stages_run import list_anew
 
@@ -75,16 +77,12 @@ def test_with_vata_a_head_holds_no_visual_slot_at_any_length(finished):
     assert held["Sparrow", "8"][0] == held["Sparrow", "54"][0], "the question has the same words"
 
 
-def test_the_papers_tables_and_the_probes_are_sections_of_the_report(finished, report):
-    output, _ = finished
+def test_the_papers_tables_and_the_probes_are_sections_of_the_report(report):
     sections = {section["title"]: section for section in report["sections"]}
     tables = {table["title"]: table for section in sections.values() for table in section["tables"]}
     assert {"Sets of videos", "By visual tokens", "Sets of pictures", "Ablation", "Sets, as SAGE counts",
             "Time by operation", "Breakdown: Sparrow"} <= set(tables)  # fmt: skip
-    assert {"Confidence and acceptance", "Where heads attend", "Visual tokens in the target"} <= set(sections)
-    page = (output / "evaluate" / "report.md").read_text()
-    for name in ("confidence", "entropy", "attention", "visual-attention", "retention", "importance"):
-        assert f"{name}.png" in page and (output / "evaluate" / f"{name}.png").is_file()
+    assert {"Where heads attend", "Visual tokens in the target"} <= set(sections)
 
 
 def test_a_cell_by_hand_from_the_rows(finished, report):
@@ -107,7 +105,7 @@ def test_a_cell_by_hand_from_the_rows(finished, report):
         assert cell["expected_speedup"] == pytest.approx(expected), "by the levels that were drafted, SAGE's too"
 
 
-def test_what_is_probed(finished):
+def test_what_is_probed(finished, report):
     output, _ = finished
     probes = json.loads((output / "evaluate" / "probes.json").read_text())
     for name, shares in probes["attention_shares"].items():
@@ -121,12 +119,35 @@ def test_what_is_probed(finished):
     assert [len(heads) for heads in probes["visual_attention"]] == [4] * 4, "four layers of four heads"
     assert all(0 < share < 1 for heads in probes["visual_attention"] for share in heads)
     assert [*probes["importance"]["SEED-Bench"]] == ["0", "4"], "without visual tokens, and with all four layers' sight"
-    for name in METHODS:
-        assert sum(place["places"] for place in probes[name]["by_confidence"]) > 0
-        assert probes[name]["plan"]["speedup"] > 0
+    tables = [table for section in report["sections"] for table in section["tables"]]
+    lines = {table["source"]: table["rows"] for table in tables if table["source"].startswith("Sparrow, figure")}
+    assert lines["Sparrow, figure 2"] == [[name, *of.values()] for name, of in probes["attention_shares"].items()]
+    assert [row[1] for row in lines["Sparrow, figures 3b and 6"]] == pytest.approx(probes["retention"]["visual"])
+    assert [row[1] for row in lines["Sparrow, figures 3a and 5"]] == [*probes["importance"]["SEED-Bench"].values()]
     (row,) = (row for row in rows_of(output, "SEED-Bench", "T0-6") if row["method"] == "SpecVLM")
     details = row["details"]
     assert len(details["sage"]) == sum(drafted > 0 for drafted in row["drafted"]) and details["num_kept"] == 4
+
+
+@pytest.mark.slow
+def test_the_notebooks_draw_the_papers_figures(finished, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(finished[0] / "evaluate", tmp_path / "evaluate"))
+    head = {"drafter": "head"}
+    methods = {"Sparrow": head | {"vata": True}, "Sparrow without VATA": head | {"visual_share": 0.5}, "MSD": {}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"stages": {"evaluate": {"methods": methods}}}))
+    names, shown = run_notebook(monkeypatch, "sparrow", tmp_path, evaluation=folder)
+    assert len(shown) == 6, "1a and 1b, 2, 3b, importance, retention"
+    cells = json.loads((folder / "report.json").read_text())["cells"]
+    taus = {(c["method"], c["budget"]): c["tau"] for c in cells if c["benchmark"] == "clips-6" and not c["temperature"]}
+    assert names["by_tokens"].tau.to_dict() == pytest.approx(taus)
+    held = names["shares"][names["shares"].budget == "8"]
+    assert held.set_index("method").share.to_dict() == {"Sparrow": 0, "Sparrow without VATA": 50}
+    names, shown = run_notebook(monkeypatch, "sage", tmp_path, evaluation=folder)
+    assert len(shown) == 3 and [*names["correlations"]] == ["SpecVLM"]
+    without_bonus = names["by_length"]["SpecVLM"].iloc[0]
+    (rows,) = (some for (method,), some in grouped(read_rows(folder / "rows.jsonl"), "method").items()
+               if method == "SpecVLM")  # fmt: skip
+    assert without_bonus == pytest.approx(summarize(rows).num_accepted)
 
 
 def test_a_killed_run_goes_on_behind_what_it_kept(finished):

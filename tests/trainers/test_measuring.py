@@ -43,8 +43,8 @@ def decoded(monkeypatch):
         warp = decoding.warp
         seed = generator.initial_seed()
         calls.append((drafter, warp.temperature, warp.top_k, warp.top_p, decoding.max_new_tokens, seed))
-        return SimpleNamespace(tokens=[1], cycles=[], prefill_s=1.0, draft_prefill_s=0.0, pruning_s=0.0, total_s=1.0,
-                               stop="eos", replayed=(0, 0))  # fmt: skip
+        times = {"prefill_s": 1.0, "draft_prefill_s": 0.0, "pruning_s": 0.0, "captioning_s": 0.0, "total_s": 1.0}
+        return SimpleNamespace(tokens=[1], cycles=[], **times, stop="eos", replayed=(0, 0))
 
     monkeypatch.setattr(measuring, "generate", generate)
     stage = SimpleNamespace(

@@ -60,7 +60,7 @@ def stage(**changes):
 DRAWN = {"benchmarks": {"captions": {"prompts": {"classes": 3, "max_samples": 2}}}}
 LANTERN = {"kind": "lantern", "k": 4, "delta": 0.2}
 REFUSED = {
-    "lantern on text": ({"methods": {"M": {"rule": LANTERN}}}, "rule: lantern lends mass between similar image codes"),
+    "lantern on text": ({"methods": {"M": {"rule": LANTERN}}}, "rule: lantern reads which image codes are similar"),
     "adt on text": ({"methods": {"M": {"tree": {"kind": "adt", "preset": "anole"}}}}, "follows the rows of an image"),
     "block at temperature 0": (
         {"methods": {"M": {"rule": "block", "draw": "sample"}}}, "fits none of the temperatures"
@@ -75,6 +75,10 @@ REFUSED = {
     "the clock of a pruned drafter": (
         {"methods": {"M": {"drafter": {"kind": "pruned", "model": "target"}}}, "clock": "thread"},
         "times its pruning by the wall's clock",
+    ),
+    "the clock of a captioner": (
+        {"methods": {"M": {"mode": "C"}}, "captioner": {"kind": "blip"}, "clock": "thread"},
+        "times its captions by the wall's clock",
     ),
     "a mode of a pruned drafter": (
         {"methods": {"M": {"drafter": {"kind": "pruned", "model": "target"}, "mode": "T"}}},
@@ -130,7 +134,7 @@ OLD = {
     "rule": ("sampling", "rule: exact"),
     "draw": ("sample", "draw: sample"),
     "suite": ({"data": {"path": "hub"}, "quality": {}}, "kind: tabed"),
-    "looks": ({"requests": 1}, "probes: {confidence: true, states: true"),
+    "looks": ({"requests": 1}, "probes: {states: true"),
     "binding": ({"data": {"path": "b"}}, "probes: {binding: ...}"),
     "analysis": (True, "probes: {analysis: ...}"),
     "prompts": ({"classes": 3}, "benchmarks: {prompts: {prompts: ...}}"),

@@ -70,7 +70,6 @@ def evaluation(folder: Path, *names: str) -> Path:
 def test_a_cards_headline_is_its_own_drafters(tmp_path):
     """It was the best row of the whole report: "Best tau: 4.00 (draft LVLM, M)" on the card of a head."""
     evaluated = read_evaluation(evaluation(tmp_path, "M", "sibling"), "mine")
-    assert json.loads((tmp_path / "report.json").read_text())["findings"][0].startswith("Best tau: 5.00 (sibling")
     assert evaluated.headline.startswith("Best tau: 1.67 (M, ") and evaluated.methods == ("M",)
     assert not any("sibling" in line for line in [*evaluated.findings, *evaluated.table])
     assert any("| sibling |" in line for line in evaluated.others)
@@ -89,7 +88,7 @@ def test_a_card_says_what_its_modes_see(tmp_path):
 def test_a_row_over_several_drafters_counts_this_one_alone(tmp_path):
     evaluated = read_evaluation(evaluation(tmp_path, "seeds"), "two")
     cells = json.loads((tmp_path / "report.json").read_text())["cells"]
-    assert cells[0]["requests"] == 4 and cells[0]["drafters"] == ["mine", "two"]
+    assert cells[0]["requests"] == 2 and cells[0]["answers"] == 4 and cells[0]["drafters"] == ["mine", "two"]
     assert any("| seeds | 0 | 2 |" in line for line in evaluated.table) and evaluated.others == []
 
 
@@ -111,7 +110,6 @@ def test_a_card_does_not_promise_the_targets_output_beside_a_relaxed_rule(tmp_pa
     assert relaxed.headline.startswith("Best tau: 1.67 (M, "), "the best exact row"
     others = evaluation(tmp_path / "others", "relaxed", "sibling")
     assert PROMISE not in model_card(facts(evaluated=read_evaluation(others, "other"))), "of another's rows, too"
-    assert any("relaxed acceptance" in line and "4.00 (relaxed" in line for line in relaxed.findings)
 
 
 @pytest.mark.parametrize(("target", "task"), [

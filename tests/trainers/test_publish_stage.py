@@ -6,12 +6,9 @@ import pickle
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import heads_run
 import pytest
@@ -19,7 +16,7 @@ import torch
 import visual_run
 import yaml
 from damage import DAMAGES, told
-from draftsmith.core.checksums import SUMS, check_sums, sha256_of, write_sums
+from draftsmith.core.checksums import SUMS, check_sums, write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.data.processor_files import load_processor
 from draftsmith.eval.published import assemble, open_published, read_published
@@ -29,9 +26,12 @@ from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.publish.folder import refuse_secrets
 from draftsmith.trainers.publish.fresh import try_folder
 from draftsmith.trainers.publish.snippets import Snippet
+from fails import fails_with
 from hub_server import TOKEN, HubServer
+from notebooks import code_of, run_notebook
 from safetensors.torch import load_file, save_file
 from suite_run import loaded, run
 
@@ -109,39 +109,11 @@ def test_a_published_drafter_decodes_without_what_only_training_needs(published)
     assert {"draftsmith", "torch", "transformers"} <= imported and not imported & set(TRAINING_ONLY)
 
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebooks" / "acceptance.ipynb"
-
-
-def run_notebook(monkeypatch, pictures: Path, **settings) -> tuple[dict, list]:
-    """The names that its cells leave and the figures that they showed, which are kept as PNG."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    shown = []
-
-    def show():
-        figure = plt.gcf()
-        figure.savefig(pictures / f"{len(shown)}.png")
-        shown.append(figure)
-        plt.close(figure)
-
-    for name, value in settings.items():
-        monkeypatch.setenv(f"DRAFTSMITH_{name.upper()}", str(value))
-    monkeypatch.setattr(plt, "show", show)
-    names: dict = {}
-    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
-    return names, shown
-
-
 def test_the_notebook_shows_where_each_token_came_from(published, tmp_path, monkeypatch, capsys):
     """Its cells, in their order; what it says is what the folder was published with."""
     folder = published / "publish" / "repository"
     parts = f"target={published / 'target'} processor={published / 'world'}"
-    names, shown = run_notebook(monkeypatch, tmp_path, folder=folder, target=parts)
+    names, shown = run_notebook(monkeypatch, "acceptance", tmp_path, folder=folder, target=parts)
     stored = json.loads((folder / "draftsmith.json").read_text())["published"]["expected"]
     assert names["tokens"] == stored["tokens"] and len(names["origins"]) == len(stored["tokens"])
     assert names["origins"].count("draft") == sum(stored["accepted"]) and names["origins"][0] == "prefill"
@@ -151,10 +123,8 @@ def test_the_notebook_shows_where_each_token_came_from(published, tmp_path, monk
     assert len(bars.axes[0].patches) == 2 * len(stored["accepted"])
 
 
-def test_the_notebook_is_kept_without_outputs():
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+def test_the_notebook_needs_what_is_public_alone():
+    code = "\n".join(code_of("acceptance"))
     assert set(re.findall(r"^(?:from|import) draftsmith[\w.]*", code, re.M)) == {"from draftsmith.eval.published"}
 
 
@@ -569,12 +539,32 @@ def test_a_secret_in_a_setting_is_refused_by_the_files_name(published, monkeypat
     assert not any(b"an-old-password" in path.read_bytes() for path in left), left
 
 
+KEY = "gl" + "pat-" + "AbCd_EfGh-IjKl012345"  # made up, and put together here
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("recipe.yaml", f"stages:\n  a: {{note: {KEY}}}\n"), ("README.md", f"run with `{KEY}`\n"),
+    ("page.html", f'<img src="data:image/png;base64,AbC0+/="><td>{KEY}</td>'), ("tokenizer.model", f"\0\1{KEY}\0"),
+    (f"{KEY}.txt", ""), ("a.txt", "x https://me:hunter2hunter2@host.org"), ("b.txt", "private_key: hunter2"),
+    ("c.txt", "x from-the-environment"), ("d.txt", "x of-the-hub"),
+])  # fmt: skip
+def test_a_text_with_a_secret_is_refused_by_its_files_name(name, text, tmp_path, monkeypatch):
+    monkeypatch.setenv("DATABASE_PASS", "from-the-environment")
+    words = {"eos_token": "<|im_end|>", "vocab": {"password": 1, "secret": 2, "sk-": 3}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words))
+    (tmp_path / "SHA256SUMS").write_text(f"{'0123456789abcdef' * 4}  model.safetensors\n")
+    refuse_secrets(tmp_path, "of-the-hub")
+    (tmp_path / name).write_text(text)
+    caught = fails_with(r"holds a secret \(rule: ", refuse_secrets, tmp_path, "of-the-hub")
+    assert KEY not in str(caught) and "change the secret" in str(caught)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ("{kind: publish, repo: me/tiny-draft, visibility: public, pull_request: true}", "main branch"),
         ("{kind: publish, repo: me/tiny-draft, revision: a, pull_request: true}", "against main"),
-        ("{kind: publish, repo: me/tiny-draft, token: hf_abc}", "unknown key stages.publish.token"),
+        ("{kind: publish, repo: me/tiny-draft, token: hf_abc}", "stages.publish.token: unknown key"),
     ],
 )
 def test_settings_that_contradict_each_other(settings, says, tmp_path):
@@ -600,70 +590,13 @@ def test_a_method_that_was_not_measured(published):
         run(published, *SETTINGS, "stages.other={kind: publish, method: P}", stages=("other",))
 
 
-def test_sigterm_during_the_upload_and_the_same_command_again(published, tmp_path, monkeypatch, capfd):
-    """The signal comes while the weights are on their way; what the Hub has whole is not sent again."""
-    copy = unpublished(published, tmp_path)
-    publish = "stages.publish={kind: publish, repo: me/tiny-draft}"
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    # The card's code is tried elsewhere, in a process that takes seconds to start.
-    monkeypatch.setattr("draftsmith.trainers.stages.publish.try_folder", lambda *_, **__: None)
-    recipe = copy / "mine.yaml"
-    recipe.write_text(yaml.safe_dump(loaded(copy, *SETTINGS, publish).tree, sort_keys=False))
-    with HubServer() as server:
-        server.stand_in(monkeypatch)
-        through = threading.Event()
-        weights = sha256_of(copy / "draft" / "model.safetensors")
-
-        def slow() -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            through.wait(60)
-
-        server.on("PUT", f"/storage/{weights}", slow)
-        assert main([f"recipe={recipe}", f"output={copy}", "stages=[publish]"]) == 128 + signal.SIGTERM
-        through.set()
-        assert "the same command continues" in "".join(capfd.readouterr())
-        repository = server.repositories["me/tiny-draft"]
-        assert repository.messages == ["initial commit"] and not (copy / "publish" / "done.json").exists()
-        server.actions.clear()
-        # In this process, which has the run's lock: without the command around it.
-        run(copy, *SETTINGS, publish, stages=("publish",))
-        storage = [path for method, path in server.requests if method == "PUT" and "/storage/" in path]
-        assert len(storage) - 1 <= len(set(storage)) and len(repository.messages) == 2
-        assert json.loads((copy / "publish" / "published.json").read_text())["uploaded"]
-
-
-def test_a_command_that_is_started_again_makes_no_second_pull_request(published, tmp_path, monkeypatch, capfd):
-    """Each start wrote its process number to `run.yaml`, so that the folder was another one."""
-    copy = unpublished(published, tmp_path)
-    publish = "stages.publish={kind: publish, repo: me/tiny-draft, pull_request: true}"
-    recipe = copy / "mine.yaml"
-    recipe.write_text(yaml.safe_dump(loaded(copy, *SETTINGS, publish).tree, sort_keys=False))
-    command = [f"recipe={recipe}", f"output={copy}", f"stages=[{','.join((*TRAINED, 'publish'))}]"]
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr("draftsmith.trainers.stages.publish.try_folder", lambda *_, **__: None)
-    # Two lives of a process in this one, which would hold the run's lock.
-    monkeypatch.setattr("draftsmith.trainers.run.guard.RunLock", lambda *_, **__: None)
-    with HubServer() as server:
-        server.stand_in(monkeypatch)
-        pid = os.getpid()
-        server.on("POST", "/commit/", lambda: os.kill(pid, signal.SIGTERM))
-        for number, code in ((7, 128 + signal.SIGTERM), (8, 0)):
-            lives = SimpleNamespace(getpid=lambda number=number: number, environ=os.environ)
-            monkeypatch.setattr("draftsmith.recipes.launch.os", lives, raising=False)
-            assert main(command) == code, capfd.readouterr()
-            server.actions.clear()
-    assert "proposed before: " in capfd.readouterr().out
-    assert [ref for ref in server.repositories["me/tiny-draft"].refs if "pr" in ref] == ["refs/pr/1"]
-    assert json.loads((copy / "publish" / "published.json").read_text())["pull_request"].endswith("/discussions/1")
-
-
 @pytest.mark.slow
 def test_a_run_goes_to_the_hub_and_is_opened_by_its_name(published, tmp_path, monkeypatch):
     """What the test below does with the commands of a shell, in this process but for the card's code."""
     copy = unpublished(published, tmp_path)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    with HubServer(part_bytes=50_000) as server:
+    with HubServer() as server:
         server.stand_in(monkeypatch, HF_HUB_CACHE=str(tmp_path / "cache"))
         publish = "stages.publish={kind: publish, repo: me/tiny-draft, visibility: public}"
         said = run(copy, *SETTINGS, publish, stages=("publish",))
@@ -690,7 +623,7 @@ def test_a_finished_run_goes_to_the_hub_and_comes_back(tmp_path, capfd):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree | {"output": str(tmp_path)}, sort_keys=False))
     assert main(["publish", str(tmp_path), "repo=me/eagle-draft"]) == 2
     assert "EAGLE" in capfd.readouterr().err and not (tmp_path / "publish").exists()
-    with HubServer(part_bytes=50_000) as server:
+    with HubServer() as server:
         environment = os.environ | {"HF_ENDPOINT": server.address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         asked = [*COMMAND, str(tmp_path), "repo=me/tiny-draft", "visibility=public"]
         own = environment | {"HF_TOKEN": TOKEN}
@@ -733,7 +666,7 @@ def test_heads_of_both_kinds_are_published(track, tmp_path, monkeypatch):
     if track == "visual":
         parts = " ".join(f"{part}={place}" for part, place in made.items())
         names, (squares, _) = run_notebook(
-            monkeypatch, tmp_path, folder=folder, target=parts, picture="", prompt="a red circle"
+            monkeypatch, "acceptance", tmp_path, folder=folder, target=parts, picture="", prompt="a red circle"
         )
         assert len(squares.axes[0].patches) == len(names["tokens"]), "a square for each token"
     matter = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])

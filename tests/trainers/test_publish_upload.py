@@ -11,7 +11,6 @@ import huggingface_hub.constants
 import pytest
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.trainers.publish.awaited import awaited
 from draftsmith.trainers.publish.fresh import try_folder
 from draftsmith.trainers.publish.hub_upload import Destination, Hub
 from draftsmith.trainers.run.stopping import Stop, Stopped
@@ -48,19 +47,10 @@ def change(folder, text="{}"):
     write_sums(folder)
 
 
-class Upload:
-    """One upload, with what was said and waited for."""
-
-    def __init__(self, server, folder, *, token=TOKEN, attempts=4, try_it=lambda place: None, stop=None, **to):
-        self.said, self.waited = [], []
-        hub = Hub(
-            self.said.append, token=token, endpoint=server.address, attempts=attempts, wait=self.waited.append,
-            stop=stop,
-        )  # fmt: skip
-        self.done = hub.publish(
-            folder, Destination(to.pop("repo", REPO), **to), message="a draft", fetched=folder.parent / "fetched",
-            try_it=try_it,
-        )  # fmt: skip
+def upload(server, folder, *, token=TOKEN, try_it=lambda place: None, stop=None, repo=REPO, **to):
+    hub = Hub(lambda text: None, token=token, endpoint=server.address, stop=stop)
+    fetched = folder.parent / "fetched"
+    return hub.publish(folder, Destination(repo, **to), message="a draft", fetched=fetched, try_it=try_it)
 
 
 def test_one_commit_that_is_private_until_it_has_been_tried(server, folder):
@@ -70,7 +60,7 @@ def test_one_commit_that_is_private_until_it_has_been_tried(server, folder):
         repository = server.repositories[REPO]
         seen.update(private=repository.private, files={name: (place / name).read_bytes() for name in FILES})
 
-    done = Upload(server, folder, try_it=try_it, public=True).done
+    done = upload(server, folder, try_it=try_it, public=True)
     repository = server.repositories[REPO]
     assert seen == {"private": True, "files": FILES}
     assert not repository.private and not done.private
@@ -85,24 +75,17 @@ def test_one_commit_that_is_private_until_it_has_been_tried(server, folder):
 
 
 def test_it_is_private_unless_asked_for_and_the_same_folder_again_is_no_second_commit(server, folder):
-    first, again = Upload(server, folder).done, Upload(server, folder).done
+    first, again = upload(server, folder), upload(server, folder)
     assert first.private and server.repositories[REPO].private
     assert not any(path.endswith("/settings") for _, path in server.requests)
     assert first.commit == again.commit and len(server.repositories[REPO].messages) == 2
 
 
-def test_a_large_file_goes_in_parts(server, folder):
-    server.part_bytes = 1000
-    done = Upload(server, folder).done
-    assert server.repositories[REPO].commits[done.commit]["model.safetensors"] == FILES["model.safetensors"]
-    assert len(server.parts) == -(-len(FILES["model.safetensors"]) // 1000)
-
-
 def test_what_the_folder_no_longer_has_goes_in_the_same_commit(server, folder):
-    Upload(server, folder)
+    upload(server, folder)
     (folder / "report" / "plot.png").unlink()
     change(folder)
-    done = Upload(server, folder).done
+    done = upload(server, folder)
     repository = server.repositories[REPO]
     assert "report/plot.png" not in repository.commits[done.commit]
     assert ".gitattributes" in repository.commits[done.commit] and len(repository.messages) == 3
@@ -114,7 +97,7 @@ def test_another_models_files_are_not_removed(pull_request, server, folder):
     other = server.repositories[REPO] = Repository(private=True)
     held = {"README.md": b"mine", "config.json": b"{}", "pytorch_model.bin": b"1" * 9, "adapter/a.bin": b"2"}
     other.commit("main", held, "years of work")
-    caught = fails_with(r"adapter/a\.bin, pytorch_model\.bin", Upload, server, folder, pull_request=pull_request)
+    caught = fails_with(r"adapter/a\.bin, pytorch_model\.bin", upload, server, folder, pull_request=pull_request)
     assert "repository of its own" in caught.hint and other.commits[other.refs["main"]] == held
     assert not any("/storage/" in path for _, path in server.requests)
 
@@ -123,10 +106,10 @@ def test_a_licence_beside_a_publication_stays(server, folder):
     """A repository that was made on the Hub's page, with a licence and a page of its own."""
     made = server.repositories[REPO] = Repository(private=True)
     made.commit("main", {".gitattributes": b"", "LICENSE": b"terms", "README.md": b"to come"}, "initial commit")
-    Upload(server, folder)
+    upload(server, folder)
     (folder / "report" / "plot.png").unlink()
     write_sums(folder)
-    result = made.commits[Upload(server, folder).done.commit]
+    result = made.commits[upload(server, folder).commit]
     assert result["LICENSE"] == b"terms" and result["README.md"] == FILES["README.md"]
     assert "report/plot.png" not in result
 
@@ -134,94 +117,63 @@ def test_a_licence_beside_a_publication_stays(server, folder):
 def test_a_repository_that_could_not_be_made_private(server, folder):
     """Some organisations decide for themselves what a new repository is."""
     server.always_public = True
-    fails_with("is public", Upload, server, folder)
+    fails_with("is public", upload, server, folder)
     assert server.repositories[REPO].messages == ["initial commit"]
 
 
 def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
     full = raising(OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", full)
-    caught = fails_with("No space left", Upload, server, folder, public=True)
+    monkeypatch.setattr("huggingface_hub.HfApi.snapshot_download", full)
+    caught = fails_with("No space left", upload, server, folder, public=True)
     assert "make room" in caught.hint and server.repositories[REPO].private
 
 
 def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
-    Upload(server, folder)
+    upload(server, folder)
     change(folder, '{"changed": true}')
-    branch = Upload(server, folder, revision="second").done
-    proposed = Upload(server, folder, pull_request=True).done
+    branch = upload(server, folder, revision="second")
+    proposed = upload(server, folder, pull_request=True)
     repository = server.repositories[REPO]
     assert repository.commits[repository.refs["main"]]["config.json"] == FILES["config.json"]
     assert repository.refs["second"] == branch.commit and repository.refs["refs/pr/1"] == proposed.commit
     assert proposed.pull_request.endswith("/discussions/1") and branch.pull_request is None
-    assert Upload(server, folder, revision="second").done.commit == branch.commit
+    assert upload(server, folder, revision="second").commit == branch.commit
 
 
 def test_a_public_repository_gets_nothing_untried_on_main(server, folder):
-    Upload(server, folder, public=True)
-    assert "pull_request" in fails_with("is public", Upload, server, folder).hint
+    upload(server, folder, public=True)
+    assert "pull_request" in fails_with("is public", upload, server, folder).hint
     change(folder)
-    assert Upload(server, folder, pull_request=True).done.pull_request
+    assert upload(server, folder, pull_request=True).pull_request
 
 
-# What the client itself does not ask again.
-@pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/api/repos/create"), ("POST", "/commit/"), ("PUT", "/settings")]
-)
-def test_a_busy_hub_is_asked_again(method, path, server, folder):
-    server.fail(method, path, 503, times=2)
-    upload = Upload(server, folder, public=True)
-    assert upload.waited == [1.0, 2.0]
-    assert len(server.repositories[REPO].messages) == 2 and not upload.done.private
-
-
-def test_an_answer_lost_behind_the_commit_makes_no_second_one(server, folder):
-    server.fail("POST", "/commit/", None)
-    upload = Upload(server, folder)
-    assert upload.waited == [1.0]
-    repository = server.repositories[REPO]
-    assert repository.messages == ["initial commit", "a draft"] and upload.done.commit == repository.refs["main"]
-    # What was uploaded before the connection broke is there, and is not sent again.
-    assert sum(method == "PUT" and "/storage/" in path for method, path in server.requests) == 2
-
-
-def test_a_hub_that_stays_busy_is_told_and_nothing_is_public(server, folder):
-    server.fail("POST", "/commit/", 503, times=9)
-    caught = fails_with(r"uploading.*503", Upload, server, folder, attempts=3, public=True)
-    assert "run the same command again" in caught.hint
-    assert server.repositories[REPO].private and server.failures[0].times == 6
-
-
-def test_somebody_elses_commit_in_between_is_seen(server, folder):
-    """The commit is made on what was looked at: another in between is answered with 412, and looked at anew."""
-    server.fail("POST", "/commit/", 412)
-    assert Upload(server, folder).waited == [1.0]
-    server.fail("POST", "/commit/", 412, times=9)
-    change(folder)
-    assert "somebody else commits" in fails_with("412", Upload, server, folder, attempts=2).hint
+def test_a_hub_that_fails_is_told_and_nothing_is_public(server, folder):
+    server.fail("POST", "/commit/", 500, times=99)
+    caught = fails_with(r"uploading.*500", upload, server, folder, public=True)
+    assert "run the same command again" in caught.hint and server.repositories[REPO].private
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "SHA256SUMS", "README.md"])
 def test_a_file_that_comes_back_changed_stays_private(name, server, folder):
     content = FILES.get(name, b"")
     server.damage[name] = content[:-1] + b"!" if content else b"not what was sent\n"
-    fails_with("came back", Upload, server, folder, public=True)
+    fails_with("came back", upload, server, folder, public=True)
     assert server.repositories[REPO].private
 
 
 def test_a_folder_that_does_not_load_stays_private(server, folder):
     refuses = raising(UserError("does not load", where="model.safetensors"))
-    fails_with("does not load", Upload, server, folder, try_it=refuses, public=True)
+    fails_with("does not load", upload, server, folder, try_it=refuses, public=True)
     assert server.repositories[REPO].private and not any("settings" in path for _, path in server.requests)
 
 
 def test_without_rights_a_login_or_a_network_it_is_said_why(server, folder, monkeypatch):
-    assert "may write to you" in fails_with("you/llava-draft", Upload, server, folder, repo="you/llava-draft").hint
+    assert "may write to you" in fails_with("you/llava-draft", upload, server, folder, repo="you/llava-draft").hint
     server.requests.clear()
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert "hf auth login" in fails_with("not logged in", Upload, server, folder, token=None).hint
+    assert "hf auth login" in fails_with("not logged in", upload, server, folder, token=None).hint
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    fails_with("HF_HUB_OFFLINE", Upload, server, folder)
+    fails_with("HF_HUB_OFFLINE", upload, server, folder)
     assert server.requests == []
 
 
@@ -237,7 +189,7 @@ def test_a_secret_is_hidden_before_a_message_is_cut(server, monkeypatch):
 def test_a_hub_that_echoes_the_token_does_not_make_us_tell_it(path, status, server, folder, caplog, capfd):
     """No message, no chained exception, no log: whatever the server answers with."""
     server.fail("POST", path, status, times=9, message=f"bad request, Authorization: Bearer {TOKEN}")
-    caught = fails_with("", Upload, server, folder, attempts=2)
+    caught = fails_with("", upload, server, folder)
     told, seen = [], caught
     while seen is not None:
         told.append(f"{seen} {seen.args} {json.dumps(seen.__dict__, default=str)}")
@@ -249,11 +201,6 @@ def test_a_hub_that_echoes_the_token_does_not_make_us_tell_it(path, status, serv
 # ---- stops
 
 
-def sent(server) -> list[str]:
-    """What was sent to the storage, file by file."""
-    return [path for method, path in server.requests if method == "PUT" and "/storage/" in path]
-
-
 def asked_at(server, method: str, path: str) -> Stop:
     """Asked to stop when the Hub gets such a request."""
     stop = Stop()
@@ -261,79 +208,22 @@ def asked_at(server, method: str, path: str) -> Stop:
     return stop
 
 
-def test_a_stop_between_files_keeps_what_the_hub_has(server, folder):
-    (folder / "weights-2.safetensors").write_bytes(b"2" * 900)
-    write_sums(folder)
-    fails_with("nothing is committed", Upload, server, folder, stop=asked_at(server, "POST", "/verify"), error=Stopped)
-    repository = server.repositories[REPO]
-    assert len(sent(server)) == 1 and repository.messages == ["initial commit"] and repository.private
-    done = Upload(server, folder).done
-    # Three files go to the storage; the one that was there is not sent again.
-    assert len(sent(server)) == len(set(sent(server))) == 3
-    assert repository.messages == ["initial commit", "a draft"]
-    assert repository.commits[done.commit]["weights-2.safetensors"] == b"2" * 900
-
-
-def test_a_stop_inside_a_file_does_not_wait_for_its_end(server, folder):
-    """A drafter is one file of some hundred megabytes: the stop cannot wait for it."""
-    stop, through = Stop(), threading.Event()
-
-    def slow() -> None:
-        stop.raised = True
-        through.wait(30)
-
-    server.on("PUT", "/storage/", slow)
-    start = time.monotonic()
-    fails_with("nothing is committed", Upload, server, folder, stop=stop, error=Stopped)
-    assert time.monotonic() - start < 15
-    through.set()
-    assert Upload(server, folder).done.private
-
-
-@pytest.mark.parametrize("request_path", ["/resolve/", "/storage/"])
-def test_a_stop_while_it_is_fetched_back(request_path, server, folder):
+def test_a_stop_leaves_it_untried_and_the_same_command_begins_again(server, folder):
     with pytest.raises(Stopped, match="it is private"):
-        Upload(server, folder, public=True, stop=asked_at(server, "GET", request_path))
-    before = sent(server)
-    upload = Upload(server, folder, public=True)
-    assert not upload.done.private and sent(server) == before
-    assert server.repositories[REPO].messages == ["initial commit", "a draft"]
+        upload(server, folder, public=True, stop=asked_at(server, "POST", "/commit/"))
+    repository = server.repositories[REPO]
+    assert repository.private and not any("/resolve/" in path for _, path in server.requests)
+    assert not upload(server, folder, public=True).private
+    assert repository.messages == ["initial commit", "a draft"]
 
 
 @pytest.mark.parametrize("to", [{"pull_request": True}, {"revision": "b"}])
 def test_a_stop_in_a_public_repository_does_not_say_that_it_is_private(to, server, folder):
-    Upload(server, folder, public=True)
+    upload(server, folder, public=True)
     change(folder)
     with pytest.raises(Stopped, match="the main branch is as it was") as stopped:
-        Upload(server, folder, stop=asked_at(server, "GET", "/resolve/"), **to)
+        upload(server, folder, stop=asked_at(server, "POST", "/commit/"), **to)
     assert "private" not in str(stopped.value)
-
-
-def test_a_stop_behind_a_pull_request_makes_no_second_one(server, folder):
-    Upload(server, folder)
-    change(folder)
-    fails_with("", Upload, server, folder, pull_request=True, stop=asked_at(server, "POST", "/commit/"), error=Stopped)
-    again = Upload(server, folder, pull_request=True)
-    assert again.done.pull_request.endswith("/discussions/1") and any("proposed before" in line for line in again.said)
-    change(folder, '{"other": 1}')
-    assert Upload(server, folder, pull_request=True).done.pull_request.endswith("/discussions/2")
-    (folder.parent / "proposed.json").write_text("[")
-    fails_with(r"proposed\.json", Upload, server, folder, pull_request=True)
-
-
-def test_a_stop_between_two_tries(server, folder):
-    server.fail("POST", "/commit/", 503, times=9)
-    stop = asked_at(server, "POST", "/commit/")
-    hub = Hub(print, token=TOKEN, endpoint=server.address, attempts=20, stop=stop)
-    start = time.monotonic()
-    with pytest.raises(Stopped):
-        hub.publish(folder, Destination(REPO), message="m", fetched=folder.parent / "f", try_it=print)
-    assert time.monotonic() - start < 15
-
-
-def test_an_error_of_a_transfer_is_raised_where_it_is_awaited():
-    fails_with("", awaited, lambda: 1 // 0, Stop(), "here", error=ZeroDivisionError)
-    assert awaited(lambda: 3, Stop(), "here") == 3
 
 
 def child(folder, script: str, monkeypatch) -> None:

@@ -6,8 +6,7 @@ import shutil
 import pytest
 from draftsmith.data.suites.suite import clean
 from draftsmith.eval.by_category import walltime_ratio
-from draftsmith.eval.measured_rows import PLAIN
-from draftsmith.eval.row_columns import read_rows
+from draftsmith.eval.measured_rows import PLAIN, read_rows
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from PIL import Image

@@ -3,10 +3,8 @@
 import json
 
 import pytest
-from draftsmith.eval.studies.ensemble_weights import weights_over_time
-from draftsmith.models.drafters.ensemble import WeightTrace
-from draftsmith.trainers.evaluate import recorded_weights
 from fails import fails_with
+from notebooks import run_notebook
 from suite_run import loaded, run
 
 BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"
@@ -25,33 +23,33 @@ METHODS = {
 }  # fmt: skip
 
 
-def test_weights_over_time_are_kept_and_drawn(tmp_path, monkeypatch):
-    titles, plot = [], recorded_weights.plot_weights
-    monkeypatch.setattr(
-        recorded_weights, "plot_weights", lambda path, curves: (titles.append([*curves]), plot(path, curves))
-    )
+def test_weights_over_time_are_kept(tmp_path):
     run(tmp_path, *CHEAP, f"stages.evaluate.methods={json.dumps(METHODS)}", "stages.evaluate.record_weights=2")
-    cells = json.loads((tmp_path / "evaluate" / "report.json").read_text())["cells"]
+    report = json.loads((tmp_path / "evaluate" / "report.json").read_text())
+    cells = report["cells"]
     assert [cell["method"] for cell in cells] == [*METHODS]
     assert all(cell["identical"] == cell["requests"] for cell in cells)
-    kept = tmp_path / "evaluate" / "weights"
-    names = {path.stem for path in kept.glob("*.json")}
-    assert names == {path.stem for path in kept.glob("*.png")}
+    assert "Weights over time" in [section["title"] for section in report["sections"]]
+    weights = tmp_path / "evaluate" / "weights"
+    names = {path.stem for path in weights.iterdir()}
     assert names == {"seen-draft-MT-adaptive", "seen-draft-mine", "seen-draft-two-to-one"}
-    wanted = [[f"seen, request {number}: {name}" for number in (1, 2)] for name in ("MT*", "mine", "two-to-one")]
-    assert titles == wanted, "they were names of files"
-    report = json.loads((tmp_path / "evaluate" / "report.json").read_text())
-    (section,) = (section for section in report["sections"] if section["name"] == "weights")
-    (table,) = section["tables"]
-    assert [row[:4] for row in table["rows"]] == [["seen", "draft", name, 2] for name in ("MT*", "mine", "two-to-one")]
-    page = (tmp_path / "evaluate" / "report.md").read_text()
-    assert all(f"(weights/{name}.png)" in page for name in names)
-    traces = json.loads((kept / "seen-draft-two-to-one.json").read_text())
+    traces = json.loads((weights / "seen-draft-two-to-one.json").read_text())
     assert len(traces) == 2
     for trace in traces.values():
-        curve = weights_over_time(WeightTrace(**trace))
-        assert curve.names == ("M", "T") and len(curve.steps)
-        assert curve.weight == pytest.approx(2 / 3)
+        assert trace["members"] == ["M", "T"] and trace["steps"]
+        assert all(first == pytest.approx(2 * second) for first, second in trace["cycles"])
+
+
+@pytest.mark.slow
+def test_the_notebook_draws_the_papers_figures(tmp_path, monkeypatch):
+    methods = {"M": {}, "MT*": {"mode": "MT*"}, "MC": {"mode": {"name": "MC", "members": ["M", "C"]}}}
+    more = [f"stages.evaluate.methods={json.dumps(methods)}", "stages.evaluate.captioner={kind: lvlm}"]
+    run(tmp_path, *CHEAP, *more, "stages.evaluate.record_weights=1")
+    names, shown = run_notebook(monkeypatch, "tabed", tmp_path, evaluation=tmp_path / "evaluate")
+    assert len(shown) == 3, "weights of two ensembles, and times by stage"
+    captions = names["times"]["captioning (s)"]["draft"]
+    assert captions["MC"] > 0 and captions["M"] == captions["MT*"] == 0
+    assert names["share"]({"pair": [0, 1], "cycles": [[0, 0, 1], [0.5, 0, 0.5]], "cycle_of_step": [0, 1]})[1] == 1
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from ...core.errors import UserError
 from ...core.states import Taps
 from ...core.words import counted
 from ...data.states.dtypes import DTYPES
-from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
+from ...data.states.estimate import Size, check_disk, record_bytes, samples_per_shard, shown
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import language_section
 from ...models.hub import rope_of
@@ -56,11 +56,12 @@ def caching(plan: Planned, drafter: DrafterConfig | None, target: PreTrainedConf
     if not number:
         return [*lines, "  size unknown: no record of the data can be used"]
     text_tokens, visual_tokens, known = counted
+    rows = 3 if "mrope_section" in rope_of(text) else 1
+    mean_text, mean_visual = text_tokens / number, visual_tokens / number
     sizes = {
-        dtype: declared_size(
-            keeps, text.hidden_size, dtype, samples=number, text_tokens=text_tokens, visual_tokens=visual_tokens,
-            position_rows=3 if "mrope_section" in rope_of(text) else 1,
-        )
+        dtype: Size(number, number * record_bytes(
+            keeps, text.hidden_size, dtype, text=mean_text, visual=mean_visual, position_rows=rows
+        ))
         for dtype in DTYPES
     }  # fmt: skip
     most = "at most " if answer_limit(plan) and known != "declared" else ""

@@ -144,7 +144,7 @@ def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Teac
 
 def _run_lvlm(module: ModelTraining, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
     """Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies."""
-    batch = _with_pictures(config, rows, length, patches)
+    batch = synthetic_batch(config, rows, length, patches)
     states = _kept(int(batch.predicting.sum()), kept) if kept else module.states(batch)
     _backward(module, module(batch, states))
 
@@ -255,7 +255,7 @@ def _target_step(known: Known, rows: int, length: int) -> float:
     section, config, dtype, taps = known.thing
     model, ids = empty_model(config, torch_dtype(dtype)), config.get_text_config().vocab_size
     target = section.target(model, num_token_ids=ids, image_token_id=None)
-    batch = _with_pictures(config, rows, length)
+    batch = synthetic_batch(config, rows, length)
     return most_bytes(lambda: target.states(batch, taps))
 
 
@@ -292,7 +292,7 @@ def _batch(rows: int, length: int, shown: int, *, axes: int = 1, **more: Any) ->
     return Batch(ids, torch.ones_like(ids, dtype=torch.bool), answers, modality, positions, **more).to(META)
 
 
-def _with_pictures(config: PreTrainedConfig, rows: int, length: int, patches: int = 0) -> Batch:
+def synthetic_batch(config: PreTrainedConfig, rows: int, length: int, patches: int = 0) -> Batch:
     """A batch for a model that reads pictures: they fill half of each row.
 
     Args:

@@ -68,6 +68,11 @@ def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
     return config, image_reader_of(stage.data, target, language_section(recipe.target).picture_family)
 
 
+def model_of(plan: Planned) -> PreTrainedConfig:
+    """The config of the model that a stage on records trains."""
+    return _lvlm_of(plan)[0]
+
+
 def describe_target(plan: Planned) -> list[str]:
     """A demo's target, of a recipe whose drafter is a hidden-state head."""
     stage = plan.stage

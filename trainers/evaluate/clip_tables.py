@@ -1,8 +1,10 @@
-"""Sparrow's and SAGE's tables and figures, of the papers' kind of sets and of clips at several lengths."""
+"""Sparrow's and SAGE's tables, of the papers' kind of sets and of clips at several lengths."""
 
 from __future__ import annotations
 
-from ...eval.row_columns import Rows
+from collections.abc import Sequence
+
+from ...eval.measured_rows import Row
 from ...eval.studies.video import video_sections
 from ...eval.tables import ReportSection
 from .benchmarks import SetsBenchmark, of_class
@@ -10,10 +12,8 @@ from .measuring import Measuring
 from .reporting import infos
 
 
-def clip_tables(measuring: Measuring, rows: Rows) -> list[ReportSection]:
-    """Those that were measured; figures go to the stage's folder."""
-    stage, drafting = measuring.stage, measuring.drafting
-    if not stage.lengths and not of_class(stage.benchmarks, SetsBenchmark):
-        return []
-    held = {one.name: one.held_visual for one in drafting if one.held_visual is not None}
-    return video_sections(measuring.context.folder, rows, infos(drafting), held=held)
+def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection]:
+    """Those that were measured."""
+    stage = measuring.stage
+    measured = stage.lengths or of_class(stage.benchmarks, SetsBenchmark)
+    return video_sections(rows, infos(measuring.drafting)) if measured else []

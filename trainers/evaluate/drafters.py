@@ -14,7 +14,6 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps
-from ...eval.cells import HeldVisual
 from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
 from ...eval.rules import Codes, Rule
@@ -63,12 +62,6 @@ class Drafting:
     def title(self) -> str:
         """The method, with the drafter where it has several."""
         return self.name if self.method.drafters is None else f"{self.name} ({self.drafter_name})"
-
-    @property
-    def held_visual(self) -> HeldVisual | None:
-        """How much of the visual input is held while decoding; None: not a head of a language model."""
-        held = self.config.held_visual
-        return None if held is None else HeldVisual(self.drafter_name, *held)
 
     def details(self, opened: Opened, max_new_tokens: int) -> JsonObject:
         """Details that drafter, policy and rule recorded for the request that was just decoded."""

@@ -67,14 +67,14 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             # For tables of quality with the same settings.
             for (temperature, method, drafter), its in grouped(rows, "temperature", "method", "drafter").items():
                 one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
-                drawn = (KeptPicture(row.tokens, row.num_cycles) for row in its)
+                drawn = (KeptPicture(tuple(row.tokens), row.num_cycles) for row in its)
                 keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
             quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown, context.stop)
             reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
             grids = picture_grids(context.folder, shown, prompts)
             reporting.write(grids, quality=quality)
             # Runs after the report is written, so that a failing study loses no measurements.
-            pictures = PicturesOfRows(measuring, generator, prompts, rows, shown, quality)
+            pictures = PicturesOfRows(measuring, generator, prompts, rows)
             if more := [section for study in OF_PICTURES for section in study(pictures)]:
                 reporting.write(grids, *more, quality=quality, again=True)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...data.stage_folders import CODES
-from ...eval.lantern import LanternConfig
 from ...eval.measured_rows import PLAIN
-from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_pictures
-from ...eval.studies.drawn.places import contrasts
+from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
+from ...eval.studies.drawn_tables import contrasts, drawn_section
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.drafters.beside import head_in
@@ -34,14 +34,16 @@ def eagle_head(drafting: Sequence[Drafting]) -> ImageEagleHead:
 
 
 def check_analysis(stage: EvaluateSettings, generator: Generator, drafting: Sequence[Drafting]) -> None:
-    """Raises `UserError` for settings beyond the codebook or the grid, and for a first method without an EAGLE head."""
+    """Raises `UserError` for settings beyond the codebook, and for a first method without an EAGLE head."""
     if (config := stage.probes.analysis) is not None:
-        config.check(len(generator.codebook), generator.target.grid)
+        config.check(len(generator.codebook))
         eagle_head(drafting)
 
 
 def analysis(pictures: PicturesOfRows) -> list[ReportSection]:
-    """What target and head make of the pictures that were drawn plainly, at every temperature."""
+    """Of the pictures that were drawn plainly, at every temperature. Numbers of each cell go to the stage's folder, as
+    `analysis-T1.safetensors`: docs/notebooks draws the papers' figures from them.
+    """
     measuring, generator, prompts, rows = pictures.measuring, pictures.generator, pictures.prompts, pictures.rows
     stage, context, config = measuring.stage, measuring.context, measuring.stage.probes.analysis
     if config is None:
@@ -51,32 +53,23 @@ def analysis(pictures: PicturesOfRows) -> list[ReportSection]:
     table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
 
     def read(drawn: list[tuple[Tensor, Tensor]], temperature: float) -> CellStatistics:
-        warp = Warp(temperature, stage.top_k, stage.top_p)
-        return read_pictures(config, target, head, drawn, warp, table, seed=context.seed)
+        return read_pictures(config, target, head, drawn, Warp(temperature, stage.top_k, stage.top_p), table)
 
     conditions = [generator.request(p.caption, p.label, p.key).condition for p in prompts[: config.pictures]]
-    by_temperature = {}
+    by_temperature, contrast = {}, {}
     for temperature, by_method in drawn_tokens(rows).items():
         codes = [target.codes(list(row)) for row in by_method[PLAIN][: len(conditions)]]
-        by_temperature[temperature] = read(list(zip(conditions, codes, strict=True)), temperature)
+        statistics = read(list(zip(conditions, codes, strict=True)), temperature)
+        by_temperature[temperature] = statistics
+        save_file(statistics.arrays(), context.folder / f"analysis-T{temperature:g}.safetensors")
+        contrast[temperature] = {
+            method: contrasts(generator.pictures(codes_of(generator, tokens)), target.grid)
+            for method, tokens in by_method.items()
+        }
     encoded = {}
     if config.head_data is not None:
         data = config.head_data
         folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
         for name, samples in encoded_pictures(config, folder, image_section(context.target).sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
-    relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
-    tree = next((tree for tree, _ in relaxed.values()), None)
-    rules = {name: rule for name, (its, rule) in relaxed.items() if its == tree}
-    captions = [p.caption for p in prompts]
-    contrast = {
-        t: {m: contrasts(generator.pictures(codes_of(generator, codes)), target.grid) for m, codes in by.items()}
-        for t, by in drawn_tokens(rows).items()
-    }
-    from ...eval.studies.drawn.report_section import drawn_section  # and with it matplotlib
-
-    section = drawn_section(
-        context.folder, config, by_temperature, rows, pictures.shown, captions, rules=rules, quality=pictures.quality,
-        encoded=encoded, contrast=contrast,
-    )  # fmt: skip
-    return [section]
+    return [drawn_section(config, by_temperature, rows, encoded=encoded, contrast=contrast)]

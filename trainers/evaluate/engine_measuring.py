@@ -16,7 +16,6 @@ from ...core.json_types import JsonObject
 from ...core.pictures import one_placeholder_each
 from ...data.families.processor import Processor
 from ...eval.measured_rows import PLAIN, Row
-from ...eval.row_columns import Rows
 from ..serve.engine_answers import Answer, Asked, Job, Timing
 from ..serve.engine_evaluation import VllmEvaluation
 from ..serve.engine_pictures import shown
@@ -60,7 +59,7 @@ class ServedMeasuring(Measuring):
     def _at(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Measured:
         stem = self.stem(requests, temperature, max_new_tokens)
         log = ResumeLog(stem)
-        first, rows = f"{PLAIN}, {self.section.concurrency[0]}", Rows()
+        first, rows = f"{PLAIN}, {self.section.concurrency[0]}", list[Row]()
         for together in self.section.concurrency:
             if self.by is not None and not self.by.method.allowed(temperature):
                 continue
@@ -145,7 +144,7 @@ def row_of(answer: Answer, plain: Row | None, *, by: Drafting | None, details: J
     return Row(
         method=PLAIN if by is None else by.name, **whose, **common,
         tokens=tokens, plain_tokens=len(tokens if plain is None else plain.tokens), stop=answer.stop,
-        identical=plain is None or tokens == plain.tokens,
+        identical=plain is None or list(tokens) == list(plain.tokens),
         planned=tuple(planned for planned, *_ in passes), drafted=tuple(drafted for _, drafted, *_ in passes),
         nodes=tuple(drafted for _, drafted, *_ in passes), accepted=tuple(emitted - 1 for *_, emitted in passes),
         emitted=tuple(emitted for *_, emitted in passes),

@@ -19,8 +19,7 @@ from ...data.end_tokens import end_ids
 from ...eval.by_category import turns_section
 from ...eval.engines.program import check_plugin, find_python, version_of
 from ...eval.engines.served_results import disagreements, served_section
-from ...eval.measured_rows import PLAIN
-from ...eval.row_columns import Rows, read_rows
+from ...eval.measured_rows import PLAIN, Row, read_rows
 from ...models.drafters.base import PublishedDrafter
 from ...models.formats import Prompts, export_drafter, read_export
 from ...models.formats.plugin import MODULE, PACKAGE
@@ -28,7 +27,7 @@ from ...models.hub import config_value, read_config
 from ..run.context import Context
 from ..serve.engine_evaluation import VllmEvaluation, export_settings
 from ..serve.engine_process import EngineProcess
-from ..serve.rank_engine import engine_process
+from ..serve.engine_section import engine_process
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
 from .engine_measuring import ServedMeasuring
@@ -94,7 +93,7 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
     plans = [Served(), *_methods(stage, context, python, pictures=most_pictures > 0)]
     ends = stage.ends(*end_ids(processor, stage.format))
     drafting = [plan.drafting for plan in plans if plan.drafting is not None]
-    rows, early = Rows(), list[str]()
+    rows, early = list[Row](), list[str]()
     drafted = max(int((plan.speculative or {}).get("num_speculative_tokens", 0)) for plan in plans)
     for plan in plans:
         name = PLAIN if plan.drafting is None else plan.drafting.title
@@ -117,7 +116,12 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
 
 
 def _report(
-    stage: EvaluateSettings, context: Context, measuring: ServedMeasuring, rows: Rows, version: str, early: list[str]
+    stage: EvaluateSettings,
+    context: Context,
+    measuring: ServedMeasuring,
+    rows: list[Row],
+    version: str,
+    early: list[str],
 ) -> None:
     section, device = measuring.section, device_name(context.device())
     about = {
@@ -132,25 +136,25 @@ def _report(
     first = section.concurrency[0]
     # Its tables are by method alone.
     turns = turns_section(
-        rows.where(rows.has("concurrency", first)), [*early, f"With {first} requests at once in vLLM."]
+        [row for row in rows if row.concurrency == first], [*early, f"With {first} requests at once in vLLM."]
     )
     if section.beside is not None:
         ours = _rows_beside(context.inputs["report"], section.beside, rows, context)
         apart, agreement = disagreements(rows, ours)
         about["our own loop"] = f"stage {section.beside}; {agreement}"
-        rows = Rows([*ours, *rows])
+        rows = [*ours, *rows]
     sections = [content, *(part for part in [turns] if part is not None)]
     Reporting(stage, context, measuring, rows, about, apart).write(*sections)
 
 
-def _rows_beside(folder: Path, name: str, rows: Rows, context: Context) -> Rows:
+def _rows_beside(folder: Path, name: str, rows: list[Row], context: Context) -> list[Row]:
     """Our own loop's rows of the methods and settings that the engine has, with plain decoding's.
 
     Raises:
         UserError: that stage measured none of them.
     """
     wanted = {_cell(row) for row in rows}
-    ours = Rows(row for row in read_rows(folder / "rows.jsonl") if not row.engine and _cell(row) in wanted)
+    ours = [row for row in read_rows(folder / "rows.jsonl") if not row.engine and _cell(row) in wanted]
     if not any(row.method != PLAIN for row in ours):
         raise UserError(
             f"stage {name} measured none of these methods on these benchmarks, temperatures and lengths in our own "

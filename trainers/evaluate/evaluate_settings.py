@@ -48,7 +48,7 @@ _OF_OUR_LOOP = (
 )  # fmt: skip
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
 _OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
-_PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
+_PROBES_OF_TEXT = ("states", "importance", "binding")
 
 
 class EvaluateSettings(Stage):
@@ -101,9 +101,9 @@ class EvaluateSettings(Stage):
     graphs: bool = Field(True, exclude_if=lambda value: value)
     # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.
     engine: EvaluationEngine = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
-    # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
+    # What else is asked of target and drafters, untimed; null: nothing.
     probes: Annotated[Probes, BeforeValidator(lambda given: {} if given is None else given)] = Probes()
-    # Requests of each set whose ensembles' weights over time are kept and drawn (weights/), decoded once more.
+    # Requests of each set whose ensembles' weights over time are kept (weights/), decoded once more.
     record_weights: int = Field(0, ge=0)
     # Two ways of training, over seeds: names of drafters.
     compare: Comparison | None = None
@@ -255,6 +255,8 @@ class EvaluateSettings(Stage):
 
     @model_validator(mode="after")
     def _fitting_drafters(self) -> EvaluateSettings:
+        if self.clock == "thread" and self.captioner is not None:
+            raise Refused("captioner", "times its captions by the wall's clock, and clock is thread", "leave clock out")
         for key, section in self._own_drafters():
             if self.clock == "thread" and section.base_kind == "pruned":
                 raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")

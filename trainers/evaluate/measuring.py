@@ -23,7 +23,6 @@ from ...eval.generation_rows import measure
 from ...eval.loop import Clock, Decoding, EmbeddedRequest, Generation, embed_once, generate
 from ...eval.measured_rows import PLAIN, Row
 from ...eval.policies import Chain, Draw
-from ...eval.row_columns import Rows
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ..run.context import Context
@@ -57,7 +56,7 @@ class Measured:
         plain: plain decoding's of each request, in their order; None where the request is left out.
     """
 
-    rows: Rows
+    rows: list[Row]
     plain: list[Row | None]
 
 
@@ -81,7 +80,7 @@ class Measuring:
     left_out: dict[str, str] = field(default_factory=dict)  # set -> how many of how many requests cannot be read
     _warm: Counter[Any] = field(default_factory=Counter)
 
-    def all(self, sets: Sequence[RequestSet]) -> Rows:
+    def all(self, sets: Sequence[RequestSet]) -> list[Row]:
         """Rows of all ranks, at every temperature and length of answers.
 
         Args:
@@ -92,7 +91,7 @@ class Measuring:
         measured = [self.at(sets, t, length) for t in self.stage.temperatures for length in self.lengths]
         for requests, last in zip(sets, measured[-1], strict=True):
             self.tell(requests, last)
-        return Rows(row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows)
+        return [row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows]
 
     def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
         """Tell how many requests all ranks will decode; `others`: and more, which are not known yet."""
@@ -299,4 +298,4 @@ class Measuring:
 
 def _measured(kept: Sequence[list[JsonObject] | None], stem: Path) -> Measured:
     plain = [Row.from_json(values[0], where=stem) if values else None for values in kept]
-    return Measured(Rows(Row.from_json(value, where=stem) for values in kept for value in values or ()), plain)
+    return Measured([Row.from_json(value, where=stem) for values in kept for value in values or ()], plain)

@@ -18,6 +18,7 @@ from ...core.section import Section
 from ...eval.block import BlockConfig
 from ...eval.lantern import LanternConfig
 from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combination
+from ...eval.replaced import ReplacedConfig
 from ...eval.rules import RULES, Codes, Rule, RuleSection
 from ...models.drafters import AnyDrafter, members_of
 from ...models.drafters.base import DrafterConfig
@@ -37,7 +38,7 @@ class ExactRule(RuleSection):
 
 # A section with a kind, or the name of a rule without settings (exact, block).
 RuleConfig = Annotated[
-    Annotated[ExactRule | LanternConfig | BlockConfig, Field(discriminator="kind")],
+    Annotated[ExactRule | LanternConfig | BlockConfig | ReplacedConfig, Field(discriminator="kind")],
     OrImported(RuleSection),
     shorthand(str, lambda name: {"kind": name}),
 ]
@@ -57,7 +58,8 @@ class Method(Section):
     # A tree's name (chain: 5 tokens; static; 30-4-8: total with the root, levels, width; sage) or section. null: the
     # evaluation's `tree`.
     tree: TreeConfig = ChainTree(kind="chain")
-    # exact, block (of sampled chains), or a section: kind lantern relaxes acceptance, for image codes alone.
+    # exact, block (of sampled chains), or a section, for image codes alone: kind lantern relaxes acceptance, and kind
+    # replaced replaces each code by one of its k nearest (LANTERN, table 4).
     rule: RuleConfig = ExactRule()
     # sample draws proposals from the drafter without replacement, for trees whose shape is fixed.
     draw: Literal["top-k", "sample"] = "top-k"
@@ -119,10 +121,10 @@ class Method(Section):
         return {key: value for key, value in self if key in SETTINGS and value is not None}
 
     def allowed(self, temperature: float) -> bool:
-        """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and another rule than `block`."""
+        """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and a rule that draws nothing."""
         if self.temperatures is not None and temperature not in self.temperatures:
             return False
-        return temperature > 0 or (self.draw == "top-k" and self.rule.kind != "block")
+        return temperature > 0 or (self.draw == "top-k" and self.rule.kind not in ("block", "replaced"))
 
     def rule_name(self, temperature: float) -> str:
         """The rule as reports name it: `exact` is `greedy` at temperature 0 and `sampling` above."""
@@ -146,9 +148,9 @@ class Method(Section):
                 f"tree: {self.tree.kind} follows the rows of an image, and this target writes text",
                 hint="use 30-4-8 (EAGLE-2's), sage, static or chain",
             )
-        if medium == "text" and self.rule.kind == "lantern":
+        if medium == "text" and self.rule.kind in ("lantern", "replaced"):
             raise UserError(
-                "rule: lantern lends mass between similar image codes, and words have no such neighbours",
+                f"rule: {self.rule.kind} reads which image codes are similar, and words have no such neighbours",
                 hint="use rule: exact, which speculative decoding of text keeps to",
             )
         if medium == "drawn" and self.visual_skip is not None:
@@ -226,7 +228,7 @@ RENAMED = {
     "draw": "methods: {NAME: {draw: sample}}",
     "temperature": "temperatures: [NUMBER]",
     "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
-    "looks": "probes: {confidence: true, states: true, ...} (importance and requests keep their names)",
+    "looks": "probes: {states: true, ...} (importance and requests keep their names)",
     "binding": "probes: {binding: ...}",
     "analysis": "probes: {analysis: ...}",
     "prompts": "benchmarks: {prompts: {prompts: ...}}",

@@ -1,14 +1,13 @@
-"""The pictures of an evaluation's rows: as tokens, as codes, and with all that was found of them."""
+"""The pictures of an evaluation's rows, as tokens and as codes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...core.json_types import JsonMapping
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.measured_rows import Row, grouped
 from ...models.families.generators import Generator
@@ -17,19 +16,12 @@ from .measuring import Measuring
 
 @dataclass(frozen=True)
 class PicturesOfRows:
-    """What an evaluation drew and found.
-
-    Args:
-        shown: temperature -> method -> the first pictures, uint8 [B,3,S,S].
-        quality: temperature -> method -> metric -> its value and what is said of it.
-    """
+    """What an evaluation drew."""
 
     measuring: Measuring
     generator: Generator
     prompts: Sequence[ImagePrompt]
     rows: Sequence[Row]
-    shown: Mapping[float, Mapping[str, Tensor]]
-    quality: Mapping[float, Mapping[str, JsonMapping]]
 
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
@@ -41,7 +33,7 @@ def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, .
     first = {method: min(row.drafter for row in its) for (method,), its in grouped(rows, "method").items()}
     for row in rows:
         if row.drafter == first[row.method]:
-            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
+            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(tuple(row.tokens))
     return tokens_by
 
 

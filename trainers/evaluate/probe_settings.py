@@ -11,7 +11,7 @@ from ...core.errors import did_you_mean
 from ...core.fields import MOST_ANSWER
 from ...core.section import Section
 from ...data.dataset import ConversationData
-from ...eval.studies.drawn import AnalysisConfig
+from ...eval.studies.drawn_cells import AnalysisConfig
 from .benchmarks import Benchmark, SetsBenchmark, of_class
 
 
@@ -57,8 +57,6 @@ class Binding(Section):
 class Probes(Section):
     # Requests of each set that are decoded or read once more, of clips at the longest length.
     requests: int = Field(8, ge=1)
-    # How sure each method's drafter is, and how much of that is accepted. null: of methods with tree: sage.
-    confidence: bool | None = None
     # Where heads attend, which layers of the target attend to visual tokens, and the target's states against their
     # embeddings, layer by layer (Sparrow, figures 2, 3b and 6).
     states: bool = False
@@ -66,5 +64,5 @@ class Probes(Section):
     importance: Importance | None = None
     # Whether the target's answers depend on the picture; null: not asked.
     binding: Binding | None = None
-    # Of image generators: figures and numbers of what target and head make of the pictures; true: the papers' settings.
+    # Of image generators: what target and head make of each cell of the pictures; true: the papers' settings.
     analysis: AnalysisConfig | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...eval.row_columns import Rows
+from ...eval.measured_rows import Row
 from ...eval.tables import ReportSection
 from ...models.families.generators import Generator
 from ..run.context import Context
@@ -23,9 +23,9 @@ from .recorded_weights import recorded_weights
 from .requests import ConversationSet
 
 # Of a language target's rows.
-OF_ROWS: tuple[Callable[[Measuring, Rows], list[ReportSection]], ...] = (clip_tables,)
+OF_ROWS: tuple[Callable[[Measuring, Sequence[Row]], list[ReportSection]], ...] = (clip_tables,)
 # Of a language target once the report is written: they decode again, on every rank that holds a part of the target.
-OF_TEXT: tuple[Callable[[Measuring, Sequence[ConversationSet], Rows], list[ReportSection]], ...] = (
+OF_TEXT: tuple[Callable[[Measuring, Sequence[ConversationSet], Sequence[Row]], list[ReportSection]], ...] = (
     recorded_weights, probe,
 )  # fmt: skip
 # Of an image generator's pictures once the report is written, and what refuses such a study before any is drawn.

@@ -15,8 +15,8 @@ from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
 from ...eval.by_category import turns_section
+from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
-from ...eval.row_columns import Rows
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context
 from .answer_quality import measure_quality
@@ -56,7 +56,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
     capture(stage.graphs, target, measuring.drafting, stage.capacity)
     measuring.announce(sets, others=bool(suites or talks))
-    rows = Rows()
+    rows: list[Row] = []
     # The lengths of a benchmark follow each other.
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
         rows.extend(measuring.all([*at_lengths]))
@@ -106,7 +106,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     ranks.barrier()
 
 
-def _decode_along(context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Rows) -> None:
+def _decode_along(context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Sequence[Row]) -> None:
     """What the studies decode, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         context = replace(context, folder=Path(folder), say=lambda text: None)
@@ -114,14 +114,14 @@ def _decode_along(context: Context, measuring: Measuring, sets: list[Conversatio
             study(replace(measuring, context=context), sets, rows)
 
 
-def _about(stage: EvaluateSettings, rows: Rows) -> JsonObject:
+def _about(stage: EvaluateSettings, rows: Sequence[Row]) -> JsonObject:
     tower = "runs once for each request and repeat; its time counts in every method's prefill, also in plain decoding's"
     prompts = {b.convention for b in of_class(stage.benchmarks, SetsBenchmark)}
     return {
         "max_new_tokens": stage.max_new_tokens,
         "answers": "end at the end token" if stage.stop_at_end else "go on after the end token",
         **({"prompts": ", ".join(sorted(prompts))} if prompts else {}),
-        **({"vision tower": tower} if rows.numbers("visual_tokens").any() else {}),
+        **({"vision tower": tower} if any(row.visual_tokens for row in rows) else {}),
     }
 
 

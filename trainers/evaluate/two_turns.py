@@ -11,7 +11,6 @@ from ...data.dataset import ConversationDataset
 from ...data.suites.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
 from ...data.suites.suite_hub import fetch
 from ...eval.measured_rows import Medium, Row
-from ...eval.row_columns import Rows
 from ...eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection
 from ..run.context import Context
@@ -56,9 +55,9 @@ class TabedRun:
         self.tasks = list(section.tasks) if section.turns == 2 else []
         self.first_turns: list[ConversationSet] = []
 
-    def measure(self) -> tuple[Rows, list[str]]:
+    def measure(self) -> tuple[list[Row], list[str]]:
         """Rows of every request and method, and what is to be said of them."""
-        rows = Rows()
+        rows: list[Row] = []
         notes: list[str] = []
         for temperature in self.measuring.stage.temperatures:
             for length in self.measuring.lengths:
@@ -71,9 +70,9 @@ class TabedRun:
                 ]
         return rows, list(dict.fromkeys(notes))
 
-    def _at(self, temperature: float, max_new_tokens: int) -> tuple[Rows, dict[str, int]]:
+    def _at(self, temperature: float, max_new_tokens: int) -> tuple[list[Row], dict[str, int]]:
         limit, convention = self.section.data.max_samples, self.section.convention
-        rows = Rows()
+        rows: list[Row] = []
         silent: dict[str, int] = {}
         # Second turns follow the answers, which differ with temperature and length.
         place = self.folder / f"T{temperature:g}-{max_new_tokens}"

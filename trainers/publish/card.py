@@ -14,11 +14,11 @@ from ...core.files import read_json
 from ...core.json_types import JsonObject
 from ...core.markdown import Markup, block, cell, code, label, plain, sentence
 from ...core.templates import filled
-from ...eval.cells import RELAXED, MethodInfo, cells_of, modes_line
-from ...eval.findings import own_findings
+from ...eval.cells import RELAXED, MethodInfo, cells_of, labels, modes_line
+from ...eval.findings import findings, headline
+from ...eval.measured_rows import read_rows
 from ...eval.published_section import PublishedSection
-from ...eval.report import described
-from ...eval.row_columns import read_rows
+from ...eval.report import described, nulls
 from ...eval.run_tables import overview
 from ...eval.tables import Items, markdown
 from .folder import REPORT
@@ -77,7 +77,7 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     try:
         methods = {name: MethodInfo(**info) for name, info in report["methods"].items()}
         measured = cells_of(own, methods)
-        table = overview({"cells": [cell.to_json() for cell in measured]})
+        table = overview({"cells": [nulls(cell.to_json()) for cell in measured]})
         beside = [cell for cell in report["cells"] if drafter not in cell["drafters"]]
         others = overview({"cells": beside})
         warned = [text for text in report["findings"] if text.startswith("**Warning**")]
@@ -85,13 +85,14 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
         about = report["about"] | {f"method {cell.method}": described(methods[cell.method]) for cell in measured}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
-    headline, *findings = own_findings(measured)
+    first = headline(measured)
     names = dict.fromkeys(cell.method for cell in measured)
     shown = dict.fromkeys((*names, *(cell["method"] for cell in beside)))
     relaxed = tuple(name for name in shown if methods[name].relaxed)
-    lines = markdown(Items((headline, *findings, *warned)))[:-1]
+    said = [text for text in findings(measured, labels(measured)) if text != first]
+    lines = markdown(Items((first, *said, *warned)))[:-1]
     return Evaluated(
-        without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
+        without_places(first), without_places(markdown(table)), without_places(about), without_places(lines),
         without_places(markdown(others) if beside else []), tuple(names),
         modes_line(methods[name].mode for name in shown), relaxed,
     )  # fmt: skip

@@ -1,8 +1,12 @@
-"""The folder that becomes the repository: weights and their files, recipe, provenance, report, stored prompt, list."""
+"""The folder that becomes the repository: weights and their files, recipe, provenance, report, stored prompt, list.
+
+No text of it leaves with a secret in it.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,8 +15,8 @@ import yaml
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_text, read_yaml
 from ...core.json_types import JsonMapping, JsonObject, object_at, text_at
-from ...core.secrets import redact_tree
-from ...eval.html_page import outside_pictures
+from ...core.secrets import redact_tree, secret_in
+from ...eval.html_page import html_page
 from ...eval.published import KEY
 from ...eval.published_section import PublishedSection
 from ...models.drafters.manifest import MANIFEST, read_manifest
@@ -26,7 +30,7 @@ _MODEL_FILES = (
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 # Of a report's folder; every request's rows hold answers to other people's data, and stay behind.
-_REPORT_FILES = ("*.md", "*.html", "*.json", "*.png")
+_REPORT_FILES = ("*.md", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
 REPORT, CHECK = "report", "check"
 _AGAIN = "restore the file, or run the evaluation again (restart=STAGE)"
@@ -44,7 +48,7 @@ def copy_model(source: Path, folder: Path) -> None:
 
 
 def copy_report(source: Path, folder: Path) -> list[str]:
-    """Text, numbers and plots of an evaluation; returns the names of the plots at its top."""
+    """Text, numbers and plots of an evaluation, its page made anew; returns the names of the plots at its top."""
     for pattern in _REPORT_FILES:
         for path in source.rglob(pattern):
             name = path.relative_to(source)
@@ -56,11 +60,10 @@ def copy_report(source: Path, folder: Path) -> list[str]:
                 shutil.copyfile(path, place)
                 continue
             text = read_text(path, hint=_AGAIN, max_bytes=LOG_BYTES)  # with commands and names of data
-            if path.suffix == ".html":
-                text = outside_pictures(text, without_places)
-            else:
-                text = without_places(text)
-            place.write_text(text, encoding="utf-8")
+            place.write_text(without_places(text), encoding="utf-8")
+    page = folder / REPORT / "report.md"
+    if page.is_file():
+        page.with_suffix(".html").write_text(html_page(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
     return sorted(path.name for path in (folder / REPORT).glob("*.png"))
 
 
@@ -84,3 +87,24 @@ def write_manifest(source: Path, folder: Path, section: PublishedSection) -> Non
     # The stored prompt stays word for word; the section has no places.
     manifest = without_places(manifest) | {KEY: section.model_dump(mode="json", by_alias=True)}
     (folder / MANIFEST).write_text(json.dumps(redact_tree(manifest), indent=1, sort_keys=True))
+
+
+def refuse_secrets(folder: Path, token: str | None) -> None:
+    """Raises `UserError`, with file and rule, where a text of the folder holds a secret: a token, a password, or the
+    value of a secret environment variable. Weights and pictures are not searched.
+
+    Args:
+        token: of the Hub's login.
+    """
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name, text = str(path.relative_to(folder)), ""
+        if path.suffix not in (".safetensors", ".png", ".jpg", ".jpeg", ".webp", ".pdf"):
+            # Pictures inside a page look like many a key.
+            text = re.sub(r"base64,[\w+/=]+", "", path.read_text(encoding="utf-8", errors="replace"))
+        rule = "the Hub's token" if token is not None and token in text else secret_in(f"{name}\n{text}")
+        if rule is not None:
+            raise UserError(
+                f"{name} holds a secret (rule: {rule}; its value is not shown)", where=str(path),
+                hint="the built folder is removed; find out which setting or file it came in by, take it out "
+                "there, and change the secret: it may have been read",
+            )  # fmt: skip

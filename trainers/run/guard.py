@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,15 +90,10 @@ def _no_folder(output: Path, error: OSError) -> UserError:
         return unwritable(place, error)
     blocking = next((p for p in (place, *place.parents) if p.is_file()), None)
     if isinstance(error, FileExistsError | NotADirectoryError) and blocking is not None:
-        problem, hint = f"{blocking} is a file, and the run's folder is to be there", "choose another output"
-    elif isinstance(error, IsADirectoryError):
-        problem, hint = f"{place} is a folder, and a lock is a file", "remove it: no run made it"
-    else:
-        problem, hint = (
-            f"cannot be written: {error.strerror or error}",
-            "choose another output, or fix its permissions",
-        )
-    return UserError(problem, key="output", where=str(output), hint=hint)
+        return UserError(f"{blocking} is a file, and the run's folder is to be there", key="output", where=str(output),
+                         hint="choose another output")  # fmt: skip
+    return UserError(f"{place} cannot be written: {error.strerror or error}", key="output", where=str(output),
+                     hint="choose another output, or fix its permissions")  # fmt: skip
 
 
 def end_with_launcher() -> bool:
@@ -125,24 +120,19 @@ def _launchers() -> list[tuple[int, int]] | None:
     process = psutil.Process()
     try:
         launcher = process.parent()
-        words = [] if launcher is None else launcher.cmdline()
-        if launcher is None or not _any_holds(words, *_LAUNCHERS):
+        words = "" if launcher is None else "\n".join(launcher.cmdline())
+        if launcher is None or not any(name in words for name in _LAUNCHERS):
             return None if launched else []
         pairs = [(process.pid, launcher.pid)]
-        if not _any_holds(words, "deepspeed"):
+        if "deepspeed" not in words:
             return pairs
         runner = launcher.parent()
-        if runner is not None and _any_holds(runner.cmdline(), "deepspeed"):
+        if runner is not None and "deepspeed" in "\n".join(runner.cmdline()):
             return [*pairs, (launcher.pid, runner.pid)]
     except psutil.NoSuchProcess:
         return None
     # On the nodes of a cluster a shell starts the launcher, which is then told its node; else a runner does.
-    alone = _any_holds(words, "deepspeed.launcher.launch") and not _any_holds(words, "--node_rank")
-    return None if alone else pairs
-
-
-def _any_holds(words: Sequence[str], *texts: str) -> bool:
-    return any(text in word for word in words for text in texts)
+    return None if "deepspeed.launcher.launch" in words and "--node_rank" not in words else pairs
 
 
 def _watch(pairs: list[tuple[int, int]]) -> None:

@@ -43,8 +43,8 @@ def stage_state(planned: Planned, output: Path) -> str | UserError:
 
 
 def is_done(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
-    """Whether a stage has finished with these settings; `any_data` as in `_matches`."""
-    return done(output / planned.name) is not None and _matches(planned, output, any_data=any_data)
+    """Whether a stage has finished with these settings; `any_data` as in `_changes`."""
+    return done(output / planned.name) is not None and not _changes(planned, output, any_data=any_data)
 
 
 def done(folder: Path) -> Mark | None:
@@ -102,8 +102,9 @@ def write_begun(planned: Planned, folder: Path) -> None:
     write_mark(folder / BEGUN, Mark(planned.fingerprint, FINGERPRINTS, settings=settings, resolved=resolved))
 
 
-def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
-    """Whether a stage's folder was begun with these settings, and read the results that its inputs' folders hold now.
+def _changes(planned: Planned, output: Path, *, any_data: bool = False) -> list[str]:
+    """What a stage that was begun read and is otherwise now, as "KEY was OLD, is now NEW"; none: its folder holds what
+    is planned. Its inputs are compared with the results that their folders hold now.
 
     Data and weights that are not on this machine match: a run may be evaluated and published where its data is not.
 
@@ -111,19 +112,46 @@ def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
         any_data: data that has changed since matches, too.
     """
     mark = begun(output / planned.name)
-    if mark is None:
-        return False
-    is_equal = mark.fingerprint == planned.fingerprint
-    if not is_equal and not _are_same_settings(mark.settings or {}, planned.settings, any_data):
-        return False
+    assert mark is not None, planned.name
+    old, new, changes = mark.settings or {}, planned.settings, []
+    recorded, is_equal = old.get("inputs", {}), mark.fingerprint == planned.fingerprint
+    if not is_equal and not (old and new):
+        changes.append("its settings, which are not known")
+    elif not is_equal:
+        changes += _changed_values(old, new)
+        changes += [
+            f"the weights or files at {key} ({shortened(str(flat(new).get(key, key)), 200)}) have changed"
+            for key in _changed_outside(old, new)
+        ]
+        if not any_data and not _is_same_data(old["data"], new["data"]):
+            changes.append(f"the files of stage {planned.name} changed")
+        changes += [f"the {thing} was taken from another stage" for thing in recorded.keys() ^ new["inputs"].keys()]
     for thing, maker in planned.inputs.items():
-        if begun(output / maker) is None:
-            if not is_equal and not _may_be_as_read(planned, thing, (mark.settings or {}).get("inputs", {})):
-                return False
-            continue  # removed to save room: nothing says that it was made anew
-        if maker in planned.earlier and not _matches(planned.earlier[maker], output, any_data=any_data):
-            return False
-    return not [*_ran_anew(planned, output)]
+        now = begun(output / maker)
+        if now is None:  # removed to save room: nothing says that it was made anew
+            if not is_equal and not _may_be_as_read(planned, thing, recorded):
+                changes.append(f"stage {maker}, which it builds on")
+            continue
+        if maker in planned.earlier:
+            changes += _changes(planned.earlier[maker], output, any_data=any_data)
+        # A stage that ran again with equal settings on equal data has an equal fingerprint, and by promise its results.
+        if now.fingerprint != recorded.get(thing, now.fingerprint):
+            changes.append(f"stage {maker}, which it builds on, has run anew since")
+    return list(dict.fromkeys(changes))
+
+
+def _changed_values(old: JsonMapping, new: JsonMapping) -> list[str]:
+    """Settings are compared by the hash of what was written: what is stored depends on the environment's secrets."""
+    has_hash = HIDDEN in old and HIDDEN in new
+    if has_hash and old[HIDDEN] == new[HIDDEN]:
+        return []
+    before, after = (flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
+    shown = [
+        f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
+        for key in before | after
+        if before.get(key) != after.get(key)
+    ]
+    return shown or ["a hidden value changed"] * has_hash
 
 
 def _may_be_as_read(planned: Planned, thing: str, recorded: Mapping[str, str]) -> bool:
@@ -141,22 +169,6 @@ def _is_data_here(planned: Planned) -> bool:
     return ABSENT not in planned.settings.get("data", ()) and all(map(_is_data_here, makers))
 
 
-def _are_same_settings(old: JsonMapping, new: JsonMapping, any_data: bool) -> bool:
-    if not old or not new or old["inputs"].keys() != new["inputs"].keys():
-        return False
-    if not _are_same_values(old, new):
-        return False
-    is_same_data = any_data or _is_same_data(old["data"], new["data"])
-    return is_same_data and not [*_changed_outside(old, new)]
-
-
-def _are_same_values(old: JsonMapping, new: JsonMapping) -> bool:
-    """By their hash as they were written. What is stored of them depends on which secrets the environment has."""
-    if HIDDEN in old and HIDDEN in new:
-        return bool(old[HIDDEN] == new[HIDDEN])
-    return all(old.get(key) == new.get(key) for key in old.keys() | new.keys() if key not in RULED)
-
-
 def _is_same_data(before: Sequence[str], now: Sequence[str]) -> bool:
     """Whether files are as they were. Of data that is not here it is not known how many there are."""
     if now and all(identity == ABSENT for identity in now):
@@ -170,19 +182,6 @@ def _changed_outside(old: JsonMapping, new: JsonMapping) -> Iterator[str]:
     for key in before.keys() & now.keys():
         if ABSENT not in (before[key], now[key]) and before[key] != now[key]:
             yield key
-
-
-def _ran_anew(planned: Planned, output: Path) -> Iterator[str]:
-    """Inputs whose folder is no longer the one that the stage read: it was begun with another fingerprint since.
-
-    A stage that ran again with equal settings on equal data has an equal fingerprint, and equal results by promise.
-    """
-    mark = begun(output / planned.name)
-    recorded = {} if mark is None or mark.settings is None else mark.settings.get("inputs", {})
-    for thing, maker in planned.inputs.items():
-        now = begun(output / maker)
-        if thing in recorded and now is not None and now.fingerprint != recorded[thing]:
-            yield thing
 
 
 def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> UserError | None:
@@ -212,7 +211,7 @@ def refuse_other(folder: Path, planned: Planned) -> None:
 
     A stage that made nothing yet may begin with others: the error that ended it asked for a change of data or weights.
     """
-    if begun(folder) is not None and not made_nothing(folder) and not _matches(planned, folder.parent):
+    if begun(folder) is not None and not made_nothing(folder) and _changes(planned, folder.parent):
         first = _first_other(planned, folder.parent)
         again = "it again (the old folder is" if first == planned.name else "it and what builds on it again (they are"
         hint = f"restart={first} runs {again} kept aside), or choose another output"
@@ -223,7 +222,7 @@ def _first_other(planned: Planned, output: Path) -> str:
     """The stage to restart so that this one can run: itself, or one that it builds on and that has changed, too."""
     for maker in dict.fromkeys(planned.inputs.values()):
         earlier = planned.earlier.get(maker)
-        if earlier is not None and begun(output / maker) is not None and not _matches(earlier, output):
+        if earlier is not None and begun(output / maker) is not None and _changes(earlier, output):
             return _first_other(earlier, output)
     return planned.name
 
@@ -243,47 +242,10 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
             f"{problem} with other settings, and {BEGUN}, which would tell them, cannot be read",
             where=str(folder / BEGUN), hint=hint,
         )  # fmt: skip
-    return UserError(
-        f"{problem} with other settings, data or earlier stages: "
-        + "; ".join(_changes(planned, folder.parent)),
-        where=str(folder), hint=hint,
-    )  # fmt: skip
-
-
-def _changes(planned: Planned, output: Path) -> list[str]:
-    """What a stage's folder was begun with and is now otherwise, the first four: "KEY was OLD, is now NEW"."""
-    mark = begun(output / planned.name)
-    old, new = (mark and mark.settings) or {}, planned.settings
-    before, after = (flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
-    told = [
-        f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
-        for key in before | after
-        if before.get(key) != after.get(key) and not _are_same_values(old, new)
-    ]
-    if not told and old.get(HIDDEN) != new.get(HIDDEN):
-        told.append("a hidden value changed")
-    told += [
-        f"the weights or files at {key} ({shortened(str(after.get(key, key)), 200)}) have changed"
-        for key in _changed_outside(old, new)
-    ]
-    if not _is_same_data(old.get("data", ()), new.get("data", ())):
-        told.append(f"the files of stage {planned.name} changed")
-    told += _changed_inputs(planned, output, old.get("inputs", {}))
-    told = list(dict.fromkeys(told)) or ["a hidden value changed"]
-    return told[:4] + ([f"and {len(told) - 4} more"] if len(told) > 4 else [])
-
-
-def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str]) -> list[str]:
-    told = [f"the {thing} was taken from another stage" for thing in recorded.keys() ^ planned.inputs.keys()]
-    anew = {planned.inputs[thing] for thing in _ran_anew(planned, output)}
-    for thing, maker in planned.inputs.items():
-        if maker not in planned.earlier or begun(output / maker) is None:
-            told += [f"stage {maker}, which it builds on"] * (not _may_be_as_read(planned, thing, recorded))
-        elif not _matches(planned.earlier[maker], output):
-            told += _changes(planned.earlier[maker], output)
-        elif maker in anew:
-            told.append(f"stage {maker}, which it builds on, has run anew since")
-    return told
+    changes = _changes(planned, folder.parent)
+    more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
+    told = "; ".join([*changes[:4], *more])
+    return UserError(f"{problem} with other settings, data or earlier stages: {told}", where=str(folder), hint=hint)
 
 
 def _shown(values: JsonMapping, key: str) -> str:

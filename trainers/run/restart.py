@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ...core.files import read_json, write_whole
@@ -33,7 +33,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class _Record:
-    restarts: dict[str, Restarted] = field(default_factory=dict)  # by command
+    restarts: dict[str, Restarted]  # by command
 
 
 def command_identity(words: Sequence[str], fingerprints: Mapping[str, str]) -> str:
@@ -52,7 +52,7 @@ def restarted_before(output: Path, command: str) -> Restarted | None:
     Args:
         command: of `command_identity`.
     """
-    return _read(output).restarts.get(command)
+    return _read(output).get(command)
 
 
 def free_name(folder: Path) -> str:
@@ -69,8 +69,8 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
     output.mkdir(parents=True, exist_ok=True)
     entry = Restarted(stage, kept, moved=False, when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
     # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
-    others = {name: other for name, other in _read(output).restarts.items() if other.stage not in stale}
-    _write(output, _Record(others | {command: entry}))
+    others = {name: other for name, other in _read(output).items() if other.stage not in stale}
+    _write(output, others | {command: entry})
     complete(output)
     for name, folder in kept.items():
         say(f"stage {name}: old results kept in {output / folder}")
@@ -78,20 +78,20 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
 
 def complete(output: Path) -> None:
     """Move what a start that was killed while it moved has left. Rank 0 calls, before a stage's folder is read."""
-    record = _read(output)
-    if all(entry.moved for entry in record.restarts.values()):
+    restarts = _read(output)
+    if all(entry.moved for entry in restarts.values()):
         return
-    for entry in record.restarts.values():
+    for entry in restarts.values():
         for name, folder in entry.kept.items() if not entry.moved else ():
             if (output / name).exists() and not (output / folder).exists():
                 os.replace(output / name, output / folder)
-    _write(output, _Record({command: replace(entry, moved=True) for command, entry in record.restarts.items()}))
+    _write(output, {command: replace(entry, moved=True) for command, entry in restarts.items()})
 
 
-def _read(output: Path) -> _Record:
+def _read(output: Path) -> dict[str, Restarted]:
     path = output / RECORD
-    return read_json(path, _Record, hint=_DAMAGED) if path.exists() else _Record()
+    return read_json(path, _Record, hint=_DAMAGED).restarts if path.exists() else {}
 
 
-def _write(output: Path, record: _Record) -> None:
-    write_whole(output / RECORD, json.dumps(asdict(record), indent=1).encode())
+def _write(output: Path, restarts: dict[str, Restarted]) -> None:
+    write_whole(output / RECORD, json.dumps(asdict(_Record(restarts)), indent=1).encode())

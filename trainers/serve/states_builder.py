@@ -35,7 +35,7 @@ from ...data.shards.shards import Sample
 from ...data.sources import AnsweredSamples, AnswersConfig, learns_records
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
 from ...data.states.estimate import Size, check_disk, record_bytes
-from ...data.states.identity import states_identity, weights_identity
+from ...data.states.identity import states_identity, target_identity
 from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_counts
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
@@ -143,7 +143,7 @@ def identity_of(
     """
     section, target = context.target, context.target.model_dump(mode="json")
     settings = {k: v for k, v in target.items() if k not in ("path", "revision", *PLACES, "prefill_chunk")}
-    weights = weights_identity(context.target_source(), path=section.path, revision=section.revision)
+    weights = target_identity(context.target_source(), path=section.path, revision=section.revision)
     return states_identity(
         target=settings | weights, processor=processor, form=form, data=data, wanted=wanted, dtype=dtype,
         engine=None if engine is None else engine.installed_identity(f"stages.{context.name}.engine"),

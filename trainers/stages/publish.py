@@ -21,7 +21,8 @@ from ...core.errors import UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
 from ...core.import_paths import kinds_within
-from ...core.json_types import JsonObject, object_at, text_at
+from ...core.interpolation import resolved
+from ...core.json_types import JsonObject, text_at, value_at
 from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.secrets import as_written, redact_tree, variables_of
@@ -35,12 +36,11 @@ from ..publish import folder as folders
 from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section
 from ..publish.fresh import try_folder
-from ..publish.hub_upload import PROPOSED, Destination, Hub, Uploaded
+from ..publish.hub_upload import Destination, Hub
 from ..publish.licences import chain
 from ..publish.lineage import data_of, starts_of, trained_by, training_table
 from ..publish.made_from import hub_id, parts_of, sources_of, target_name, values_of
 from ..publish.names import check_name, is_repo, suggested
-from ..publish.no_secrets import refuse_secrets
 from ..publish.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..run.context import Context
 from ..run.matching import begun
@@ -69,7 +69,7 @@ class PublishStage(Stage):
     # It builds everything anew at each start, with the target as the evaluation held it.
     holds_models: ClassVar[bool] = False
     # Both have SHA256SUMS of their own.
-    working: ClassVar[tuple[str, ...]] = (*Stage.working, REPOSITORY, "fetched", PROPOSED)
+    working: ClassVar[tuple[str, ...]] = (*Stage.working, REPOSITORY, "fetched")
     usual_purpose: ClassVar[str] = "the drafter's folder, tried and published"
 
     kind: Literal["publish"]
@@ -100,16 +100,6 @@ class PublishStage(Stage):
     datasets: list[str] = Field(default_factory=list)
     # Languages that the drafter writes, as codes of the Hub (en, de), for the card's front matter.
     languages: list[str] = Field(["en"])
-    # Tries of each request to the Hub.
-    attempts: int = Field(5, ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_word(cls, values: object) -> object:
-        """Refuses the key that `upload` was: on the command line the same word describes the run and writes nothing."""
-        if "dry_run" in (object_at(values) or {}):
-            raise Refused("dry_run", "is now written upload", "upload: false builds and tests the folder alone")
-        return values
 
     @field_validator("repo")
     @classmethod
@@ -167,8 +157,8 @@ class PublishStage(Stage):
         return super().mend(thing)
 
     def run(self, context: Context) -> None:
-        """Rank 0 publishes; an error there is raised on all ranks, and a stop, after which the same command sends what
-        the Hub lacks.
+        """Rank 0 publishes; an error there is raised on all ranks, and a stop, after which the same command begins the
+        upload again.
         """
         problem: UserError | None = None
         with context.stop.together():
@@ -217,17 +207,17 @@ class PublishStage(Stage):
 
 
 def _publish(stage: PublishStage, context: Context) -> None:
-    stages = context.recipe["stages"]
-    asked = redact_tree(stages)  # what goes out: without secrets, and without values of environment variables
+    stages = resolved(context.recipe)["stages"]
+    asked = redact_tree(context.recipe["stages"])  # what goes out: without secrets and values of variables
     source = context.inputs.get("drafter")
     if source is None:
         raise UserError("no stage of this run trained a drafter", key=f"stages.{context.name}",
                         hint="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
-    if variables_of(stages.get(context.name, {}).get("prompt")):
-        raise UserError("the stored prompt is published word for word, and an environment variable gives it",
+    if value_at(stages, context.name, "prompt") != value_at(context.recipe, "stages", context.name, "prompt"):
+        raise UserError("the stored prompt is published word for word, and ${...} gives it",
                         key=f"stages.{context.name}.prompt", hint="write it out: prompt.text='...'")  # fmt: skip
     # Before anything is built: a login that is missing.
-    hub = Hub(context.say, attempts=stage.attempts, stop=context.stop) if stage.uploads else None
+    hub = Hub(context.say, stop=context.stop) if stage.uploads else None
     report = context.inputs["report"]
     evaluation = EvaluateStage.model_validate(stages[report.name])
     context = replace(context, target=evaluation.target or context.target)
@@ -266,7 +256,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     (folder / CARD).write_text(as_written(model_card(facts), variables))
     write_sums(folder)
     try:
-        refuse_secrets(folder, hub.token if hub is not None else None)
+        folders.refuse_secrets(folder, hub.token if hub is not None else None)
     except UserError:
         shutil.rmtree(folder)
         raise
@@ -278,7 +268,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
         return
     assert stage.repo is not None
     to = Destination(stage.repo, stage.revision, stage.pull_request, stage.visibility == "public")
-    done: Uploaded = hub.publish(
+    done = hub.publish(
         folder, to, message=f"draftsmith: {method} drafter, tau {section.expected.tau:.2f} on the stored prompt",
         fetched=context.folder / "fetched",
         try_it=lambda place: try_folder(place, sources, snippets, names(place), stop=context.stop),

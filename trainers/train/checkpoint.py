@@ -2,12 +2,11 @@
 verifies.
 
 DeepSpeed writes in place and saves neither random states nor the place in the data; here its files go
-into a folder that gets its name only when a manifest of sizes and SHA-256 stands in it.
+into a folder that gets its name only when a manifest of sizes and checksums stands in it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -24,7 +23,8 @@ from pydantic import Field
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.files import is_full, read_json, unwritable
+from ...core.files import flush, is_full, read_json, unwritable, write_whole
+from ...core.results import FileSum, faults, sums_of
 from ...core.section import Section
 from .engine import Engine, load_data
 
@@ -52,15 +52,9 @@ class State:
 
 
 @dataclass(frozen=True)
-class _File:
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class _Manifest:
     state: State
-    files: dict[str, _File]
+    files: dict[str, FileSum]
 
 
 @dataclass(frozen=True)
@@ -160,15 +154,8 @@ def verified(path: Path) -> State | str:
     read |= {_random(rank) for rank in range(min(state.world_size, ranks.world_size()))}
     if unlisted := sorted(read - manifest.files.keys()):
         return f"{path.name}: {MANIFEST} does not list {unlisted[0]}"
-    for name, entry in manifest.files.items():
-        file = path / name
-        if not file.is_file():
-            return f"{path.name}: {name} is missing"
-        if file.stat().st_size != entry.bytes:
-            return f"{path.name}: {name} has {file.stat().st_size} bytes, not {entry.bytes}"
-        if _sha256(file) != entry.sha256:
-            return f"{path.name}: {name} was changed after it was written"
-    return state
+    problems = faults(path, manifest.files)
+    return f"{path.name}: {problems[0].name} {problems[0].problem}" if problems else state
 
 
 def _newest_good(folder: Path, fingerprint: str) -> Found | None:
@@ -193,28 +180,17 @@ def _newest_good(folder: Path, fingerprint: str) -> Found | None:
             )
         return Found(path, state.step, tuple(notes), state.validated)
     if notes:
-        raise UserError(
-            "no usable checkpoint: " + "; ".join(notes),
-            where=str(folder),
-            hint=UNUSABLE,
-        )
+        raise UserError("no usable checkpoint: " + "; ".join(notes), where=str(folder), hint=UNUSABLE)
     return None
 
 
 def _publish(aside: Path, final: Path, state: State) -> None:
-    files = {}
-    for path in sorted(p for p in aside.rglob("*") if p.is_file()):
-        _fsync(path)
-        files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    manifest = aside / MANIFEST
-    manifest.write_text(json.dumps({"state": asdict(state), "files": files}, indent=1))
-    _fsync(manifest)
-    _fsync(aside)
-    shutil.rmtree(
-        final, ignore_errors=True
-    )  # an earlier save of the same step is removed only after the new one is complete
+    files = sums_of(aside, [str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()])
+    write_whole(aside / MANIFEST, json.dumps(asdict(_Manifest(state, files)), indent=1).encode())
+    # An earlier save of the same step is removed only after the new one is complete.
+    shutil.rmtree(final, ignore_errors=True)
     os.replace(aside, final)
-    _fsync(final.parent)
+    flush(final.parent)
 
 
 def _rotate(newest: Path, keep: int) -> None:
@@ -253,16 +229,3 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

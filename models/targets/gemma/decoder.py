@@ -61,14 +61,20 @@ class GemmaDecoder(CachedDecoder):
         """
         embeds = self.language_model.get_input_embeddings()(ids)
         if pixels is not None:
-            assert modality is not None and pool == 1, "the patches of a picture are pooled as they are"
-            embeds = with_features(embeds, modality, self.see(pixels, pictures) if seen is None else seen)
+            assert modality is not None
+            seen = self.see(pixels, pictures) if seen is None else seen
+            embeds = with_features(embeds, modality, self._features(seen, pictures, pool))
         tables = layer_tables(self.language_model, ids, None if modality is None else modality != TEXT)
         return embeds if tables is None else torch.cat([embeds, tables.to(embeds)], dim=-1)
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
         """[n,D] of patches [P,C]."""
         return see_whole(self.model, pixels, pictures)
+
+    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+        assert pool == 1, "the patches of a picture are pooled as they are"
+        features: Tensor = seen
+        return features
 
     def prompts(self, ids: Tensor, modality: Tensor, *args: Any, **settings: Any) -> PromptRows:
         """Embed prompts as every decoder does, and number the pictures whose tokens see each other."""

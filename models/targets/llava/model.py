@@ -129,6 +129,9 @@ def assemble(
 def selected_features(llava: PreTrainedModel, pixels: Tensor) -> Tensor:
     """States [I,P,C] of the tower's chosen layer for pixels [I,3,S,S]: layer -2 without CLS in LLaVA-1.5."""
     config, tower = llava.config, llava.model.vision_tower
+    if not isinstance(config.vision_feature_layer, int):
+        raise UserError(f"vision_feature_layer is {config.vision_feature_layer}, and the projector reads one layer",
+                        hint="use a target whose config names one layer")  # fmt: skip
     states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
     chosen = states[config.vision_feature_layer]
     return chosen[:, 1:] if config.vision_feature_select_strategy == "default" else chosen

@@ -74,13 +74,10 @@ TOLD = {
     "utf32.json": (LIST.encode("utf-32"), "UTF-32 text", "iconv"),
     "latin1.json": (LIST.encode("latin-1"), "not UTF-8", "iconv -f LATIN1"),
     "latin1.jsonl": (LINES.encode("latin-1"), "not UTF-8", "iconv -f LATIN1"),
-    "data.json": (json.dumps({"data": ROWS}).encode(), "its key 'data' holds", """jq '.["data"]'"""),
-    "lines of it.json": (json.dumps({"version": 1, "rows": ROWS}, indent=1).encode(), "its key 'rows' holds", "jq"),
-    "by name.json": (json.dumps({"a": ROWS[0], "b": ROWS[1]}).encode(), "an object of records by name", "jq '[.[]]'"),
-    "one.json": (json.dumps(ROWS[0], indent=1).encode(), "JSON objects over several lines", "jq -c"),
-    "some.jsonl": ("\n".join(json.dumps(r, indent=1) for r in ROWS).encode(), "over several lines", "jq -c"),
+    "one.json": (json.dumps(ROWS[0], indent=1).encode(), "not valid JSON", "jq -c"),
+    "some.jsonl": ("\n".join(json.dumps(r, indent=1) for r in ROWS).encode(), "not valid JSON", "jq -c"),
     "carriage.jsonl": (LINES.replace("\n", "\r").encode(), "carriage returns alone", "tr "),
-    "two lists.jsonl": ((LIST + "\n" + LIST).encode(), "more follows the end of the list", "one record in each line"),
+    "two lists.jsonl": ((LIST + "\n" + LIST).encode(), "more follows the end of the list", "JSON lines"),
     "packed.json": (gzip.compress(LIST.encode()), "compressed with gzip", "gunzip"),
     "table.json": (table(), "a Parquet table", "kind: datasets"),
     "zip.json": (zipped(), "a zip archive", "unzip"),
@@ -118,6 +115,8 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert "role and content" in check_record({"conversations": turns})
     assert "from" in check_record({"conversations": turns})
     path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"data": ROWS}))
+    assert open_records(path, tmp_path / "cache").problems[0] == "no conversations (it has data)", "an object around"
     path.write_text(json.dumps(messages) + "\n")
     assert "draftsmith logs" in open_records(path, tmp_path / "cache").problems[0], "a log of one line is no wrapper"
 

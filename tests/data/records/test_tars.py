@@ -48,8 +48,7 @@ def headers(monkeypatch):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_pass_may_begin_at_any_item(tmp_path, monkeypatch, form, seed):
     """Refused members before, in and after samples, a member twice, folders, names that take headers of their own."""
-    monkeypatch.setattr(tars, "NEAREST", 2)
-    monkeypatch.setattr(tars, "MOST_PLACES", 5)
+    monkeypatch.setattr(tars, "EVERY", 12)
     dice, members = random.Random(seed), []
     for n in range(40):
         stem = f"{n:03d}" + "long" * 40 * dice.randrange(2)
@@ -60,8 +59,8 @@ def test_a_pass_may_begin_at_any_item(tmp_path, monkeypatch, form, seed):
         members += result
     path = write(tmp_path / "mixed.tar", members, form)
     index, items = tars.tar_index(path), list(tars.samples(path))
-    assert index.num_items == len(items) > 40 and 2 <= len(index.numbers) <= 5
-    for number, offset in zip(index.numbers, index.offsets, strict=True):
+    assert index.num_items == len(items) > 40 and 2 <= len(index.places) <= 8
+    for number, offset in index.places:
         assert list(tars.samples(path, start=offset)) == items[number:]
     given = source(path, write(tmp_path / "behind.tar", pairs(2)))
     whole = list(read(given))
@@ -79,17 +78,8 @@ def test_shards_do_not_read_a_tars_headers_again_and_again(tmp_path, headers):
     keys = [item.key for start in range(0, total, size) for item in itertools.islice(read(given, start), size)]
     assert keys == [f"{n:05d}" for n in (*range(2000), *range(500))]
     # Beside its own 25 samples and the header after them, a pass reads those after the place it begins at.
-    apart = max(numbers[1] - numbers[0] for path in (first, second) if (numbers := tars.tar_index(path).numbers))
-    assert apart <= 64 and len(headers) <= total // size * (2 * size + 1 + 2 * apart)
-    assert len(headers) < 6 * total, "from the beginning each time it would be about 70 times"
-
-
-def test_few_places_are_remembered_however_long_the_tar(tmp_path):
-    for count in (10, 3000, 12_000):
-        index = tars.tar_index(write(tmp_path / f"{count}.tar", pairs(count)))
-        assert index.num_items == count and len(index.numbers) == len(index.offsets) <= tars.MOST_PLACES
-        gaps = [b - a for a, b in itertools.pairwise([*index.numbers, count])]
-        assert max(gaps) <= max(tars.NEAREST, 4 * count // tars.MOST_PLACES)
+    assert len(headers) <= total // size * (2 * size + 1 + 2 * tars.EVERY)
+    assert len(headers) < 14 * total, "from the beginning each time it would be about 70 times"
 
 
 def test_a_tar_that_was_written_anew_is_scanned_anew(tmp_path):

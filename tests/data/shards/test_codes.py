@@ -51,7 +51,7 @@ def shards(folder: Path, count: int, *, in_shard: int = 7, bare: bool = False) -
         numbers = range(start, min(start + in_shard, count))
         rows = ((f"{n:09d}", {"codes": torch.tensor([n])}, {}) if bare else sample(n) for n in numbers)
         write_shard(folder, index, rows, {})
-    finish(folder, {"made": "here"})
+    finish(folder, {"made": "here"}, num_shards=-(-count // in_shard))
     return folder
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftsmith.data.shapes.captioned import Figure, draw_figures
 from draftsmith.data.shapes.textures import Textures
-from draftsmith.eval.studies.drawn.places import by_place, contrasts, kinds_of, mixed, mixed_table, places_table
+from draftsmith.eval.studies.drawn_tables import by_place, contrasts, kinds_of, mixed, mixed_table, places_table
 from draftsmith.eval.summary import summarize
 
 from ..rows import a_row

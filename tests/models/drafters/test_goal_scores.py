@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from draftsmith.core.section import kinds, sections
 from draftsmith.models.drafters import AnyDrafter, goal_scores
 from draftsmith.models.drafters.goal_scores import GoalScores
 from draftsmith.models.drafters.plain_module import ShapeAlone
-from draftsmith.recipes.sections import kinds, sections
 from family_checks import Draft, check_goal_scores
 from heads_tiny import case_for, config_of
 from live_tensors import Watched

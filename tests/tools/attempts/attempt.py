@@ -53,8 +53,8 @@ class Attempt:
         return self.references[self.dice.choice(names)]
 
     def window(self, reference: Reference, *, longest: int = 3) -> tuple[list[str], list[str]]:
-        """(finished stages, stages to run), drawn; publishing starts a Python of its own, and is seldom among them."""
-        stages = [s for s in reference.stages if s != "publish" or self.dice.random() < 0.1]
+        """(finished stages, stages to run), drawn."""
+        stages = reference.stages
         first = self.dice.randrange(len(stages))
         count = self.dice.randint(1, longest)
         return stages[:first], stages[first : first + count]

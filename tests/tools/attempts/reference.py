@@ -70,7 +70,7 @@ def alone(arguments: list[str], output: Path, log: Path) -> Ended:
 Run = Callable[[list[str], Path, Path], Ended]
 
 
-def build(name: str, folder: Path, *, publish: bool, run: Run) -> Reference:
+def build(name: str, folder: Path, run: Run) -> Reference:
     """Runs a recipe stage by stage. Raises `SystemExit` where a stage fails.
 
     Args:
@@ -79,7 +79,7 @@ def build(name: str, folder: Path, *, publish: bool, run: Run) -> Reference:
     """
     reference = Reference(name, folder, [])
     recipe = yaml.safe_load(reference.recipe.read_text())
-    reference.stages += [stage for stage in recipe["stages"] if publish or stage != "publish"]
+    reference.stages += [stage for stage in recipe["stages"] if stage != "publish"]
     for stage in reference.stages:
         arguments = [f"recipe={reference.recipe}", f"output={folder}", f"stages=[{stage}]"]
         folder.parent.mkdir(parents=True, exist_ok=True)

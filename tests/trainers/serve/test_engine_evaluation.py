@@ -14,8 +14,7 @@ from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.eval.engines.served_results import disagreements, served_section
-from draftsmith.eval.measured_rows import PLAIN, Row
-from draftsmith.eval.row_columns import KEY, Rows, read_rows
+from draftsmith.eval.measured_rows import KEY, PLAIN, Row, read_rows
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
@@ -352,8 +351,8 @@ def served_rows(accepted, **changes):
 
 
 def test_taus_within_two_percent_agree():
-    ours = Rows([a_row(accepted=(1,) * 100, drafter="d")])
-    near, far = (Rows([served_rows((1,) * (100 - n) + (0,) * n, concurrency=8)]) for n in (3, 5))
+    ours = [a_row(accepted=(1,) * 100, drafter="d")]
+    near, far = ([served_rows((1,) * (100 - n) + (0,) * n, concurrency=8)] for n in (3, 5))
     assert disagreements(near, ours) == ([], "tau at temperature 0 within 2% of it in 1 of 1 cells, at most 1.5% apart")
     (line,), said = disagreements(far, ours)
     assert "tau of M on photos, 8 at once, is 1.95 in vllm and 2.00 in our own loop (-2.5%, 1 requests)" in line
@@ -371,6 +370,6 @@ def test_drafters_of_several_seeds_were_measured_one_after_the_other():
     details = {"began_s": 0.0, "ended_s": 2.0}
     rows = [a_row(engine="vllm", method=PLAIN, drafter="", accepted=(0, 0), details=details)]
     rows += [a_row(engine="vllm", drafter=name, accepted=(1, 1), request="r0", details=details) for name in "ab"]
-    section, _ = served_section(Rows(rows), "CPU")
+    section, _ = served_section(rows, "CPU")
     plain, both = section.data["cells"]
     assert plain["tokens_per_s"] == 1.5 and both["tokens_per_s"] == 2.5 and both["speedup"] == pytest.approx(5 / 3)

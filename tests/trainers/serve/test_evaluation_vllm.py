@@ -6,8 +6,7 @@ import random
 
 import pytest
 from draftsmith.eval.engines.program import PYTHON
-from draftsmith.eval.measured_rows import PLAIN
-from draftsmith.eval.row_columns import read_rows
+from draftsmith.eval.measured_rows import PLAIN, read_rows
 from draftsmith.eval.summary import tau_of
 from draftsmith.models.formats import export_drafter
 from PIL import Image

@@ -1,0 +1,65 @@
+"""`${...}` of recipes: other keys of the recipe, and environment variables. The only door to OmegaConf.
+
+A run uses the values; every file that it writes has the text that asks for them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from .errors import UserError
+from .json_types import Json, JsonObject, text_at, walk
+from .secrets import ENVIRONMENT
+
+Fault = OmegaConfBaseException
+MOST_KEYS = 20  # `${key}` of somebody else's recipe: each may double what the one before it gives
+_VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*(\w+)\s*(?:,[^${}]*)?\}")
+_KEY = re.compile(r"\$\{\s*[\w.\[\]-]+\s*\}")
+
+
+def read(text: str) -> Json:
+    """A YAML file's tree with every `${...}` as it is written."""
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+
+
+def read_value(text: str) -> Json:
+    """A value of the command line, as it is written."""
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)["value"]
+
+
+def resolved(tree: JsonObject) -> JsonObject:
+    """The tree with what every `${...}` gives. Raises `Fault` or `UserError` where one gives nothing."""
+    if not any("${" in (text_at(value) or "") for _, value in walk(tree)):
+        return tree
+    try:
+        return OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[return-value]
+    except Fault as error:
+        problem = str(error).splitlines()[0].removeprefix("KeyError raised while resolving interpolation: ")
+        raise UserError(f"{error.full_key}: {problem}", key=error.full_key, hint=_hint(error)) from error
+
+
+def _hint(error: Fault) -> str:
+    missing = re.search(r"(?:variable|key) '([^']+)' not found", str(error))
+    if missing is None:
+        return "write ${key} or ${oc.env:NAME}"
+    return f"export {missing[1]}=..., or write ${{oc.env:{missing[1]},DEFAULT}}"
+
+
+def check_foreign(tree: Json, where: str) -> None:
+    """Raises `UserError` where somebody else's recipe asks for more than plain variables and a few keys."""
+    count = 0
+    for _, value in walk(tree):
+        text = text_at(value) or ""
+        if secret := next(filter(ENVIRONMENT.match, _VARIABLE.findall(text)), None):
+            raise UserError(f"a published recipe asks for {secret[:80]!r}, a variable that is named like a secret",
+                            where=where, hint="copy the recipe to a folder of your own if you trust it")  # fmt: skip
+        count += len(_KEY.findall(text))
+        if count > MOST_KEYS or "${" in _KEY.sub("", _VARIABLE.sub("", text)):
+            raise UserError(
+                f"a published recipe has more in ${{...}} than variables and at most {MOST_KEYS} keys", where=where,
+                hint="it may use ${oc.env:NAME} and ${key} alone; copy it to a folder of your own if you trust it",
+            )  # fmt: skip
