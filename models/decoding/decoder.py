@@ -124,8 +124,7 @@ class CachedDecoder:
 
     def request_cache(self, capacity: int) -> Cache:
         """An empty cache for a request: that of the graphs, where there are any."""
-        cache: Cache = (self.new_cache if self.graphs is None else self.graphs.new_cache)(capacity)
-        return cache
+        return self.new_cache(capacity) if self.graphs is None else self.graphs.new_cache(capacity)
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
@@ -284,10 +283,9 @@ class CachedDecoder:
         plain = not (attention or more or self.always_masks)
         if self.graphs is not None and plain and self.graphs.take(cache, embeds.shape[1]):
             return self._replayed(self.graphs, embeds, cache, positions, mask, tuple(layers))
-        full = mask  # of a packed row: `PackedRow.bounds`
-        if mask is None or mask.dtype == torch.bool:
-            full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
-        return self._seeing(embeds, cache, positions, full, layers, attention, more)
+        if mask is None or mask.dtype == torch.bool:  # else `PackedRow.bounds`
+            mask = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
+        return self._seeing(embeds, cache, positions, mask, layers, attention, more)
 
     def _replayed(
         self, graphs: Graphs, embeds: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None,
@@ -308,15 +306,14 @@ class CachedDecoder:
     ) -> DecoderStates:  # fmt: skip
         """Run `forward` with the mask that it makes, [R,1,N,K] bool over the K places of the cache."""
         places = self.coordinates(positions)
-        # Eager attention, the only one that returns its weights, adds the mask to the scores.
+        # Eager attention, which alone returns its weights, adds the mask to the scores.
         dtype = embeds.dtype if attention or self._eager else None
         inputs = self._inputs(embeds, cache, places, full, dtype, more or {})
         with tapped(self.language_model, layers, attention) as (states, weights):
             output = self.language_model(**inputs, position_ids=places, past_key_values=cache, use_cache=True)
         if 0 in layers:
             states[0] = inputs["inputs_embeds"]
-        # With a device map, layers are on several devices. The states are moved to the device of the embedding, where
-        # they are read.
+        # With a device map, layers are on several devices; the states are read where the embedding is.
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(states), here(weights))
 
