@@ -56,17 +56,6 @@ def smollm2_full_readme() -> Rows:
 
 
 @table
-def lvlm_readme() -> Rows:
-    """The first demo's report, on pictures, of seed 0."""
-    rows = [["benchmark", "mode", "n", "tau [95%]", "expected speedup", "measured [IQR]", "identical"]]
-    for mode, label in {"M": "M: the draft sees the picture", "T": "T: it sees the text alone"}.items():
-        cell = cells_of("lvlm", mode, benchmark="pictures")[0]
-        rows.append(["pictures", label, str(cell["requests"]), tau_of_run(cell), f"{cell['expected_speedup']:.2f}x",
-                     speed_of_run(cell), same(cell)])  # fmt: skip
-    return rows
-
-
-@table
 def lvlm_seeds() -> Rows:
     """Each run of demo/lvlm-from-nothing, and the means."""
     rows = [["seed", "right attribute named with the picture, without it", "pictures: tau M", "tau T", "text: tau M",
@@ -143,16 +132,6 @@ def suite() -> Rows:
 # demo/compare
 
 SETS = ("single", "pairs", "clips")
-
-
-@table
-def compare_readme() -> Rows:
-    rows = [["method", "single tau", "measured", "pairs tau", "measured", "clips tau", "measured"]]
-    for method in ("draft LVLM, M", "DFlash, chain", "EAGLE-3, chain", "EAGLE-3, tree", "Sparrow half blind, tree",
-                   "Medusa, tree", "draft LVLM, M, SAGE"):  # fmt: skip
-        by_set = [cells_of("compare", method, benchmark=name) for name in SETS]
-        rows.append([method, *(text for cells in by_set for text in (mean_of(taus(cells)), speed(cells)))])
-    return rows
 
 
 @table

@@ -19,8 +19,8 @@ from draftsmith.models.hub import load_language_model, load_vision_tower, read_c
 from draftsmith.models.targets.anole.section import load_anole
 from draftsmith.models.targets.anole.vqgan import load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
-from draftsmith.models.targets.llamagen.converting import Conversion, convert
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
+from draftsmith.models.targets.llamagen.published_files import convert
 from draftsmith.models.targets.load import load_lvlm
 from draftsmith.models.targets.loading import load_weights
 from tiny import llava
@@ -53,7 +53,7 @@ def captioner(folder):
 
 
 def converted(path):
-    convert(Conversion(str(path)), path.parent / "converted")
+    convert(str(path), path.parent / "converted")
 
 
 # What is loaded -> its file's name, the config beside it, and how the folder is read.
