@@ -11,7 +11,7 @@ from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json
 from ..core.json_types import JsonObject
 from ..core.section import written_kind
-from ..eval.run_tables import Cell, cells
+from ..eval.run_reports import Cell, cells
 from ..trainers.publish.lineage import finished
 from .announce import shown_place
 from .schema import Recipe
@@ -86,7 +86,7 @@ def _cut(text: str, most: int) -> str:
 def _numbers(cell: Cell | None) -> str:
     if cell is None or cell.tau is None:
         return "-"
-    return f"{cell.tau:.2f}" + ("" if cell.speedup is None else f" {cell.speedup:.2f}x")
+    return f"{cell.tau:.2f}" + ("" if cell.DSR is None else f" {cell.DSR:.2f}x")
 
 
 def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, str]]:

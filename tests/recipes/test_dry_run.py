@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from command_line import prints
-from draftsmith.models.families import sizes
 from draftsmith.models.hub import pinned_config
+from draftsmith.models.targets import sizes
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.load import load
@@ -130,12 +130,6 @@ def test_auto_of_weights_on_this_disk_is_what_they_are_stored_in(capsys, tmp_pat
         shown.append(capsys.readouterr().out)
     assert "dtype auto (float32: as stored; float32 on a CPU)" in shown[0] and "frozen target 26.3" in shown[0]
     assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "frozen target 13.2" in shown[1]
-
-
-def test_steps_that_a_dry_run_tells_are_those_that_progress_counts():
-    found = load(["recipe=llava15-68m"])
-    steps = {p.name: p.stage.training(p).steps for p in plan(found.recipe, found.path) if p.stage.kind == "train"}
-    assert steps == {"pretrain": 2181, "finetune": 5198}
 
 
 def test_a_targets_vocabulary_is_said_where_a_draft_must_have_the_same():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from command_line import prints
 from draftsmith.core.errors import UserError
-from draftsmith.models.families.load import target_config
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.load import target_config
 from draftsmith.recipes.load import FOLDER, load
 from draftsmith.recipes.plan import plan
 from recorded import recorded_dry_run

@@ -31,7 +31,6 @@ from .matching import (
 from .precision import record_ends, settled_stage
 from .progress import StageLine
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
-from .run_time import RunTime
 from .stage import Planned
 from .stopping import Stop
 from .tracked import tracked
@@ -72,12 +71,10 @@ def run_stages(
         ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
     with Stop(say) as stop:
         running = [planned.name for planned in plan if chosen is None or planned.name in chosen]
-        to_do = [p for p in plan if p.name in running and not is_done(p, output)] if ranks.is_main() else []
-        times = RunTime(to_do)
         for planned in plan:
             if chosen is None or planned.name in chosen:
                 place = running.index(planned.name) + 1, len(running)
-                line = StageLine(planned.name, planned.stage.purpose, place, behind=partial(times.behind, planned.name))
+                line = StageLine(planned.name, planned.stage.purpose, place)
                 _run_stage(planned, make_context, stop, output, line, say)
         # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()

@@ -39,11 +39,11 @@ from ...data.states.identity import states_identity, target_identity
 from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_counts
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import language_section
-from ...models.families.load import load_target
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
+from ...models.targets.generators import language_section
 from ...models.targets.language import LanguageTarget
+from ...models.targets.load import load_target
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop
@@ -99,7 +99,7 @@ def count_samples(samples: StatesSamples, context: Context) -> Counts:
     """Counts all samples; each rank counts its share."""
     path = context.folder / "cache" / "counts"
     line = context.progress
-    line.count("sample counted", len(ranks.share(len(samples))), is_share=True, is_all=False)
+    line.count("sample counted", len(ranks.share(len(samples))), is_share=True)
     mine = samples.count_all(path, rank=ranks.rank(), world_size=ranks.world_size(), watch=line.counted)
     return joined_counts(ranks.gather(mine))
 

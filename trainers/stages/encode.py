@@ -29,7 +29,7 @@ from ...data.records.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget, ImageTargetConfig, image_section
+from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
@@ -169,7 +169,7 @@ def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -
         if ranks.is_main():
             first = next_number(database)
             line = context.progress
-            line.count("duplicates: picture", num_items(source), first, is_all=False)
+            line.count("duplicates: picture", num_items(source), first)
             items = line.counted(context.stop.watch(read(source, first), "while duplicates were looked for"))
             find_duplicates(((i.number, i.where, i.image) for i in usable(items)), database)
     return Duplicates(database)
