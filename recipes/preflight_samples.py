@@ -28,11 +28,11 @@ from ..data.sources import answered
 from ..models.drafters.base import DrafterConfig
 from ..models.drafters.lvlm import LvlmConfig
 from ..models.drafters.plain_module import ShapeAlone
-from ..models.families.generators import language_section
-from ..models.families.load import target_config
-from ..models.families.sizes import empty_model
-from ..models.families.table import family_of, training_of
 from ..models.targets.base import Taps
+from ..models.targets.generators import language_section
+from ..models.targets.load import target_config
+from ..models.targets.sizes import empty_model
+from ..models.targets.table import family_of, training_of
 from ..trainers.estimate.auto_dtypes import held_dtype
 from ..trainers.estimate.counted import META, most_bytes
 from ..trainers.estimate.models import mirrored_shape, target_shape
