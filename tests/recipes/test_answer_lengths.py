@@ -31,12 +31,6 @@ def test_a_dry_run_stops(recipe, setting, key, positions, capsys, tmp_path, monk
     assert positions is None or f"the target has {positions} positions" in said
 
 
-def test_the_last_position_is_the_prompts(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["recipe=demo/lvlm-from-nothing", "stages.evaluate.max_new_tokens=511", "dry_run=true"]) == 0
-    capsys.readouterr()
-
-
 @pytest.mark.parametrize("stage", ["evaluate", "draft.validation.decoding"])
 def test_pictures_have_their_own_number_of_codes(stage, capsys):
     assert main(["recipe=demo/visual-ar", f"stages.{stage}.max_new_tokens=4", "dry_run=true"]) == 2

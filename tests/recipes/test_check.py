@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -13,9 +12,7 @@ from draftsmith.recipes import preflight_data
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.load import load
-from draftsmith.recipes.preflight_data import missing_data, sections
-from draftsmith.recipes.preflight_weights import trained_outside
-from draftsmith.trainers.stages.cache import CacheStage
+from draftsmith.recipes.preflight_data import sections
 from PIL import Image
 
 FEW = [
@@ -92,17 +89,6 @@ def test_everything_that_was_read_is_reported(generated, capsys):
     assert "usable share 100%" not in told
 
 
-def test_weights_and_pictures_of_a_judge_are_looked_for(capsys, tmp_path):
-    place = "stages.evaluate.benchmarks.captions.quality"
-    named = f"reference: {tmp_path / 'none'}, weights: {{inception: {tmp_path / 'gone.pt'}}}"
-    settings = [f"output={tmp_path / 'run'}", f"{place}={{metrics: [fid, clip], {named}}}"]
-    code, text = check(capsys, "recipe=demo/visual-ar", *settings)
-    assert code == FAULTS
-    for metric in ("fid", "clip"):
-        assert re.search(rf"fault +{re.escape(place)}.weights \({metric}\)", text)
-    assert line(text, f"{place}.reference").startswith("fault") and "no pictures" in line(text, f"{place}.reference")
-
-
 def test_settings_that_changed_are_a_fault_with_the_hint(generated, capsys):
     code, text = check(capsys, *FEW, f"output={generated}", "stages.world.splits.text={sums: 2}")
     assert code == FAULTS
@@ -158,16 +144,6 @@ def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypa
     assert patterns == [("llava-hf/llava-1.5-7b-hf", preflight_data.SMALL)], "once"
     told = line(text, "stages.finetune.data")
     assert "hf download llava-hf/llava-1.5-7b-hf --include '*.json'" in told and "(no network)" in told
-
-
-def test_hints_of_data_fit_what_was_found(tmp_path, capsys):
-    """A folder was "not on disk"."""
-    key, place = "stages.finetune.data", f"output={tmp_path / 'run'}"
-    _, text = check(capsys, "llava15-68m", place, f"{key}.path={tmp_path}", "stages=[finetune]")
-    assert f"{tmp_path} is a folder, and a file of records is expected" in line(text, key)
-    assert f"hint: name a file: {key}.path={tmp_path}/..." in text
-    _, text = check(capsys, "llava15-68m", place, "stages=[finetune]")
-    assert re.search(rf"hint: name another place: {key}.path=..., or fetch it before the run: hf download \S+ ", text)
 
 
 def test_another_number_of_records_than_declared_is_a_warning(own_data, capsys):
@@ -395,15 +371,6 @@ def test_results_that_are_not_as_they_were_written_are_a_fault(generated, tmp_pa
     assert code == FAULTS and "world/train.json was changed after it was written" in line(text, "results")
 
 
-def test_a_finished_stage_says_which_of_its_files_are_gone(generated, tmp_path, capsys):
-    """A warning: what nothing reads any more may be removed."""
-    output = shutil.copytree(generated, tmp_path / "run")
-    (output / "world" / "world" / "held_out.json").unlink()
-    _, text = check(capsys, *FEW, f"output={output}", "stages=[world]")
-    said = line(text, "stages.world")
-    assert said.startswith("warning") and "files are not there as written, the first: world/held_out.json" in said
-
-
 def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     """A run is refused for it before its first stage (tests/recipes/test_cli.py)."""
     missing = f"{{path: {tmp_path / 'absent.json'}, from: null}}"
@@ -414,18 +381,6 @@ def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     ours = f"{{path: {tmp_path / 'run' / 'world' / 'world' / 'train.json'}, from: null}}"
     code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")
-
-
-def test_missing_prompts_stop_a_run_and_classes_need_no_file(tmp_path):
-    context = SimpleNamespace(folder=tmp_path / "run" / "evaluate")
-
-    def missing(*settings: str) -> list[str]:
-        stage = load([f"recipe={CLASSES[0]}", "output=out", *settings]).recipe.stages["evaluate"]
-        return [f"{finding.level} {finding.subject}" for finding in missing_data("evaluate", stage, context)]
-
-    prompts = f"{{path: {tmp_path / 'gone.jsonl'}, classes: null, max_samples: null}}"
-    subject = "stages.evaluate.benchmarks.classes.prompts"
-    assert missing() == [] and missing(f"{subject}={prompts}") == [f"fault {subject}"]
 
 
 def test_a_start_that_is_no_folder_and_no_name_of_the_hub_is_a_fault(tmp_path, capsys, monkeypatch):
@@ -440,11 +395,3 @@ def test_a_start_that_is_no_folder_and_no_name_of_the_hub_is_a_fault(tmp_path, c
     assert code == FAULTS
     code, text = check(capsys, *recipe, "stages.traffic.from.path=somebody/head")
     assert "will be downloaded" in line(text, "stages.traffic.from.path") or "HF_HUB_OFFLINE" in text
-
-
-def test_heads_of_a_cache_are_no_weights_that_it_reads():
-    """A path beside their settings may be one that a later stage writes, or nobody's."""
-    stage = {"kind": "cache", "data": {"path": "x.json"}, "drafters": [{"kind": "eagle3", "path": "somebody/head"}]}
-    assert not [*trained_outside(CacheStage.model_validate(stage), "stages.cache")]
-    head = CacheStage.model_validate(stage).drafters[0]
-    assert [key for key, _ in trained_outside({"m": head}, "methods")] == ["methods.m.path"]

@@ -12,7 +12,6 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.estimate import data as describe_data
 from draftsmith.trainers.estimate.counted import META, _attend
 from draftsmith.trainers.estimate.train_memory import lvlm_parts
 from draftsmith.trainers.estimate.train_stage import _lvlm_of
@@ -158,26 +157,6 @@ def kept_by_a_layer() -> int:
           patch.object(F, "scaled_dot_product_attention", _attend)):  # fmt: skip
         layer(tile, None)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-def test_where_there_are_many_some_are_opened(tiled, capsys, monkeypatch):
-    monkeypatch.setattr(describe_data, "LOOKED_AT", 2)
-    # Of the four whose sizes decide the first and the third: 384 x 384 stands for 640 x 480, 833 x 1428 for the clip.
-    shown = tiled(capsys)
-    assert "visual tokens" in shown and re.search(r"about [\d,]+ visual", shown)
-    assert "in words and pictures alone: about 1 samples" in shown
-
-
-def test_pictures_that_are_not_there_count_one_tile(tiled, capsys, tmp_path):
-    (tmp_path / "wide.png").unlink()
-    assert "1 opened records cannot be read: a tile each" in " ".join(tiled(capsys).split("pictures of"))
-
-
-def test_a_bad_mixture_stops_a_dry_run(tmp_path, capsys):
-    mixture = tmp_path / "mix.yaml"
-    mixture.write_text("datasets:\n- {json_path: a.json, sampling_strategy: half}\n")
-    setting = f"stages.onevision.data.path={mixture}"
-    assert "entry 1" in prints(capsys, ["recipe=llava-ov-68m", "dry_run=true", setting], 2)
 
 
 def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
