@@ -6,7 +6,6 @@ import shutil
 
 import huggingface_hub
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.models.shipped import shipped_folder
 from draftsmith.recipes import preflight_data
 from draftsmith.recipes.commands.cli import main
@@ -265,27 +264,6 @@ def test_prompts_that_the_target_cannot_be_asked_by_are_told_by_check_and_dry_ru
     prompts.write_text('{"label": 999}\n')
     _, told = check(capsys, *CLASSES, setting, f"output={tmp_path / 'run'}")
     assert "1 prompts" in line(told, subject) and f"{prompts}: 1 prompts" in told
-
-
-@pytest.mark.parametrize(
-    ("recipe", "setting", "told"),
-    [
-        ("demo/visual-ar", "stages.evaluate.methods.LANTERN.rule.k=65", "rule.k: lantern: k is 65, in a codebook of"),
-        ("demo/visual-ar", "stages.evaluate.probes.analysis.k=[4,65]", "analysis.k: analysis: k is 65, in a codebook"),
-        ("lanternpp-anole-7b",
-         "stages.lanternpp.methods.L={tree: {kind: chain, gamma: 2}, rule: {kind: lantern, k: 8193, delta: 0.1}}",
-         "methods.L.rule.k: lantern: k is 8193, in a codebook of 8192"),
-        ("eagle-llamagen-c2i-xl", "stages.evaluate.benchmarks.classes.prompts={classes: 2000, max_samples: 2000}",
-         "classes.prompts.classes: label 1999, and the target has classes 0 to 999"),
-        ("eagle-llamagen-c2i-xl", "stages.head.decoding.prompts={classes: 1001, max_samples: 1001}", "label 1000, and"),
-        ("demo/visual-ar",
-         "stages.evaluate.benchmarks.captions.prompts={classes: 3, max_samples: 2, path: null, from: null}",
-         "prompts.classes: a prompt without a caption"),
-    ],
-)  # fmt: skip
-def test_a_codebook_or_classes_that_the_target_does_not_have_are_refused_with_the_recipe(recipe, setting, told):
-    with pytest.raises(UserError, match=re.escape(told)):
-        load([f"recipe={recipe}", setting])
 
 
 def test_a_model_that_cannot_be_fetched_is_a_fault(monkeypatch, capsys, tmp_path):

@@ -17,26 +17,6 @@ from record_forms import write_forms
 from small_records import talk
 
 KEY = "stages.finetune.data.path"
-BAD = {
-    "{kind: datasets, pth: x}": (f"{KEY}.pth: unknown key", "did you mean 'path'"),
-    "{kind: tables, path: x}": ("kind: Input tag 'tables'", ""),
-    "{path: x}": (f"{KEY}: its kind is missing", "says its kind"),
-    "{kind: datasets, path: x, columns: {imge: a}}": (f"{KEY}.columns.imge: unknown key", "did you mean 'image'"),
-    "[3]": (f"{KEY}.0: input should be a valid string (found 3)", ""),
-    "[a.json, {kind: webdataset, path: a.tar, pth: 3}]": (f"{KEY}.1.pth: unknown key", "did you mean 'path'"),
-}
-
-
-@pytest.mark.parametrize("path", BAD)
-def test_a_mistake_is_told_about_what_was_written(path):
-    caught = fails_with("", load, ["recipe=llava15-68m", f"{KEY}={path}"])
-    problem, hint = BAD[path]
-    assert problem in caught.problem and hint in caught.hint
-
-
-def test_a_source_beside_from_is_refused():
-    with pytest.raises(UserError, match=r"`from` is for splits"):
-        load(["recipe=demo/lvlm", "stages.finetune.data.path={kind: webdataset, path: a.tar}"])
 
 
 @pytest.fixture

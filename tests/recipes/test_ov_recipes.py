@@ -16,7 +16,6 @@ from draftsmith.trainers.estimate.counted import META, _attend
 from draftsmith.trainers.estimate.train_memory import lvlm_parts
 from draftsmith.trainers.estimate.train_stage import _lvlm_of
 from draftsmith.trainers.stages.train_records import TrainRecords
-from fails import fails_with
 from PIL import Image
 from small_records import talk
 from torch.nn import functional as F
@@ -175,16 +174,3 @@ def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
     after_mixture = prints()
     for before, after in ((base, after_data), (after_data, after_mixture)):
         assert {n for n in base if before[n] != after[n]} == {"single_image", "onevision", "evaluate"}
-
-
-BAD = {
-    "unknown split": ("stages.world.mixtures.onevision.storys=all", "did you mean 'stories'"),
-    "no strategy": ("stages.world.mixtures.onevision.pairs=half", "first:500"),
-    "unknown draft": ("stages.evaluate.contrasts={a: [onevision, few_onevison]}", "few_onevison"),
-    "over_length": ("stages.knowledge.data.over_length=drop", "drop_images"),
-}
-
-
-@pytest.mark.parametrize(("override", "expected"), BAD.values(), ids=BAD)
-def test_mistakes_are_told(override, expected):
-    fails_with(re.escape(expected), loaded, "recipe=demo/lvlm-ov", override)

@@ -17,7 +17,6 @@ from draftsmith.recipes.plan import plan
 HEADS = ("pictures", "base", "mtp", "half", "blind")  # of the ablation
 SHIPPED = sorted(path.stem for path in (FOLDER / "video").glob("*.yaml"))
 QWEN, LLAVA = "recipe=sparrow-qwen2.5-vl-7b", "recipe=sparrow-llava-ov-7b"
-SPECVLM = "recipe=specvlm-qwen2.5-vl-72b-7b"
 
 
 def test_a_text_target_has_its_own_chat_template_where_none_is_named():
@@ -216,82 +215,3 @@ def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(t
     assert fingerprint() != before
     method = load([QWEN, head]).recipe.stages["by_length"].methods["MSD"]
     assert method.line(()).startswith(f"kind msd, {tmp_path}; tree "), "of a dry run"
-
-
-BAD = {
-    "unknown drafter": (QWEN, ["drafter.kind=sparow"], "did you mean 'sparrow'", "drafter.kind"),
-    "a drafter of another track": (QWEN, ["drafter.kind=lvlm"], "no kind of drafter for target qwen2_5_vl", "eagle3"),
-    "an image drafter": (LLAVA, ["drafter.kind=llamagen"], "no kind of drafter for target llava_onevision", "kind"),
-    "a head for pictures": ("recipe=demo/visual-ar", ["drafter.kind=sparrow"], "for target llamagen", "eagle"),
-    "unknown key of a head": (QWEN, ["drafter.vatta=true"], "did you mean 'vata'", "drafter.vatta"),
-    "unknown stage": (QWEN, ["stages.text.kind=trane"], "Input tag 'trane'", "stages.text.kind"),
-    "a stage of another track": (QWEN, ["stages.text.kind=encode"], "which no qwen2_5_vl reads", "cache"),
-    "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "built as a draft LVLM is"),
-    "unknown key of a stage": (QWEN, ["stages.text.epoch=3"], "did you mean 'epochs'", "stages.text.epoch"),
-    "unknown key inside a stage": (QWEN, ["stages.text.objective.featur=3"], "did you mean 'feature'", "objective"),
-    "unknown key of a target's stage": (
-        QWEN, ["stages.text.model=target", "stages.text.trainabel=[projector]"], "did you mean 'trainable'", "trainabel"
-    ),
-    "a head without its start": (QWEN, ["stages.text.drafter={kind: msd}"], "starts from: scratch", "stages.text"),
-    "a drafter that no stage trains": (
-        QWEN, ["stages.evaluate.methods.Sparrow.drafter=picturs"], "did you mean 'pictures'", "stages.evaluate"
-    ),
-    "a stage that trains none": (
-        QWEN, ["stages.evaluate.methods.Sparrow.drafter=answers"], "makes none", "stages.evaluate"
-    ),
-    "unknown tree": (QWEN, ["stages.evaluate.methods.Sparrow.tree=30-4"], "names no tree", "methods.Sparrow.tree"),
-    "a tree of images": (
-        QWEN, ["stages.evaluate.methods.Sparrow.tree={kind: adt, preset: anole}"], "follows the rows of an image",
-        "methods.Sparrow"
-    ),
-    "samples for a tree that prunes": (
-        QWEN, ["stages.evaluate.methods.Sparrow.draw=sample"], "not lossless with draw: sample", "draw: top-k"
-    ),
-    "unknown key of a method": (QWEN, ["stages.evaluate.methods.Sparrow.vatta=1"], "did you mean 'vata'", "vatta"),
-    "unknown key of a drafter of its own": (
-        QWEN, ["stages.evaluate.methods.Sparrow.drafter={kind: msd, vatta: 1}"], "did you mean 'vata'",
-        "stages.evaluate.methods.Sparrow.drafter.vatta: unknown key",
-    ),
-    "a sibling of no kind": (
-        SPECVLM, ["drafter.model.kind=qwen"], "drafter.model.kind: Input tag 'qwen'", "causal_lm"
-    ),
-    "a word that is no sibling": (
-        SPECVLM, ["drafter.model=tarhet"], "drafter.model: input should be 'target'", "tarhet"
-    ),
-    "no length": (QWEN, ["stages.evaluate.lengths=[many]"], "no number of visual tokens", "0.5k"),
-    "no frames": (QWEN, ["stages.evaluate.lengths=[0]"], "is no number of frames", "frames"),
-    "a length twice": (QWEN, ["stages.evaluate.lengths=[16,16]"], "lengths name 16 twice", "stages.evaluate"),
-    "a temperature twice": (QWEN, ["stages.evaluate.temperatures=[1.0,1]"], "temperatures name 1.0 twice", "evaluate"),
-    "a set that is none": (
-        QWEN, ["stages.evaluate.benchmarks.sets.sets=[VideoMM]"], "is no published set", "did you mean"
-    ),
-    "a set under two names": (
-        QWEN, ["stages.images.benchmarks.sets.sets=[SQA,ScienceQA]"], "two benchmarks are called ScienceQA", "images"
-    ),
-    "letters of a set that is not measured": (
-        QWEN, ["stages.evaluate.probes={importance: {sets: [VideoMMEE]}}"], "not among the evaluation's sets", "probes"
-    ),
-    "letters of descriptions": (
-        QWEN, ["stages.evaluate.probes={importance: {sets: [MVBench]}}"], "convention: stock", "probes.importance"
-    ),
-    "nothing to measure": (QWEN, ["stages.evaluate.benchmarks=null"], "stages.evaluate.benchmarks", "dictionary"),
-    "no method": (QWEN, ["stages.evaluate.methods=null"], "stages.evaluate.methods", "evaluate"),
-    "a temperature of no method": (
-        QWEN, [f"stages.images.methods.{name}.temperatures=[0.0]" for name in ("Sparrow", "Sparrow without VATA")],
-        "temperature 1 is used by no method", "stages.images",
-    ),
-    "states of a drafter without any": (
-        "recipe=sage-llama3-8b-1b", ["drafter.ratio=1"], "less than 1", "drafter.ratio"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recipe, arguments, *expected = BAD[name]
-    message = prints(capsys, [recipe, *arguments, "dry_run=true"], 2)
-    for part in expected:
-        assert part in message
-    assert "hint:" in message and "Traceback" not in message
-    assert list(tmp_path.iterdir()) == []
