@@ -3,10 +3,10 @@
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.files import recipe_names
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
-from draftsmith.recipes.publish_run import publish_run
+from draftsmith.recipes.commands.publish_run import publish_run
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.publish.lineage import data_of, finished, trained_by
 from draftsmith.trainers.stages.publish import PublishStage
 from draftsmith.trainers.train.settings import trained_drafter
@@ -82,7 +82,7 @@ def planned(*settings: str, recipe: str = "demo/visual-ar") -> dict:
 
 def test_one_of_several_finished_drafters_must_be_named():
     """The latest was published: of demo/visual-ar the head without dropout, which is there to be compared with."""
-    with pytest.raises(UserError, match=r"head, head_without_dropout \(one of 2 finished drafters\)") as caught:
+    with pytest.raises(UserError, match=r"head \(one of 2 finished drafters\)") as caught:
         planned("stages.publish={kind: publish}")
     assert "stages.publish" in caught.value.key and "from=STAGE" in caught.value.hint
     assert planned("stages.publish={kind: publish, from: head}")["publish"].inputs["drafter"] == "head"

@@ -1,0 +1,156 @@
+"""What runs say of themselves: an evaluation's cells by its report.json, and settings and curves by a run's folder.
+
+For trackers, model cards, the end of a run, and comparisons of runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from ..core.errors import UserError
+from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
+from ..core.json_types import JsonMapping, JsonObject, flat, object_at
+from ..core.notices import notice
+from ..core.results import DONE, check_written, read_mark
+from .tables import Column, Table, text
+
+REPORT = "report.json"
+
+
+COLUMNS = (
+    "measured on",
+    "method",
+    "requests",
+    "tau",
+    "tau 95% low",
+    "tau 95% high",
+    "speedup of decoding",
+    "identical",
+)
+NEWER = {"drafters": (), "relaxed": False, "expected_speedup": None, "DSR_spread": None}  # than the oldest report
+
+
+class Cell(SimpleNamespace):
+    """A method on a set of requests: the fields of a cell of report.json under their names; None: not measured.
+
+    Beside them stand `where`, all that it was measured on as far as the report's cells differ, and `of`, the set with
+    its budget and turn. `identical` is None where outputs need not be plain decoding's.
+    """
+
+
+def cells(report: JsonMapping) -> list[Cell]:
+    """Every cell of a `report.json`, in its order.
+
+    Raises:
+        KeyError: an earlier version of draftsmith wrote it.
+    """
+    hot, long = (len({cell[key] for cell in report["cells"]}) > 1 for key in ("temperature", "max_new_tokens"))
+    return [_cell(cell, hot, long) for cell in report["cells"]]
+
+
+def _cell(cell: JsonObject, with_temperature: bool, with_length: bool) -> Cell:
+    of = cell["benchmark"] + (f" at {cell['budget']}" if cell["budget"] else "")
+    of += f", {cell['turn']}" if cell["turn"] else ""
+    where = [of, with_temperature and f"T {cell['temperature']:g}", with_length and f"{cell['max_new_tokens']} new",
+             "engine" in cell and f"{cell['engine']}, {cell['concurrency']} at once"]  # fmt: skip
+    values: JsonObject = NEWER | {"answers": cell["requests"]} | cell
+    for name in {"tau_interval", "DSR_spread"} & {*cell}:
+        values[name] = None if None in cell[name] else tuple(cell[name])
+    values |= {name: None if cell[name] is None else float(cell[name]) for name in ("tau", "DSR", "ESR")}
+    values["identical"] = int(cell["identical"]) if cell["exact"] else None
+    return Cell(**values, where=", ".join(part for part in where if part), of=of)
+
+
+def readable(cell: Cell) -> list[object]:
+    """The cell under `COLUMNS`."""
+    ends = cell.tau_interval or (None, None)
+    return [cell.where, cell.method, cell.requests, cell.tau, *ends, cell.DSR, cell.identical]
+
+
+def overview(report: JsonMapping) -> Table:
+    """What a model card says of an evaluation; of suites the first turns."""
+    columns = (text("measured on"), text("method"), Column("temperature", "g"), Column("n", "d"),
+               Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),
+               Column("same tokens as plain", kind="count"))  # fmt: skip
+    rows = tuple(
+        (c.where, c.method, c.temperature, c.requests, (c.tau, *c.tau_interval) if c.tau and c.tau_interval else None,
+         c.DSR, c.ESR, None if c.identical is None else (c.identical, c.answers))
+        for c in cells({**report, "cells": [c for c in report["cells"] if c["turn"] in ("", "first")]})
+    )  # fmt: skip
+    return Table("", columns, rows)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its folder tells it."""
+
+    name: str
+    settings: dict[str, str]  # dotted key -> value, as the recipe resolved
+    stages: JsonMapping  # of the recipe
+    curves: dict[str, dict[str, list[tuple[int, float]]]]  # stage -> metric -> (step, value)
+    evaluations: dict[str, list[Cell]]  # stage -> what it measured
+    folder: Path
+    about: Mapping[str, JsonMapping]  # stage -> where and how it measured
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs, named by their folders, or by their paths where two folders have one name."""
+    names = [folder.resolve().name for folder in folders]
+    unique = len(set(names)) == len(names)
+    return [read_run(folder, names[i] if unique else str(folder)) for i, folder in enumerate(folders)]
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Raises `UserError` where the folder holds no run, or a file in it cannot be read."""
+    if not folder.is_dir():
+        raise UserError("no such folder", where=str(folder), hint="give the output folder of a run")
+    path, recipe = folder / "recipe.yaml", {}
+    if path.is_file():
+        recipe = read_yaml(path, JsonObject, hint="restore the file, or run the recipe's command again")
+    settings = {key: json.dumps(value) for key, value in flat(recipe).items()} if path.is_file() else {}
+    ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
+    folders = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
+                     key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
+    curves = {p.name: curves_of_stage for p in folders if (curves_of_stage := _curves(p / "metrics.jsonl"))}
+    evaluations, about = {}, {}
+    for path in (p / REPORT for p in folders):
+        if path.is_file():
+            if read_mark(path.parent / DONE) is not None:
+                check_written(path.parent, only=(REPORT,))
+            report = read_json(path, JsonObject, hint="run its stage again")
+            about[path.parent.name] = report.get("about") or {}
+            try:
+                measured = cells(report)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"not a readable report: {error!r}", where=str(path),
+                                hint="run its stage again") from error  # fmt: skip
+            if measured:
+                evaluations[path.parent.name] = measured
+    if not curves and not evaluations:
+        raise UserError("nothing was trained or measured here", where=str(folder),
+                        hint="give the output folder of a run: it holds a folder for each stage")  # fmt: skip
+    return Run(name, settings, object_at(recipe, "stages") or {}, curves, evaluations, folder, about)
+
+
+def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Numbers by step. A line that a crash or a full disk has cut off is passed over, and said."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    damaged = 0
+    for line in read_small(path, hint="", max_bytes=LOG_BYTES).splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+            step = int(row["step"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            damaged += 1
+            continue
+        for name, value in row.items():
+            if name not in ("step", "time") and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(name, []).append((step, float(value)))
+    if damaged:
+        notice(f"{path}: {damaged} damaged or cut lines are skipped (a run that was killed leaves one)")
+    return curves

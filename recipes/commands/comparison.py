@@ -1,0 +1,332 @@
+"""Runs compared: a leaderboard of all methods, runs of one recipe over its seeds, and runs side by side.
+
+Methods are compared where they measured the same thing: one table for each target, set of requests, temperature and
+number of new tokens. What a run's folder does not say is a dash, with its reason below the table. A claim about a
+method needs more than one training: runs that differ only in their seed get a row for each method with its spread.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from safetensors import safe_open
+
+from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
+from ...core.markdown import plain
+from ...core.pretrained import reading_safetensors
+from ...core.results import DONE, read_mark
+from ...core.tracking import unit
+from ...eval.intervals import student_half_width
+from ...eval.run_reports import Cell, Run
+from ...eval.tables import Column, Table, text, words
+from ...eval.tables import markdown as table_markdown
+from ...trainers.publish.lineage import trained_by
+from ..config.schema import Recipe
+
+# Of a stage's numbers, those that the table shows, and which end of them is the good one.
+BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+MIB, OWN_TARGET = 2**20, "trained in this run"
+_SEED = str(Recipe.model_fields["seed"].default)  # of a recipe that names none: `recipe.yaml` does not write it down
+_FREE = ("seed", "output")  # what may differ between runs of one recipe
+_COSTS = ("parameters", "memory", "steps", "samples", "hours", "gpu_hours", "rank_hours")
+LEADERBOARD = (
+    "Exact methods come first, the fastest at the top; relaxed ones follow. "
+    "tau: tokens for each pass of the target, bonus token included, with its 95% interval; plain decoding has 1. "
+    "Expected: the speedup of decoding that tau and the measured cost of a cycle promise. Measured: against plain "
+    "decoding of the same target in the same run, with the quartiles over requests. Memory: parameters of the drafter "
+    "times the bytes of their dtype, without the target's tables that a head shares. Training: optimizer steps, "
+    "samples and wall time of the stages that trained the drafter, of their last start, and that time multiplied by "
+    "the GPUs that all ranks held (GPU-hours; where nothing was trained on a GPU, by the ranks: rank-hours); answers "
+    "and states that other stages prepared are not counted."
+)
+SEEDS = (
+    "tau: its mean over the seeds, with Student's 95% interval, which two seeds do not give. Measured: the mean over "
+    "the seeds of the speedup of decoding, with the lowest and the highest. Each run trained everything anew from its "
+    "seed."
+)
+
+# The leaderboard: each method's results, its drafter's memory, and the cost of its training
+
+
+class Entry(SimpleNamespace):
+    """A cell of a run, with `run`, `stage`, `target`, `device` and `_COSTS`; None: not known, and `unknown` (column ->
+    reason) says why. `memory` is in bytes; `gpu_hours` is 0 on CPUs.
+    """
+
+
+class _Unknown(Exception):
+    """A number that the folder of the run does not tell; its text is the reason."""
+
+
+def entries(runs: Sequence[Run]) -> list[Entry]:
+    """Return an entry of every cell of every run, in their order."""
+    return [_entry(run, stage, cell) for run in runs for stage, each in run.evaluations.items() for cell in each]
+
+
+def _entry(run: Run, stage: str, cell: Cell) -> Entry:
+    about, unknown, costs = run.about.get(stage, {}), dict[str, str](), JsonObject(dict.fromkeys(_COSTS))
+    for column, find in (("memory", _memory), ("training", _training)):
+        try:
+            if not cell.drafters:
+                raise _Unknown("its drafter is the target, or has no weights of its own")
+            for name in cell.drafters:
+                if name not in run.stages or not (run.folder / name).is_dir():
+                    raise _Unknown(f"{name} is no stage of this run: it was trained elsewhere")
+            costs |= find(run, cell.drafters)
+        except _Unknown as reason:
+            unknown[column] = str(reason)
+    if (unrecorded := costs.pop("unrecorded", None)) is not None:
+        unknown["GPU-hours"] = f"stage {unrecorded} was trained by an earlier version, which did not record its ranks"
+    if cell.tau is None:
+        unknown["tau"] = "no cycle was run: every answer ended with its first token"
+    elif cell.expected_speedup is None:
+        unknown["expected"] = "its report is of an earlier version"
+    if cell.DSR is not None and not math.isfinite(cell.DSR):
+        unknown["measured"] = "its times are not finite"
+    device = about.get("device") or "not said"
+    return Entry(**vars(cell), **costs, run=run.name, stage=stage, target=_target(run, about), device=device,
+                 unknown=unknown)  # fmt: skip
+
+
+def _target(run: Run, about: JsonMapping) -> str:
+    """The target's name; of one that its run trained the hash of its weights, since two runs train two targets."""
+    name = str(about.get("target") or "not said")
+    if name != OWN_TARGET:
+        return name
+    trained = [n for n, stage in run.stages.items() if stage.get("kind") == "train" and stage.get("model") == "target"]
+    mark = read_mark(run.folder / trained[-1] / DONE) if trained else None
+    files = (mark.files or {}) if mark is not None else {}
+    weights = sorted(name for name in files if Path(name).match("model*.safetensors"))
+    return f"of weights {files[weights[0]].xxh3[:8]}" if weights else f"trained in {run.name}"
+
+
+def _memory(run: Run, drafters: Sequence[str]) -> dict[str, int]:
+    """Parameters and bytes of the drafters' files, by their headers."""
+    parameters = memory = 0
+    for name in drafters:
+        files = sorted((run.folder / name).glob("model*.safetensors"))
+        if not files:
+            raise _Unknown(f"stage {name} has left no model.safetensors")
+        for path in files:
+            with reading_safetensors(path), safe_open(path, "pt") as file:
+                for tensor in map(file.get_slice, file.keys()):
+                    count = math.prod(tensor.get_shape())
+                    parameters, memory = parameters + count, memory + count * _BYTES.get(tensor.get_dtype(), 1)
+    return {"parameters": parameters, "memory": memory}
+
+
+def _training(run: Run, drafters: Sequence[str]) -> JsonObject:
+    """Steps, samples and hours of all stages that trained them; `unrecorded`: one that did not record its ranks."""
+    steps = samples = 0
+    hours: float | None = 0.0
+    unrecorded, gpu_hours, rank_hours = None, 0.0, 0.0
+    # A stage that two members of an ensemble began with counts once.
+    for name in dict.fromkeys(stage for drafter in drafters for stage in _ancestors(run.stages, drafter)):
+        points = [step for values in run.curves.get(name, {}).values() for step, _ in values]
+        batch_size = run.stages[name].get("batch_size")
+        if not points or not isinstance(batch_size, int):
+            raise _Unknown(f"stage {name} has left no metrics.jsonl, or its recipe names no batch size")
+        steps, samples = steps + max(points), samples + max(points) * batch_size
+        done = read_mark(run.folder / name / DONE)
+        own = None if done is None or done.seconds is None else done.seconds / 3600
+        hours = None if hours is None or own is None else hours + own
+        if done is None or own is None or done.ranks is None or done.gpus is None:
+            unrecorded = unrecorded or name
+            continue
+        gpu_hours, rank_hours = gpu_hours + own * done.gpus, rank_hours + own * done.ranks
+    values = {"steps": steps, "samples": samples, "hours": hours, "unrecorded": unrecorded}
+    return values if unrecorded else values | {"gpu_hours": gpu_hours, "rank_hours": rank_hours}
+
+
+def _ancestors(stages: JsonMapping, name: str) -> list[str]:
+    try:
+        return trained_by(stages, name)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise _Unknown(f"its recipe.yaml does not say how stage {name} was trained") from error
+
+
+def boards(found: Sequence[Entry]) -> list[Table]:
+    """A table for each target, set of requests, temperature and length, the fastest exact method first."""
+    groups: dict[tuple[str, str, float, int], list[Entry]] = {}
+    for e in found:
+        groups.setdefault((e.target, e.of, e.temperature, e.max_new_tokens), []).append(e)
+    return [_board(group, members, LEADERBOARD if not n else "") for n, (group, members) in enumerate(groups.items())]
+
+
+def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: str) -> Table:
+    target, where, temperature, length = group
+    members = sorted(members, key=lambda e: (e.relaxed, -(e.DSR or 0)))
+    on_gpus = any(entry.gpu_hours for entry in members)
+    columns = (
+        text("run"), text("method"), Column("n", "d", ranked=False), Column("tau [95%]", kind="interval"),
+        Column("expected", unit="x", ranked=False), Column("measured [IQR]", unit="x", kind="interval"),
+        Column("same tokens", kind="count"), Column("drafter MiB", ",.2f", ranked=False),
+        *(Column(name, form, ranked=False) for name, form in (("steps", ",d"), ("samples", ",d"), ("hours", ",.2f"))),
+        Column("GPU-hours" if on_gpus else "rank-hours", ",.2f", ranked=False),
+    )  # fmt: skip
+    rows = []
+    about: dict[tuple[str, str], list[str]] = {}  # (why there is a dash, column) -> methods
+    for e in members:
+        speed = None if e.DSR is None or "measured" in e.unknown else e.DSR
+        rows.append((
+            e.run, _method(e), e.requests, None if e.tau is None else (e.tau, *(e.tau_interval or (e.tau, e.tau))),
+            e.expected_speedup, None if speed is None else (speed, *(e.DSR_spread or (speed, speed))),
+            None if e.identical is None else (e.identical, e.answers), None if e.memory is None else e.memory / MIB,
+            e.steps, e.samples, e.hours, e.gpu_hours if on_gpus else e.rank_hours,
+        ))  # fmt: skip
+        for column, reason in e.unknown.items():
+            about.setdefault((reason, column), []).append(f"{e.run}, {e.method}")
+    footnotes = [f"No {column} ({'; '.join(dict.fromkeys(names))}): {reason}."
+                 for (reason, column), names in about.items()]  # fmt: skip
+    devices = {entry.device for entry in members}
+    if len(devices) > 1:
+        footnotes.append(f"Measured on {len(devices)} devices ({'; '.join(sorted(devices))}): speedups of different "
+                         "devices cannot be compared.")  # fmt: skip
+    title = f"Leaderboard: {where}, T {temperature:g}, {length} new tokens, target {target}"
+    return Table(title, columns, tuple(rows), note=note, compared=(), footnotes=tuple(footnotes))
+
+
+def _method(cell: Cell | Entry) -> str:
+    return f"{cell.method} (relaxed)" if cell.relaxed and "relaxed" not in cell.method else str(cell.method)
+
+
+# Runs of one recipe that differ only in their seed
+
+
+def over_seeds(runs: Sequence[Run]) -> list[Table]:
+    """A table for each set of requests, temperature and number of new tokens of a recipe that has several seeds."""
+    alike: dict[tuple[tuple[str, str], ...], dict[int, Run]] = {}
+    for run in runs:
+        recipe = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
+        seed = int(run.settings.get("seed", _SEED))
+        alike.setdefault(recipe, {}).setdefault(seed, run)
+    return [table for by_seed in alike.values() if len(by_seed) > 1 for table in _of_recipe(by_seed)]
+
+
+def _of_recipe(by_seed: Mapping[int, Run]) -> Iterator[Table]:
+    """Its tables, of what all of its runs have measured."""
+    found: dict[str, dict[str, list[Cell]]] = {}  # where -> method -> its cell in each run
+    for seed in sorted(by_seed):
+        for stage, measured in by_seed[seed].evaluations.items():
+            of = f" (stage {stage})" if len(by_seed[seed].evaluations) > 1 else ""
+            for cell in measured:
+                where = f"{cell.of}, T {cell.temperature:g}, {cell.max_new_tokens} new tokens{of}"
+                found.setdefault(where, {}).setdefault(cell.method, []).append(cell)
+    columns = (
+        text("method"), text("tau of each seed"), Column("tau [95%]", kind="interval"), text("measured in each run"),
+        Column("measured [range]", unit="x", kind="interval"), Column("same tokens", kind="count"),
+    )  # fmt: skip
+    for where, by_method in found.items():
+        rows = tuple(_spread(each) for each in by_method.values() if len(each) == len(by_seed))
+        if rows:
+            title = f"Over seeds {', '.join(map(str, sorted(by_seed)))}: {where}"
+            yield Table(title, columns, rows, note=SEEDS, compared=())
+
+
+def _spread(each: Sequence[Cell]) -> tuple:
+    """The line of a method; a mean over some of the seeds is none over all."""
+    taus, speeds = ([value for cell in each if (value := getattr(cell, name)) is not None] for name in ("tau", "DSR"))
+    exact = [cell for cell in each if cell.identical is not None]
+    tau = None
+    if len(taus) == len(each) > 2:
+        mean, half = statistics.fmean(taus), student_half_width(statistics.stdev(taus), len(taus))
+        tau = (mean, mean - half, mean + half)
+    return (
+        _method(next((cell for cell in each if cell.relaxed), each[0])),
+        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in each), tau,
+        ", ".join("-" if cell.DSR is None else f"{cell.DSR:.2f}x" for cell in each) if speeds else None,
+        (statistics.fmean(speeds), min(speeds), max(speeds)) if len(speeds) == len(each) else None,
+        (sum(c.identical for c in exact), sum(c.answers for c in exact)) if exact else None,
+    )  # fmt: skip
+
+
+# Runs side by side: settings that differ, training curves
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """(key, its value in each run) of settings that are not the same in all; "-": not set.
+
+    A stage that some run does not have is one line, with its kind.
+    """
+    keys = list(dict.fromkeys(_short(key, runs) for run in runs for key in run.settings))
+    known = [({"seed": _SEED} if run.settings else {}) | run.settings for run in runs]
+    rows = [(key, [settings.get(key, settings.get(f"{key}.kind", "-")) for settings in known]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and key != "output"]
+
+
+def _short(key: str, runs: Sequence[Run]) -> str:
+    """The key, or `stages.NAME` where a run that has settings has no stage of this name."""
+    stage = ".".join(key.split(".")[:2])
+    if not stage.startswith("stages."):
+        return key
+    return key if all(f"{stage}.kind" in run.settings for run in runs if run.settings) else stage
+
+
+def training_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """stage, metric, each run's value: the last of a number that falls or rises, the best where it is validated."""
+    rows = []
+    for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
+        of_stage = [run.curves.get(stage, {}) for run in runs]
+        last = [max((points[-1][0] for points in curves.values()), default=None) for curves in of_stage]
+        rows.append([stage, "steps", *("-" if step is None else f"{step:,}" for step in last)])
+        for metric in dict.fromkeys(name for curves in of_stage for name in curves if name == "loss" or name in BEST):
+            points = [[value for _, value in curves.get(metric, [])] for curves in of_stage]
+            shown = [f"{BEST[metric](some) if metric in BEST else some[-1]:.4f}" if some else "-" for some in points]
+            rows.append([stage, f"{metric} ({'best' if metric in BEST else 'last'})", *shown])
+        if any("samples_per_s" in curves for curves in of_stage):
+            speeds = [[v for _, v in curves.get("samples_per_s", [])] for curves in of_stage]
+            rows.append([stage, "samples/s (median)", *(f"{statistics.median(s):,.1f}" if s else "-" for s in speeds)])
+    return rows
+
+
+def tables_of(runs: Sequence[Run]) -> list[Table]:
+    """The leaderboard, runs over their seeds, then settings that differ and training with a column for each
+    run; those that have lines.
+    """
+    names, settings = [run.name for run in runs], [[key, *values] for key, values in differences(runs)]
+    each = [
+        *boards(entries(runs)), *over_seeds(runs),
+        words(["setting", *names], settings, title="Settings that differ"),
+        words(["stage", "metric", *names], training_rows(runs), title="Training"),
+    ]  # fmt: skip
+    return [table for table in each if table.rows]
+
+
+def title(runs: Sequence[Run]) -> str:
+    """Return the title of the page, the same in Markdown and HTML."""
+    return f"Runs side by side: {', '.join(run.name for run in runs)}"
+
+
+def markdown(runs: Sequence[Run], shown: Sequence[Table]) -> str:
+    """The page of some tables."""
+    lines = [line for table in shown for line in table_markdown(table)]
+    return "\n".join([f"# {plain(title(runs))}", "", *lines])
+
+
+def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tuple[str, dict[str, list]]]:
+    """(title with unit, run -> points) of each curve that is drawn.
+
+    Args:
+        metrics: names; None: losses, validated or not, and tau.
+
+    Raises:
+        UserError: no run has one of `metrics`.
+    """
+    present = list(dict.fromkeys(m for run in runs for curves in run.curves.values() for m in curves))
+    for metric in metrics or ():
+        if metric not in present:
+            raise UserError(f"no run has a metric {metric!r}", hint="known metrics: " + ", ".join(present))
+    wanted = metrics or [m for m in present if m in ("loss", "val_loss") or m.startswith("tau")]
+    groups: list[tuple[str, dict[str, list]]] = []
+    for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
+        for metric in wanted:
+            lines = {run.name: run.curves[stage][metric] for run in runs if metric in run.curves.get(stage, {})}
+            if lines:
+                groups.append((f"{stage}: {metric}" + (f" ({unit(metric)})" if unit(metric) else ""), lines))
+    return groups

@@ -1,0 +1,136 @@
+"""Whether all ranks of a run were started with the same command, recipe, data and code.
+
+On a cluster the command is typed on each node, and nothing in torch or DeepSpeed notices that two ranks train different
+things together. Asked once the ranks can talk, before anything is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from ... import __version__
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.import_paths import code_of, kinds_within
+from ...core.json_types import JsonObject, flat
+from ...core.secrets import redact, redact_tree
+from ...data.records.records import of_any_copy
+from ...trainers.run.matching import is_done
+from ...trainers.run.stage import Planned
+from .load import Loaded
+from .plan import plan
+from .provenance import commit, packages
+
+# Last words of keys that a rank may have of its own: rank 0 alone tracks, and how data is read changes no result.
+_OWN = ("num_workers", "about")
+_COMMIT = "the commit of the checkout"
+_DIGITS = 12  # of a hash: all 40 of a commit look like a key, and would be hidden
+_SHOWN = 4  # keys of one message
+# What is compared -> how its value is shown, and a hash of the value itself, which may hold a secret.
+Facts = Mapping[str, tuple[str, str]]
+
+
+class Unlike(UserError):
+    """Ranks differ. Each of them says so: on several nodes each has a terminal of its own."""
+
+    is_said_by_each_rank = True
+
+
+def check_alike(loaded: Loaded, planned: Sequence[Planned]) -> None:
+    """All ranks call. Raises `Unlike` on every rank where one was started otherwise than rank 0."""
+    if ranks.world_size() > 1:
+        ranks.on_main(_compare, ranks.gather(started_with(loaded)), _unfinished(loaded, planned))
+
+
+def _unfinished(loaded: Loaded, planned: Sequence[Planned]) -> list[str]:
+    """The stages that will run. Data that only finished ones read may lie on one node and not on another."""
+    chosen, output = loaded.options.stages, Path(loaded.recipe.output)
+    return [one.name for one in planned if (chosen is None or one.name in chosen) and not is_done(one, output)]
+
+
+def started_with(loaded: Loaded) -> Facts:
+    """What this rank was started with. Data may be a copy on the disk of each node."""
+    with of_any_copy():
+        return facts(loaded, plan(loaded.recipe, loaded.path))
+
+
+def facts(loaded: Loaded, planned: Sequence[Planned]) -> Facts:
+    """The command, the recipe, the stages' files and the code, by names that messages give."""
+    recipe, options = loaded.recipe, loaded.options
+    settings = recipe.model_dump(mode="json", by_alias=True, exclude={"tracking"})
+    settings["output"] = os.path.realpath(recipe.output)
+    recipes = {key: value for key, value in flat(settings).items() if key.rpartition(".")[2] not in _OWN}
+    shown = flat(redact_tree(settings))
+    values = {
+        "stages=": None if options.stages is None else sorted(options.stages),
+        "restart=": options.restart,
+        **recipes,
+        "the order of stages": [*recipe.stages],
+        **{f"stage {one.name}: {key}": value for one in planned for key, value in _outside(one).items()},
+        "the version of draftsmith": __version__,
+        **({} if (checkout := commit()) is None else {_COMMIT: checkout[:_DIGITS]}),
+        **{f"the version of {name}": v for name, v in {"Python": platform.python_version(), **packages()}.items()},
+        **{f"the code of {kind}": code_of(kind) for kind in sorted({*kinds_within(settings)})},
+    }
+    return {
+        key: (
+            _shortened(json.dumps(shown.get(key, "<hidden>") if key in recipes else value)),
+            hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32],
+        )
+        for key, value in values.items()
+    }
+
+
+def _shortened(value: str) -> str:
+    """A value with its ends, redacted before it is cut: half a key no longer looks like one."""
+    value = redact(value)
+    return value if len(value) <= 80 else f"{value[:30]} ... {value[-45:]}"
+
+
+def _outside(planned: Planned) -> JsonObject:
+    """The content of files and weights that a stage reads from outside the run, and its fingerprint over all."""
+    settings = planned.settings
+    content = {f"the files at {key}": identity for key, identity in settings.get("outside", {}).items()}
+    content |= {f"data file {number}": identity for number, identity in enumerate(settings.get("data", ()), 1)}
+    content["its fingerprint"] = planned.fingerprint
+    return {key: identity[:_DIGITS] for key, identity in content.items()}
+
+
+def _compare(every: Sequence[Facts], unfinished: Collection[str]) -> None:
+    keys = [*dict.fromkeys(key for facts in every for key in facts)]
+    # Git may not answer on one node; every other key that a rank lacks is a difference.
+    unlike = [key for key in keys if len({_hash(facts, key) for facts in every if key in facts or key != _COMMIT}) > 1]
+    finished = [key for key in unlike if key.startswith("stage ") and key[6:].partition(":")[0] not in unfinished]
+    unlike = [key for key in unlike if key not in finished]
+    # A fingerprint is of the others: alone it says that something differs which no key has.
+    named = [key for key in unlike if not key.endswith(": its fingerprint")] or unlike
+    if not named:
+        return
+    told = "; ".join(_told(every, key) for key in named[:_SHOWN])
+    more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    raise Unlike(
+        f"the ranks of this run were not started alike: {told}{more}",
+        hint="give every node the same command, recipe, data and code; nothing was written",
+    )
+
+
+def _hash(facts: Facts, key: str) -> str:
+    return facts[key][1] if key in facts else ""
+
+
+def _told(every: Sequence[Facts], key: str) -> str:
+    """`seed is 0 on rank 0 and 1 on rank 1`: every value with its first ranks."""
+    groups: dict[str, list[int]] = {}
+    for rank, facts in enumerate(every):
+        groups.setdefault(_hash(facts, key), []).append(rank)
+    parts = []
+    for group in [*groups.values()][:3]:
+        number = ", ".join(map(str, group[:4])) + (", ..." if len(group) > 4 else "")
+        value = every[group[0]][key][0] if key in every[group[0]] else "not set"
+        parts.append(f"{value} on rank{'s' * (len(group) > 1)} {number}")
+    return f"{key} is {' and '.join(parts)}"

@@ -1,0 +1,227 @@
+"""Recipes as files: which there are, how one is read, and how it is laid over those that it extends.
+
+No message prints what a file holds before the file is known to be a recipe, since `extends`
+can name any file.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import re
+from pathlib import Path
+
+import yaml
+
+from ...core import interpolation
+from ...core.checksums import SUMS
+from ...core.errors import UserError, did_you_mean, nearest, shown_value
+from ...core.json_types import Json, JsonObject, all_are, object_at
+from ...core.secrets import redact_argument
+
+FOLDER = Path(__file__).parents[1]
+# Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
+KEYS = ("extends", "order", "target", "drafter", "stages", "engine", "hardware", "tracking", "seed", "output")
+_WITH_FOLDER = ("demo", "smollm2")  # of the recipes' names
+_MOST_BYTES = 1 << 20
+
+
+def recipe_names() -> dict[str, Path]:
+    """Recipes that ship with the project: name -> file. `demo/lvlm` keeps its folder, most go by their stem."""
+    paths = {}
+    for path in sorted(FOLDER.rglob("*.yaml"), key=lambda path: path.with_suffix("").parts):
+        relative = path.relative_to(FOLDER).with_suffix("")
+        paths[str(relative) if relative.parts[0] in _WITH_FOLDER else relative.name] = path
+    return paths
+
+
+def demo_names() -> list[str]:
+    """Names of the demo recipes, without their folder."""
+    return [name.removeprefix("demo/") for name in recipe_names() if name.startswith("demo/")]
+
+
+def find_named(name: str) -> Path | None:
+    """The file of a shipped name, a name with its folder, or a path; None: there is none."""
+    places = (recipe_names().get(name), FOLDER / f"{name}.yaml", Path(name))
+    return next((path for path in places if path is not None and _is_file(path)), None)
+
+
+def find_recipe(name: str) -> Path:
+    """A shipped name, a name with its folder, or a path. Raises `UserError`."""
+    if (path := find_named(name)) is not None:
+        return path
+    said, is_ours = shown_value(name), (FOLDER / name.partition("/")[0][:100]).is_dir()
+    if os.path.isdir(name):
+        raise UserError(f"{said} is a folder, and no recipe", hint=f"of a run: recipe={said}/recipe.yaml output={said}")
+    if name.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"no file {said!r}", hint="give its path from the working folder; draftsmith recipes lists ours"
+        )
+    if "/" in name and not is_ours:  # demo/lvml is a name of ours, runs/x is none
+        hint = "give a run's folder by its path from the working folder; draftsmith recipes lists the recipes"
+        raise UserError(f"no such folder or recipe: {said!r}", hint=hint)
+    close = " or ".join(map(repr, nearest(name[:100], recipe_names())))
+    hint = (
+        f"did you mean {close}?" if close else "draftsmith recipes lists them, draftsmith COMMAND --help says the rest"
+    )
+    raise UserError(f"no recipe {said!r}", where=str(FOLDER), hint=hint)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is one: `is_file` raises where the name is too long or holds a null."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_published(path: Path) -> bool:
+    """Whether what lies beside a recipe shows that its folder was published: somebody else may have written it."""
+    return any((path.parent / name).is_file() for name in (SUMS, "draftsmith.json"))
+
+
+def sources(path: Path) -> list[tuple[Path, JsonObject]]:
+    """The files that a recipe is made of, each as it is written: the one that extends nothing first, itself last."""
+    layers: list[tuple[Path, JsonObject]] = []
+    place: Path | None = path
+    while place is not None:
+        tree = _read(place)
+        layers.insert(0, (place, tree))
+        place = _extended(place, tree.pop("extends", None), [p for p, _ in layers])
+    return layers
+
+
+def with_bases(path: Path) -> JsonObject:
+    """The recipe's tree over those of all recipes that it extends."""
+    (first, tree), *others = sources(path)
+    tree = ordered(tree, first)
+    for place, own in others:
+        tree = ordered(merge(tree, own, leaves_out=True), place)
+    return tree
+
+
+def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
+    """The file that the recipe at `path` extends, if any.
+
+    Args:
+        name: what stands under `extends`: a file beside the recipe (`.yaml` may be left out), or a shipped recipe.
+        seen: files that led here.
+    """
+    where = f"{path}, key extends"
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise UserError(f"extends is {shown_value(name)!r}, and not one name", where=where, hint="name one recipe")
+    name = interpolation.resolved({"extends": name})["extends"]
+    beside = [path.parent / name, path.parent / f"{name}.yaml"]
+    # A recipe may have the name of the shipped one that it extends.
+    base = next((p for p in beside if _is_file(p) and not p.samefile(path)), None)
+    if base is None:
+        try:
+            base = find_recipe(name)
+        except UserError as error:
+            raise UserError(f"extends names {error.problem}", where=where, hint=error.hint) from error
+    if any(base.samefile(p) for p in seen):
+        circle = " -> ".join(p.stem for p in [*reversed(seen), base])
+        raise UserError(f"recipes extend one another in a circle: {circle}", where=where, hint="break the circle")
+    return base
+
+
+def ordered(tree: JsonObject, path: Path) -> JsonObject:
+    """The tree with its stages as its `order` lists them; the list itself is no part of the recipe."""
+    tree = dict(tree)
+    order, stages = tree.pop("order", None), object_at(tree, "stages")
+    if order is None or stages is None:
+        return tree
+    where = f"{path}, key order"
+    if not all_are(order, str) or len(set(order)) < len(order):
+        raise UserError(
+            f"order is {shown_value(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
+        )
+    for name in order:
+        if name not in stages:
+            raise UserError(f"order names {name!r}, which is no stage", where=where, hint=did_you_mean(name, stages))
+    missing = [name for name in stages if name not in order]
+    if missing:
+        raise UserError(f"order does not name {', '.join(missing)}", where=where, hint="name every stage once")
+    return tree | {"stages": {name: stages[name] for name in order}}
+
+
+def _read(path: Path) -> JsonObject:
+    def refuse(problem: str, hint: str) -> UserError:
+        return UserError(problem, where=str(path), hint=hint)
+
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise refuse(f"larger than a recipe can be ({path.stat().st_size:,} bytes)", "name a recipe")
+        tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
+    except PermissionError:
+        raise refuse("permission denied", "give yourself the right to read it, or name another") from None
+    except (yaml.YAMLError, interpolation.Fault, OSError, ValueError, RecursionError) as error:
+        raise refuse(f"not a readable recipe: {_fault(error)}", "fix the YAML") from None
+    if not any(key in KEYS for key in object_at(tree) or {}):
+        what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
+        raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
+    if is_published(path):
+        interpolation.check_foreign(tree, str(path))
+    return tree
+
+
+# A command reads a recipe and those that it extends several times, and parsing them is most of what loading one takes.
+_parsed = functools.lru_cache(256)(interpolation.read)
+
+
+def _fault(error: Exception) -> str:
+    """The reader's message with line and column but without the quoted text: the file may hold a secret, and cut in
+    half that would not be recognised.
+    """
+    match error:
+        case yaml.MarkedYAMLError(problem_mark=mark) if mark is not None:
+            quoted = r"'[^']{4,}'|\"[^\"]{4,}\"|(?<=duplicate key )(?![\w.-]{1,40}$).*"
+            problem = re.sub(quoted, "...", str(error.problem))
+            return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+        case UnicodeDecodeError():
+            return f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+        case RecursionError():
+            return "lists or mappings are nested too deep"
+    return str(error)
+
+
+def merge(base: JsonObject, top: JsonObject, *, leaves_out: bool = False) -> JsonObject:
+    """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go.
+
+    What belongs to the files of `base` goes where `top` names others (`of_other_files`).
+
+    Args:
+        leaves_out: null takes a section or a list of the base away (a stage, a method, a contrast).
+    """
+    merged = {key: value for key, value in base.items() if key not in of_other_files(base, top)}
+    for key, value in top.items():
+        match merged.get(key), value:
+            case dict(old), dict():
+                changed = "kind" in value and "kind" in old and value["kind"] != old["kind"]
+                merged[key] = value if changed else merge(old, value, leaves_out=leaves_out)
+            case dict() | list(), None if leaves_out:
+                del merged[key]
+            case _:
+                merged[key] = value
+    return merged
+
+
+def of_other_files(section: JsonObject, top: JsonObject) -> tuple[str, ...]:
+    """Keys of a data section that belong to its files, if `top` names other files.
+
+    `question_end` asks a published set's questions in a paper's way; nobody's own questions are asked so.
+    """
+    changes = any(key in top and top[key] != section.get(key) for key in ("path", "from"))
+    return ("question_end",) if changes else ()
+
+
+def value_of(key: str, text: str) -> Json:
+    """What `key=text` of the command line says, read as YAML. Raises `UserError` where it cannot be."""
+    try:
+        return interpolation.read_value(text)
+    except (yaml.YAMLError, interpolation.Fault, ValueError, RecursionError) as error:
+        where = "command line: " + redact_argument(f"{key}={text}")
+        raise UserError(f"{key} cannot be read: {_fault(error)}", where=where, hint="quote it as YAML would") from error

@@ -1,0 +1,71 @@
+"""Findings of `check`, `doctor` and `verify`: level, subject, description and hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...core.errors import UserError
+from ...core.secrets import redact
+from .exit_codes import FAULTS, OK
+
+Level = Literal["ok", "warning", "fault"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one look. A fault must be fixed; a warning does not stop a run."""
+
+    level: Level
+    subject: str
+    what: str
+    hint: str | None = None
+    is_absent: bool = False  # what it is of is not on disk
+
+    def __post_init__(self) -> None:
+        assert self.level == "ok" or self.hint, f"{self.subject}: what is wrong has a hint"
+
+
+def ok(subject: str, what: str) -> Finding:
+    return Finding("ok", subject, what)
+
+
+def warning(subject: str, what: str, hint: str) -> Finding:
+    return Finding("warning", subject, what, hint)
+
+
+def fault(subject: str, what: str, hint: str) -> Finding:
+    return Finding("fault", subject, what, hint)
+
+
+def tried(subject: str, look: Callable[[], str], hint: str) -> Finding:
+    """What `look` says, or the `UserError` that it raises as a fault; `hint` where the error has none."""
+    try:
+        return ok(subject, look())
+    except UserError as error:
+        place = f" ({error.found_at})" if error.found_at else ""
+        return fault(subject, f"{error.problem}{place}", error.hint or hint)
+
+
+def shown(findings: Sequence[Finding]) -> str:
+    """A line for each, with its hint under it, and the sum."""
+    width = max((len(f.subject) for f in findings), default=0)
+    lines = []
+    for f in findings:
+        lines.append(f"{f.level:<8} {f.subject:<{width}}  {f.what}")
+        if f.hint:
+            lines.append(f"{'':<8} {'':<{width}}  hint: {f.hint}")
+    faults, warnings = (sum(f.level == level for f in findings) for level in ("fault", "warning"))
+    return "\n".join([*lines, "", f"{faults} fault(s), {warnings} warning(s)"])
+
+
+def report(findings: Sequence[Finding], title: str = "") -> int:
+    """Print the findings. Returns the command's exit code."""
+    print(redact(title + shown(findings)), flush=True)
+    return FAULTS if any_fault(findings) else OK
+
+
+def any_fault(findings: Sequence[Finding]) -> bool:
+    """Whether something must be fixed. Warnings do not count."""
+    return any(f.level == "fault" for f in findings)

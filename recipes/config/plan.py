@@ -1,0 +1,254 @@
+"""Makes a plan from a recipe: which stage produces what each stage needs, and which settings make a result stale."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import PLACES
+from ...core.json_types import Json, JsonObject, listed, object_at, parts, text_at
+from ...core.secrets import redact_tree
+from ...core.section import FINGERPRINT
+from ...core.weights_identity import weights_identity
+from ...data.records.mixture import identities
+from ...data.records.records import file_identity
+from ...data.records.tars import expand_paths
+from ...data.suites.suite import INDEX, suite_identity
+from ...data.suites.turn_sets import TURN_SETS
+from ...models.shipped import shipped_folder
+from ...trainers.run.finished_stages import named_weights
+from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ...trainers.run.stage import Planned, Stage
+from ...trainers.stages.evaluate import EvaluateStage
+from ...trainers.stages.regenerate import RegenerateStage
+from ...trainers.stages.train import TrainStage
+from ...trainers.stages.train_codes import TrainCodes
+from .preflight_data import sections as data_sections
+from .schema import Recipe
+
+
+def plan(recipe: Recipe, path: Path) -> list[Planned]:
+    """Wire the stages. Raises `UserError` where one needs a thing that no earlier stage makes."""
+    planned: list[Planned] = []
+    for name, stage in recipe.stages.items():
+        inputs: dict[str, str] = {}
+        earlier = {p.name: p for p in planned}
+        for thing, wanted in stage.needs().items():
+            maker = _maker(planned, thing, wanted, name, recipe, path, _planned(inputs, earlier))
+            if maker is not None:
+                inputs[thing] = maker
+        for thing in sorted(stage.uses()):
+            makers = _makers(planned, thing)
+            misfits = stage.misfits(thing, makers, _planned(inputs, earlier))
+            if fitting := [maker.name for maker in makers if maker.name not in misfits]:
+                inputs.setdefault(thing, fitting[-1])
+        inputs |= _beside_target(inputs, earlier)
+        _check_written(name, stage, earlier, path)
+        settings = _settings(recipe, name, inputs, planned)
+        fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
+        usual = f"trains the {stage.trained}" if isinstance(stage, TrainStage) else stage.usual_purpose
+        planned.append(
+            Planned(
+                name, stage, inputs, fingerprint, recipe, earlier, stored,
+                purpose=stage.about or usual,
+                own_target=stage.target if isinstance(stage, EvaluateStage) else None,
+                is_small_net=isinstance(stage, TrainCodes) and stage.is_small_net,
+            )
+        )  # fmt: skip
+    return planned
+
+
+def _planned(inputs: Mapping[str, str], earlier: Mapping[str, Planned]) -> dict[str, Planned]:
+    return {thing: earlier[maker] for thing, maker in inputs.items()}
+
+
+def _beside_target(inputs: Mapping[str, str], earlier: Mapping[str, Planned]) -> dict[str, str]:
+    """What belongs to a target that a stage trained, where a later stage made another: the processor or text encoder
+    that it was trained with, and the tokenizer of the pictures whose codes it learned.
+    """
+    if "target" not in inputs:
+        return {}
+    trained = earlier[inputs["target"]]
+    codes = trained.maker("codes")
+    own = {"processor": trained.inputs.get("processor"), "vq": None if codes is None else codes.inputs.get("vq")}
+    if "text" in trained.stage.makes():
+        own["text"] = trained.name
+    return {thing: maker for thing, maker in own.items() if maker is not None and thing in inputs}
+
+
+def _makers(earlier: list[Planned], thing: str) -> list[Planned]:
+    return [p for p in earlier if thing in p.stage.makes()]
+
+
+def _maker(
+    earlier: list[Planned], thing: str, wanted: str | None, name: str, recipe: Recipe, path: Path,
+    inputs: Mapping[str, Planned],
+) -> str | None:  # fmt: skip
+    """The stage that is named, or the latest of those that `Stage.misfits` leaves."""
+    stage = recipe.stages[name]
+    # "drafter/finetune": one of several things of a kind.
+    named, thing = thing, thing.split("/")[0]
+    misfits = stage.misfits(named, _makers(earlier, thing), inputs)
+    makers = [p.name for p in _makers(earlier, thing)]
+    fitting = [maker for maker in makers if maker not in misfits]
+
+    def refuse(problem: str, hint: str | None) -> UserError:
+        return UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
+
+    if wanted is not None:
+        taken = f"takes its {thing} from {wanted!r}, which"
+        names = [p.name for p in earlier]
+        if wanted in misfits:
+            instead = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
+            raise refuse(f"{taken} {misfits[wanted]}", instead)
+        if wanted in makers:
+            return wanted
+        if wanted in names:
+            raise refuse(f"{taken} makes none", did_you_mean(wanted, makers))
+        if wanted in recipe.stages and wanted != name:
+            raise refuse(f"{taken} runs later", f"stages run in the order written, and those that a recipe adds run "
+                         f"last: `order` lists all of them in another order, or give what reads {wanted!r} a stage of "
+                         "its own")  # fmt: skip
+        named = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
+        others = [other for other in named if other != wanted]
+        raise refuse(f"{taken} is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
+    if fitting:
+        return fitting[-1]
+    if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
+        return None
+    if makers:
+        reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
+        raise refuse(f"needs a {thing}, and none of the earlier stages' is it: {reasons}", stage.mend(thing))
+    outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
+    hint = f"put the stage that makes it before this one{outside}"
+    raise refuse(f"needs a {thing} and no earlier stage makes one", hint)
+
+
+def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: Path) -> None:
+    """Raises `UserError` for data of a stage that does not write it: a mistyped split."""
+    for data in data_sections(stage):
+        maker = None if data.maker is None else earlier.get(data.maker)
+        if maker is None:
+            continue
+        written, named = maker.stage.written(data.is_suite), dict(data.section).get("path")
+        if not written:  # suites that are switched off, or another kind's: the stage that reads them says so
+            continue
+        for wanted in listed(named):
+            if fnmatch.filter(written, str(wanted)) or "{" in str(wanted):
+                continue
+            raise UserError(
+                f"stages.{name}.{data.key} takes {str(wanted)!r} of stage {data.maker}, which writes "
+                + ", ".join(written),
+                key=f"stages.{name}.{data.key}.path", where=str(path), hint=did_you_mean(str(wanted), written),
+            )  # fmt: skip
+
+
+def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[Planned]) -> JsonObject:
+    """Everything that a stage's result depends on, under the keys of a recipe. Tracking, paths and the number of ranks
+    are left out, the engine where no weights are trained, and of target and drafter what the stage does not read.
+    """
+    stage = recipe.stages[name]
+    section = _without_places(stage.model_dump(mode="json", context=FINGERPRINT))
+    harmless = stage.harmless() if isinstance(stage, RegenerateStage) else set()
+    for key in ("log_every", "num_workers", "checkpoints", "expected", "about", *harmless):
+        section.pop(key, None)
+    drafter = _without_places(stage.reads_of_drafter(recipe.drafter))
+    target = _without_places(recipe.target.model_dump(mode="json", include=stage.reads_of_target))
+    by_name = {p.name: p.fingerprint for p in earlier}
+    # What the recipe's own stages write changes with each run.
+    written = [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]
+    return {
+        "version": FINGERPRINTS,
+        "stages": {name: section},
+        "inputs": {thing: by_name[maker] for thing, maker in inputs.items()},
+        "seed": recipe.seed,
+        "target": target,
+        "drafter": drafter,
+        "engine": recipe.engine.model_dump(mode="json", exclude={"wait_minutes"}) if stage.trains else None,
+        "data": _data_identity([section, drafter]),
+        "outside": _outside({"target": target, "stages": {name: section}, "drafter": drafter}, written),
+    }
+
+
+def _without_places(section: object) -> Json:
+    """Return a section, and those inside it, without the keys that only say where models lie."""
+    match section:
+        case list():
+            return [_without_places(part) for part in section]
+        case dict():
+            return {key: _without_places(value) for key, value in section.items() if key not in PLACES}
+    return section
+
+
+def _as_written(settings: JsonObject) -> str:
+    """Hash of what is hidden when settings are stored: two paths that look like keys are stored as equal text."""
+    written = {key: value for key, value in settings.items() if key not in RULED}
+    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
+
+
+def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str, str]:
+    """Dotted key -> identity of the weights or the file that a setting names by its path: `target.path`, a member's.
+
+    Names on the Hub, what is not here and what this run writes are "absent": a name counts with its revision, which is
+    a setting.
+    """
+    held = object_at(section) or {}
+    if held.get("kind") in ("datasets", "webdataset", "coco"):
+        return {}
+    inner = [_outside(value, written, f"{key}.{name}" if key else name) for name, value in parts(section)]
+    found = {k: v for part in inner for k, v in part.items()}
+    if "from_stage" in held:  # records and shards: `_data_identity`
+        return found
+    named = dict(named_weights(held))
+    if "metrics" in held:  # of quality: name of a judge's weights -> their path
+        named |= {f"weights.{name}": path for name, path in held.get("weights", {}).items()}
+    for name, path in named.items():
+        is_own = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
+        found[f"{key}.{name}"] = ABSENT if is_own else weights_identity(Path(shipped_folder(path))) or ABSENT
+    if (index := text_at(held, "class_index")) is not None:
+        found[f"{key}.class_index"] = _path_identity(Path(index))
+    return found
+
+
+def _data_identity(section: object) -> list[str]:
+    """Content of the files on disk that a stage reads; what another stage wrote is covered by its fingerprint."""
+    held = object_at(section) or {}
+    if held.get("kind") == "encode" and held["from_stage"] is None:
+        return _source_identity(held["source"])
+    if {"path", "from_stage"} <= held.keys():
+        names = [] if held["from_stage"] is not None else listed(held["path"])
+        folders = any(Path(name).is_dir() for name in names if text_at(name) is not None)  # of benchmark sets
+        if "mixture_seed" in held and not folders:
+            return identities(names)
+        return [_path_identity(Path(name)) for name in names]
+    return [identity for _, value in parts(section) for identity in _data_identity(value)]
+
+
+def _path_identity(path: Path) -> str:
+    """Hash a file's content; of a folder of shards that of its manifest, of a suite that of its records, of a folder
+    with a published set of conversations that of the set's files.
+    """
+    if (path / INDEX).is_file():
+        return suite_identity(path)
+    if path.is_dir() and (files := [f for about in TURN_SETS.values() for f in sorted(path.rglob(about.files))]):
+        return hashlib.sha256("/".join(map(file_identity, files)).encode()).hexdigest()
+    path = path / "manifest.json" if path.is_dir() else path
+    return file_identity(path) if path.is_file() else ABSENT
+
+
+def _source_identity(source: JsonObject) -> list[str]:
+    """Hash tars, and annotations of MS-COCO. Folders of pictures count by their settings: reading all takes hours."""
+    if source["kind"] == "coco":
+        return [_path_identity(Path(source["annotations"]))]
+    if source["kind"] != "webdataset":
+        return []
+    try:
+        return [file_identity(path) for path in expand_paths(source["path"])]
+    except UserError:
+        return [ABSENT]  # a dry run needs no data; the stage itself says what is missing

@@ -1,0 +1,254 @@
+"""What a recipe may say: a target, a drafter and stages. Each section is defined beside the code that reads it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from ...core.errors import UserError, nearest
+from ...core.fields import Place, Seed, file_name
+from ...core.import_paths import OUTSIDE
+from ...core.json_types import JsonObject, object_at, text_at, walk
+from ...core.refused import Refused
+from ...core.secrets import as_written, variables_of, written_over
+from ...core.section import Section, kinds, sections, within, written_kind
+from ...core.tracking import TrackingConfig
+from ...data.captioned.prompts import PromptSource
+from ...models.drafters import DRAFTER, AnyDrafter
+from ...models.drafters.base import DrafterConfig
+from ...models.targets.generators import AnyTarget
+from ...models.targets.table import REFUSED
+from ...trainers.run.deepspeed_section import EngineConfig
+from ...trainers.run.hardware import Hardware
+from ...trainers.run.stage import Stage
+from ...trainers.stages.cache import CacheStage
+from ...trainers.stages.encode import EncodeStage
+from ...trainers.stages.evaluate import EvaluateStage
+from ...trainers.stages.generate import GenerateStage
+from ...trainers.stages.prompts import PromptsStage
+from ...trainers.stages.publish import PublishStage
+from ...trainers.stages.regenerate import RegenerateStage
+from ...trainers.stages.train import TrainStage
+from ...trainers.stages.train_records import TrainRecords
+from ...trainers.stages.train_ways import AnyTrain, chosen
+from ...trainers.train.fit import SCRATCH
+
+AnyStage = Annotated[
+    GenerateStage | PromptsStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,
+    Field(discriminator="kind"),
+]
+
+
+# What a run's folder holds beside its stages' folders.
+_OWN_FILES = ("recipe.yaml", "run.yaml")
+
+
+def _stage_name(name: str) -> str:
+    """Raises `ValueError` for names of files that a run itself writes."""
+    if file_name(name) in _OWN_FILES or re.search(r"\.(before-\d+|partial)$", name):
+        raise ValueError("a run writes a file or folder of this name itself; give the stage another")
+    return name
+
+
+StageName = Annotated[str, AfterValidator(_stage_name)]
+
+
+class Recipe(Section):
+    """A whole run. Stages run in the order in which they are written."""
+
+    # The frozen model whose output must not change.
+    target: AnyTarget
+    # What proposes tokens. null: stages and methods name theirs.
+    drafter: SerializeAsAny[AnyDrafter | None] = None
+    # Name -> stage; they run in the order in which they are written.
+    stages: dict[StageName, AnyStage] = Field(min_length=1)
+    # ZeRO stage and precision of training.
+    engine: EngineConfig = EngineConfig()
+    # What it is meant to run on; a dry run ends with 1 where an evaluation does not fit. null: nothing is compared.
+    hardware: Hardware | None = None
+    # wandb, beside the JSON lines that are always written.
+    tracking: TrackingConfig = TrackingConfig()
+    # Of every random draw of the run.
+    seed: Seed = 0
+    # Folder of the run: one folder in it for each stage.
+    output: Place
+    _tree: Any = PrivateAttr(None)
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _supported(cls, target: object) -> object:
+        if refuse := REFUSED.get(written_kind(target) or ""):
+            refuse()
+        return target
+
+    @field_validator("drafter", mode="plain")
+    @classmethod
+    def _drafter_of_the_target(cls, value: object, info: ValidationInfo) -> DrafterConfig | None:
+        # Of a target that is wrong itself nothing can be said.
+        target = info.data.get("target")
+        if value is None or target is None:
+            return None
+        kind, possible = written_kind(value), drafter_kinds(target)
+        if kind is not None and kind not in possible and not OUTSIDE.match(kind):
+            problem = f"{kind!r} is no kind of drafter for target {target.kind}"
+            close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
+            raise Refused(
+                "kind", problem, f"{close}kinds here are {', '.join(possible)}, and MODULE:CLASS of another package"
+            )
+        drafter = DRAFTER.validate_python(value, context=info.context)
+        drafter.check_settings(target.draws_images)
+        return drafter
+
+    @field_validator("stages", mode="wrap")
+    @classmethod
+    def _stages_of_the_target(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
+        target = info.data.get("target")
+        if target is None or "drafter" not in info.data:
+            return {}
+        if (stages := object_at(value)) is not None:
+            drafter = info.data["drafter"]
+            _check_kinds(stages, target, drafter)
+            value = {
+                name: _chosen(name, _in_its_template(stage, target), target, drafter, info)
+                for name, stage in stages.items()
+            }
+        return check(value)
+
+    def keep_written(self, tree: JsonObject) -> None:
+        """Remember the tree that this was validated from as it was written, where it asks for values."""
+        self._tree = tree if any("${" in (text_at(value) or "") for _, value in walk(tree)) else None
+
+    def written_over(self, tree: Any) -> Any:
+        """A tree under the recipe's keys with `${...}` as it was written in place of its values."""
+        return as_written(written_over(tree, self._tree), variables_of(self._tree))
+
+    @property
+    def heads(self) -> dict[str, TrainStage]:
+        """The stages that train a drafter."""
+        return {n: s for n, s in self.stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Ids of the tokenizer that a stage makes; None: none makes one."""
+        return next((s.vocabulary for s in self.stages.values() if isinstance(s, GenerateStage)), None)
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """(key of a stage, what in its settings misleads without being wrong)."""
+        evaluations = [(f"stages.{n}", s) for n, s in self.stages.items() if isinstance(s, EvaluateStage)]
+        return [(key, text) for key, stage in evaluations for text in stage.warnings()]
+
+    @model_validator(mode="after")
+    def _told_apart(self) -> Recipe:
+        """Names differ by more than their case, which not every file system keeps; each place is published to once."""
+        names: dict[str, str] = {}
+        places: dict[tuple[str, str], str] = {}
+        for name, stage in self.stages.items():
+            if (other := names.setdefault(name.casefold(), name)) != name:
+                raise Refused(f"stages.{name}", f"stage {other} has this name but for its case", "give it another")
+            if isinstance(stage, PublishStage) and stage.repo is not None and stage.upload:
+                place = (stage.repo.casefold(), stage.revision or "main")
+                if not stage.pull_request and (other := places.setdefault(place, name)) != name:
+                    problem = f"stage {other} publishes to {stage.repo} ({place[1]}), too, and the later one would stay"
+                    raise Refused(f"stages.{name}.repo", problem, "give another repository or revision")
+        return self
+
+    @model_validator(mode="after")
+    def _read_by_something(self) -> Recipe:
+        # A stage without a drafter of its own trains the recipe's.
+        trained = {name: stage.drafter or self.drafter for name, stage in self.heads.items()}
+        self._check_places()
+        for name, stage in self.stages.items():
+            try:
+                stage.check(self.target, self.drafter)
+                check_classes(stage, self.target)
+                if isinstance(stage, EvaluateStage):
+                    stage.check_named(trained)
+                if isinstance(stage, TrainRecords):
+                    stage.check_engine(self.engine)
+                stage.needs()
+            except Refused as refused:
+                raise refused.under(f"stages.{name}") from None
+        return self
+
+    def _check_places(self) -> None:
+        """Refuses a path of trained weights beside the parts of a new drafter where one of them is read by nothing."""
+        own = self.drafter
+        if (
+            own is not None
+            and own.beside_path()
+            and not any(s.drafter is None and s.from_stage == SCRATCH for s in self.heads.values())
+        ):
+            keys = [f"drafter.{field}" for field in own.beside_path()]
+            problem = (
+                f"stands beside {' and '.join(keys)}, which nothing reads: no stage that trains it says from: scratch"
+            )
+            nulls = " ".join(f"{key}=null" for key in keys)
+            raise Refused("drafter.path", problem, f"leave one of them out: {nulls}, or drafter.path=null")
+
+
+def check_classes(stage: Stage, target: AnyTarget) -> None:
+    """Refuses prompts of classes that the target does not have, or that it is not asked by."""
+    for place, source in within(stage, PromptSource):
+        if source.classes is not None and target.draws_images:
+            try:
+                target.check_labels([("", min(source.classes, source.max_samples or source.classes) - 1)])
+            except UserError as error:
+                raise Refused(f"{'.'.join(place)}.classes", error.problem, error.hint) from error
+
+
+def drafter_kinds(target: AnyTarget) -> list[str]:
+    """Kinds of drafters that a target's section can have. A draft LVLM sees what the target's image processor makes."""
+    shares = not target.draws_images and target.family is not None and target.family.shares_pictures
+    possible = [
+        kind
+        for section in sections(AnyDrafter)
+        if issubclass(section, DrafterConfig) and (section.for_images if target.draws_images else section.for_language)
+        for kind in kinds(section)
+    ]
+    # An ensemble is made of other drafters by a method of an evaluation.
+    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or shares)]
+
+
+def _check_kinds(stages: JsonObject, target: AnyTarget, drafter: DrafterConfig | None) -> None:
+    """Raises `Refused` for a kind of stage that has no place beside this target and drafter."""
+    reasons = {
+        kind: section.unsuited(target, drafter)
+        for section in sections(AnyStage)
+        if issubclass(section, Stage)
+        for kind in kinds(section)
+    }
+    for name, stage in stages.items():
+        if reason := reasons.get(written_kind(stage) or ""):
+            possible = ", ".join(kind for kind, reason in reasons.items() if reason is None)
+            raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
+
+
+def _in_its_template(stage: object, target: AnyTarget) -> object:
+    """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
+    written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
+    if not target.reads_text_alone or text_at(stage, "kind") not in written:
+        return stage
+    held = object_at(stage) or {}
+    form = object_at(held.get("format", {}))
+    return stage if form is None else held | {"format": {"template": "chat"} | form}
+
+
+def _chosen(name: str, stage: object, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> object:
+    """A stage as it is; a `train` stage's section with what it trains on."""
+    section = object_at(stage)
+    if section is None or text_at(section, "kind") != "train":
+        return stage
+    try:
+        return chosen(section, target, drafter, info.context)
+    except Refused as refused:
+        raise refused.under(name) from None
