@@ -65,6 +65,13 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
+def shown_value(value: object) -> str:
+    """A key or value for a message: printable, cut, and without secrets."""
+    text = redact(value if isinstance(value, str) else repr(value))
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= 80 else f"{text[:40]}... ({len(text):,} characters)"
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, then what led to it, each once."""
     seen: list[BaseException] = []

@@ -32,8 +32,8 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path
 
 def _place(text: str) -> str:
     """Raises `ValueError` for what no file system takes as a path."""
-    if not text.strip():
-        raise ValueError("is empty, and names a place")
+    if not text.strip() or "\0" in text:
+        raise ValueError("is empty or holds a null, and names a place")
     path = text.encode()
     if len(path) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in path.split(b"/")):
         raise ValueError(f"is longer than a path can be ({len(path):,} bytes)")

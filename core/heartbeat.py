@@ -22,6 +22,7 @@ ALONE = 48  # times the bound for a rank that lives and works alone: it builds a
 _TELL_S = 60.0  # a rank that has waited so long says for whom
 _SILENT_S = 10.0  # without a beat: stopped, killed, or its machine is lost
 _EVERY_S = 1.0
+_KEY = "draftsmith/beat/{}"
 # What a rank is in. Of steps each rank makes equally many, and each has its bound; of other work nobody knows how long
 # it takes.
 WORKS, STEPS, WAITS, ENDED = "works", "steps", "waits", "ended"
@@ -187,13 +188,10 @@ class Heartbeat:
             return "rank 0"
         return _names([r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s])
 
-    def _key(self, rank: int) -> str:
-        return f"draftsmith/beat/{rank}"
-
     def _write(self, store: Any) -> None:
         pulse = self._pulse
         told = [self._beats, pulse.number, pulse.signs, pulse.state, pulse.where]
-        store.set(self._key(self._rank), json.dumps(told))
+        store.set(_KEY.format(self._rank), json.dumps(told))
         self._beats += 1
 
     def _beat(self) -> None:
@@ -205,7 +203,7 @@ class Heartbeat:
             ranks = range(self._size) if self._looks else [self._rank]
             try:
                 self._write(self._store)
-                values = self._store.multi_get([self._key(rank) for rank in ranks])
+                values = self._store.multi_get([_KEY.format(rank) for rank in ranks])
             except RuntimeError:  # the process that holds the store, rank 0 or its launcher, has ended
                 self._is_lost = True
                 return
@@ -246,13 +244,13 @@ class Heartbeat:
         if not self._looks:
             self._peers, self._looks = {}, True
         late = self._late()
-        told = {(one.rank, one.is_silent) for one in late}
-        if late and waited > self._tell_s and not told <= self._said and self._speaks(late):
+        told, what = {(one.rank, one.is_silent) for one in late}, f"rank {self._rank} has waited {_length(waited)}"
+        speaker = min({*range(self._size)} - {one.rank for one in late})  # the first that waits, for all of them
+        if waited > self._tell_s and not told <= self._said and self._rank == speaker:
             self._said |= told
-            _print(f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where}, for {_told(late)}")
-        over = [one for one in late if min(waited, one.quiet_s) > one.bound_s]
-        if over:
-            self._end(f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where} for {_told(over)}")
+            _print(f"{what} in {self._pulse.where}, for {_told(late)}")
+        if over := [one for one in late if min(waited, one.quiet_s) > one.bound_s]:
+            self._end(f"{what} in {self._pulse.where} for {_told(over)}")
 
     def _wait_to_join(self, waited: float) -> None:
         what = f"rank {self._rank} has waited {_length(waited)} for the other ranks of {self._size} to join at "
@@ -280,10 +278,6 @@ class Heartbeat:
                 bound = self._bound_s * (ALONE if peer.state == WORKS else 1)
                 late.append(_Late(rank, f"which lives and is in {peer.where}", False, quiet, bound))
         return late
-
-    def _speaks(self, late: Collection[_Late]) -> bool:
-        """Whether this is the first of the ranks that wait: one line is enough for all of them."""
-        return self._rank == min({*range(self._size)} - {one.rank for one in late})
 
     def _end(self, what: str) -> None:
         _print(f"error: {what}, and ends: the same command continues, and engine.wait_minutes sets how long ranks wait")

@@ -137,27 +137,20 @@ def _module(name: str) -> Any:
         return sys.modules[name]
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise Refused("kind", f"there is no module {error.name}", _meant(error.name)) from error
-        raise Refused("kind", *_broken(name, error)) from error
     except Exception as error:  # whatever the module's own code raises
-        raise Refused("kind", *_broken(name, error)) from error
-
-
-def _meant(name: str) -> str:
-    """What to do about a module that is missing: its package is there, and has others, or it is not."""
-    package = name.rpartition(".")[0]
-    if not package:
-        return "install its package in this environment (pip install -e FOLDER), or put its folder into PYTHONPATH"
-    there = loaded(f"{package}:__path__") or ()
-    return did_you_mean(name, [f"{package}.{module.name}" for module in pkgutil.iter_modules(there)])
-
-
-def _broken(name: str, error: Exception) -> tuple[str, str]:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    problem = f"importing {name} fails: {type(error).__name__}: {first_line(error)}"
-    return problem, f"see {place.filename}, line {place.lineno}; python -c 'import {name}' shows all of it"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            problem = f"importing {name} fails: {type(error).__name__}: {first_line(error)}"
+            hint = f"see {place.filename}, line {place.lineno}; python -c 'import {name}' shows all of it"
+        elif package := missing.rpartition(".")[0]:
+            modules = pkgutil.iter_modules(loaded(f"{package}:__path__") or ())
+            problem = f"there is no module {missing}"
+            hint = did_you_mean(missing, [f"{package}.{module.name}" for module in modules])
+        else:
+            problem = f"there is no module {missing}"
+            hint = "install its package here (pip install -e FOLDER), or put its folder into PYTHONPATH"
+        raise Refused("kind", problem, hint) from error
 
 
 def _declares_a_word(section: type[Kinded]) -> bool:
@@ -192,22 +185,13 @@ def code_of(path: str) -> dict[str, str]:
     code = {}
     if packages := metadata.packages_distributions().get(top):
         code["package"] = f"{packages[0]} {metadata.version(packages[0])}"
-    if files := _files(name, top):
+    folders = [Path(place) for place in loaded(f"{top}:__path__") or ()]
+    files = {file.relative_to(folder).as_posix(): file for folder in folders for file in folder.rglob("*")
+             if file.suffix in _CODE and file.is_file() and "__pycache__" not in file.parts}  # fmt: skip
+    alone = Path(loaded(f"{name}:__file__") or "")
+    if files or alone.is_file():
         digest = hashlib.sha256()
-        for place, file in sorted(files.items()):
+        for place, file in sorted((files or {alone.name: alone}).items()):
             digest.update(f"{place}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
         code["sha256"] = digest.hexdigest()
     return code
-
-
-def _files(name: str, top: str) -> dict[str, Path]:
-    """Place in the package -> file of code."""
-    folders = [Path(place) for place in loaded(f"{top}:__path__") or ()]
-    found = {
-        file.relative_to(folder).as_posix(): file
-        for folder in folders
-        for file in folder.rglob("*")
-        if file.suffix in _CODE and file.is_file() and "__pycache__" not in file.parts
-    }
-    file = Path(loaded(f"{name}:__file__") or "")
-    return found or ({file.name: file} if file.is_file() else {})

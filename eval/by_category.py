@@ -9,10 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ..core.json_types import Json
-from .intervals import ratio
-from .measured_rows import PLAIN, Row
-from .summary import summarize
+from .measured_rows import PLAIN, Frame, Row, frame
+from .summary import AnyRows, speedups, summarize
 from .tables import Column, ReportSection, Table, Value, text
 
 NOTE = (
@@ -26,43 +24,38 @@ _TITLES = {"category": "By category", "sub_category": "By sub category", "diffic
            "turn": "By turn"}  # fmt: skip
 
 
-def walltime_ratio(rows: Sequence[Row]) -> float:
+def walltime_ratio(rows: AnyRows) -> float:
     """Mean over rows of end-to-end tokens per second over plain decoding's; NaN without rows."""
-    each = [ratio(row.plain_total_s * (row.num_emitted + 1), row.total_s * row.plain_tokens) for row in rows]
+    each = speedups(frame(rows))[1].tolist()
     return statistics.fmean(each) if each else float("nan")
 
 
 def turns_section(rows: Sequence[Row], notes: Sequence[str] = ()) -> ReportSection | None:
     """The tables, each of the labels in which some set's rows differ; None: there are no conversations."""
-    rows = [row for row in rows if row.method != PLAIN and "turn" in row.details]
-    if not rows:
-        return None
-    tables = [table for label in _TITLES if (table := _table(label, rows)) is not None]
-    return ReportSection("Sets of conversations", (*notes, *tables), name="turns")
+    answers = frame(row for row in rows if row.method != PLAIN and "turn" in row.details)
+    tables = [table for label in _TITLES if (table := _table(label, answers)) is not None]
+    return ReportSection("Sets of conversations", (*notes, *tables), name="turns") if len(answers) else None
 
 
-def _table(label: str, rows: Sequence[Row]) -> Table | None:
-    groups: dict[tuple[Json, ...], list[Row]] = {}
-    several: dict[str, set[Json]] = {}
-    for row in rows:
-        if (value := row.details.get(label)) is not None:
-            groups.setdefault((row.benchmark, value, row.temperature, row.max_new_tokens, row.method), []).append(row)
-            several.setdefault(row.benchmark, set()).add(value)
-    groups = {key: some for key, some in groups.items() if len(several[key[0]]) > 1}
-    if not groups:
+def _table(label: str, answers: Frame) -> Table | None:
+    answers = answers.assign(label=[details.get(label) for details in answers.details])
+    answers = answers[answers.groupby("benchmark").label.transform("nunique") > 1].dropna(subset="label")
+    if answers.empty:
         return None
-    hot, long = (len({key[place] for key in groups}) > 1 for place in (2, 3))
+    answers = answers.assign(label=answers.label.astype(str))
+    hot, long = answers.temperature.nunique() > 1, answers.max_new_tokens.nunique() > 1
     columns = (
         text("benchmark"), text(label.replace("_", " ")), *([Column("temperature", "g")] if hot else []),
         *([Column("new", "d")] if long else []), text("method"), Column("n", "d"), Column("tau"), Column("MAT"),
         Column("DSR", unit="x"), Column("ESR", unit="x"), Column("walltime ratio", unit="x"),
     )  # fmt: skip
     lines: list[tuple[Value, ...]] = []
-    for key in sorted(groups, key=lambda key: (key[0], str(key[1]), key[2], key[3])):
-        benchmark, value, temperature, new, method = key
-        summary = summarize(groups[key])
+    methods = answers.method.astype("category").cat.set_categories(answers.method.unique())  # in their order
+    places = ["benchmark", "label", "temperature", "max_new_tokens", methods]
+    for (benchmark, value, temperature, new, method), some in answers.groupby(places, observed=True):
+        summary = summarize(some)
         lines.append((
-            benchmark, str(value), *([temperature] if hot else []), *([new] if long else []), method,
-            summary.requests, summary.tau, summary.num_accepted, summary.DSR, summary.ESR, walltime_ratio(groups[key]),
+            benchmark, value, *([temperature] if hot else []), *([new] if long else []), method,
+            summary.requests, summary.tau, summary.num_accepted, summary.DSR, summary.ESR, walltime_ratio(some),
         ))  # fmt: skip
     return Table(_TITLES[label], columns, tuple(lines), note=NOTE if label == "category" else "")

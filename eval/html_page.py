@@ -1,82 +1,45 @@
-"""A page of tables and pictures as one HTML file: pictures inside, tables that sort, nothing fetched from elsewhere.
+"""A page of Markdown as one HTML file: pictures inside, tables that sort, nothing fetched from elsewhere.
 
-`page.html.jinja` has its tags, style and script. Every text is escaped there: names come from recipes and reports,
-which may be a stranger's.
+markdown-it makes its tags and escapes every text: names come from recipes and reports, which may be a stranger's.
+`page.html.jinja` has the frame, style and script.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-import io
 import re
-from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
-from PIL import Image
-
-from ..core.secrets import HIDDEN, redact
 from ..core.templates import filled
-from .tables import Figure, Part, PictureGrid
-
-_PICTURE = "data:image/png;base64,"
-# Of one group: `split` gives text and pictures. Text has no raw quotation mark, so none of it passes for a picture.
-_PICTURES = re.compile(rf'(?<= src=")({re.escape(_PICTURE)}[A-Za-z0-9+/=]*)(?=")')
 
 
-def html_page(title: str, parts: Sequence[Part], folder: Path) -> str:
-    """The whole document, without secrets.
+def html_page(markdown: str, folder: Path) -> str:
+    """The whole document.
 
     Args:
-        parts: paragraphs, lists, tables, figures and sections in their order.
-        folder: where the figures' PNG files lie.
+        markdown: of a page that begins with its title, as it is to be read: secrets are taken out before, so that none
+            is looked for in a picture's data.
+        folder: where the PNG files lie that it shows.
     """
+    from markdown_it import MarkdownIt  # nothing but a page needs it
 
-    def picture(figure: Figure) -> str:
-        return _inside((folder / figure.path).read_bytes())
+    def image(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+        caption = escape(renderer.renderInlineAsText(tokens[index].children, options, env))
+        path = folder / unquote(str(tokens[index].attrs["src"]))
+        if not path.is_file():
+            return caption
+        return f'<img src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" alt="{caption}">'
 
-    def pictures(grid: PictureGrid) -> list[list[str]]:
-        """Each picture of a sheet, row by row."""
-        with Image.open(folder / grid.path) as sheet:
-            return [
-                [_inside(_png(sheet.crop(grid.box(row, column, sheet.size)))) for column in range(len(grid.columns))]
-                for row in range(len(grid.rows))
-            ]
-
-    template = Path(__file__).parent / "page.html.jinja"
-    page = filled(template, picture, pictures, inline, title=title, parts=parts, zip=zip)
-    return outside_pictures(page, lambda text: redact(text).replace(HIDDEN, escape(HIDDEN)))
-
-
-def outside_pictures(page: str, change: Callable[[str], str]) -> str:
-    """A page whose text was changed: what looks like a key or a path inside a picture's data is neither."""
-    pieces = _PICTURES.split(page)
-    return "".join(piece if number % 2 else change(piece) for number, piece in enumerate(pieces))
-
-
-def taken_apart(page: str) -> tuple[str, list[bytes]]:
-    """A page without its pictures, and their PNG files."""
-    texts, pictures = list[str](), list[bytes]()
-    for number, piece in enumerate(_PICTURES.split(page)):
-        try:
-            pictures += [base64.b64decode(piece.removeprefix(_PICTURE))] if number % 2 else []
-        except binascii.Error:  # somebody else's page: text to look through
-            texts.append(piece)
-        texts += [] if number % 2 else [piece]
-    return "".join(texts), pictures
-
-
-def inline(text: str) -> str:
-    """A text in which reports mark words as Markdown does: **bold** and `code`."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text)))
-
-
-def _inside(png: bytes) -> str:
-    return _PICTURE + base64.b64encode(png).decode()
-
-
-def _png(picture: Image.Image) -> bytes:
-    written = io.BytesIO()
-    picture.save(written, "PNG", optimize=True)
-    return written.getvalue()
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.disable(["link", "autolink"])
+    reader.add_render_rule("image", image)
+    reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
+    reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    # The one tag that our tables have: the second best value of a column.
+    body = re.sub(r"&lt;u&gt;([^<&]*)&lt;/u&gt;", r"<u>\1</u>", reader.render(markdown))
+    heading = re.match(r"<h1>(.*?)</h1>", body)
+    title = "" if heading is None else re.sub(r"<.*?>", "", heading[1])  # escaped, as the body is
+    return filled(Path(__file__).parent / "page.html.jinja", title=title, body=body)

@@ -38,7 +38,7 @@ from .contrasts import (
     trainings_of,
 )
 from .findings import binding_sentence, findings, unsteady
-from .html_page import html_page, outside_pictures
+from .html_page import html_page
 from .measured_rows import PLAIN, Row, frame, write_rows
 from .summary import Summary
 from .tables import (
@@ -171,9 +171,9 @@ def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mappi
 
     shown = functools.partial(as_written, variables=variables or {})
     (folder / "report.json").write_text(redact(json.dumps(shown(report.to_json()), indent=1)))
-    (folder / "report.md").write_text(redact_markdown(shown(page(report, drawn))))
-    html = html_page(title(report), parts(report, drawn), folder)
-    (folder / "report.html").write_text(outside_pictures(html, shown))
+    text = redact_markdown(shown(page(report, drawn)))
+    (folder / "report.md").write_text(text)
+    (folder / "report.html").write_text(html_page(text, folder))
 
 
 def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:

@@ -1,7 +1,6 @@
 """Tables, figures and sections of a report as data, and the writer that makes Markdown and JSON of them.
 
-Every text is escaped: names come from recipes and reports, which may be a stranger's. `eval/html_page.py` makes HTML of
-the same parts.
+Every text is escaped: names come from recipes and reports, which may be a stranger's.
 """
 
 from __future__ import annotations
@@ -145,20 +144,6 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class PictureGrid(Figure):
-    """Pictures of one size in one file, row by row (`eval/figures.py`, `save_grid`), and what each of them is."""
-
-    rows: tuple[str, ...]  # methods
-    columns: tuple[str, ...]  # captions of the prompts
-
-    def box(self, row: int, column: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of a picture, in a file of `size` pixels (width, height)."""
-        width = (size[0] + GAP) // len(self.columns)
-        height = (size[1] + GAP) // len(self.rows)
-        return column * width, row * height, (column + 1) * width - GAP, (row + 1) * height - GAP
-
-
-@dataclass(frozen=True)
 class Items:
     """A list of sentences."""
 
@@ -211,9 +196,8 @@ def markdown(part: Part, *, level: int = 2) -> list[str]:
             return [sentence(part), ""]
         case Items():
             return [*(f"- {sentence(entry)}" for entry in part.entries), ""]
-        case Figure():  # with its caption where it cannot be shown, and in a section under it, too
-            under = [sentence(part.caption), ""] if level > 2 else []
-            return [f"![{label(part.caption)}]({part.path})", "", *under]
+        case Figure():
+            return [f"![{label(part.caption)}]({part.path})", "", sentence(part.caption), ""]
         case ReportSection():
             inner = (line for each in part.content for line in markdown(each, level=level + 1))
             return [f"{'#' * level} {sentence(part.title)}", "", *inner]
@@ -233,7 +217,7 @@ def _table(table: Table, level: int) -> list[str]:
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
     head: list[str] = [cell(column.heading) for column in table.columns]
-    grid = [head, ["---"] * len(head), *rows]
+    grid = [head, ["---" if column.kind == "text" else "---:" for column in table.columns], *rows]
     lines += [*("| " + " | ".join(cells) + " |" for cells in grid), ""]
     if remark := table.remark():
         lines += [sentence(remark), ""]

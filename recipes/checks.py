@@ -10,13 +10,12 @@ from ..core.section import within
 from ..eval.quality import QualityConfig
 from ..eval.quality import check as check_quality
 from ..trainers.run.deepspeed_section import check_engine
-from ..trainers.run.finished_stages import InputCheck
 from ..trainers.run.matching import begun, made_nothing, stage_state
 from ..trainers.run.run import built_on, look_at_results
 from ..trainers.run.stage import Planned, Stage, WholeRecipe
 from ..trainers.train import checkpoint
 from .finding import Finding, fault, ok, tried, warning
-from .launch import looked_at, say
+from .launch import looked_at
 from .load import Loaded
 from .preflight_data import data_findings
 from .preflight_weights import weight_findings
@@ -64,7 +63,7 @@ def states_too_large(text: str) -> dict[str, str]:
 def results_findings(loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...]) -> list[Finding]:
     """What stages that would run read of finished ones, and whether it is as it was written."""
     try:
-        look_at_results(planned, chosen, None, InputCheck(Path(loaded.recipe.output), say))
+        look_at_results(planned, chosen, None, Path(loaded.recipe.output))
     except UserError as error:
         return [fault("results", error.problem, error.hint or "")]
     return []

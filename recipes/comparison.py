@@ -7,13 +7,11 @@ method needs more than one training: runs that differ only in their seed get a r
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 from safetensors import safe_open
 
@@ -37,6 +35,7 @@ _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, 
 MIB, OWN_TARGET = 2**20, "trained in this run"
 _SEED = str(Recipe.model_fields["seed"].default)  # of a recipe that names none: `recipe.yaml` does not write it down
 _FREE = ("seed", "output")  # what may differ between runs of one recipe
+_COSTS = ("parameters", "memory", "steps", "samples", "hours", "gpu_hours", "rank_hours")
 LEADERBOARD = (
     "Exact methods come first, the fastest at the top; relaxed ones follow. "
     "tau: tokens for each pass of the target, bonus token included, with its 95% interval; plain decoding has 1. "
@@ -61,23 +60,10 @@ EVALUATION = (
 # The leaderboard: each method's results, its drafter's memory, and the cost of its training
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A method of a run on one set of requests; None: not known, and `unknown` says why."""
-
-    run: str
-    stage: str
-    target: str
-    device: str
-    cell: Cell
-    parameters: int | None = None
-    memory: int | None = None  # bytes
-    steps: int | None = None
-    samples: int | None = None
-    hours: float | None = None
-    gpu_hours: float | None = None  # 0: on CPUs
-    rank_hours: float | None = None
-    unknown: Mapping[str, str] = field(default_factory=dict)  # column -> why there is a dash
+class Entry(SimpleNamespace):
+    """A cell of a run, with `run`, `stage`, `target`, `device` and `_COSTS`; None: not known, and `unknown` (column ->
+    reason) says why. `memory` is in bytes; `gpu_hours` is 0 on CPUs.
+    """
 
 
 class _Unknown(Exception):
@@ -85,12 +71,12 @@ class _Unknown(Exception):
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
-    """Return an entry of every evaluation of every run, in their order."""
+    """Return an entry of every cell of every run, in their order."""
     return [_entry(run, stage, cell) for run in runs for stage, each in run.evaluations.items() for cell in each]
 
 
 def _entry(run: Run, stage: str, cell: Cell) -> Entry:
-    about, unknown, values = run.about.get(stage, {}), dict[str, str](), JsonObject()
+    about, unknown, costs = run.about.get(stage, {}), dict[str, str](), JsonObject(dict.fromkeys(_COSTS))
     for column, find in (("memory", _memory), ("training", _training)):
         try:
             if not cell.drafters:
@@ -98,19 +84,20 @@ def _entry(run: Run, stage: str, cell: Cell) -> Entry:
             for name in cell.drafters:
                 if name not in run.stages or not (run.folder / name).is_dir():
                     raise _Unknown(f"{name} is no stage of this run: it was trained elsewhere")
-            values |= find(run, cell.drafters)
+            costs |= find(run, cell.drafters)
         except _Unknown as reason:
             unknown[column] = str(reason)
-    if (unrecorded := values.pop("unrecorded", None)) is not None:
+    if (unrecorded := costs.pop("unrecorded", None)) is not None:
         unknown["GPU-hours"] = f"stage {unrecorded} was trained by an earlier version, which did not record its ranks"
     if cell.tau is None:
         unknown["tau"] = "no cycle was run: every answer ended with its first token"
-    elif cell.expected is None:
+    elif cell.expected_speedup is None:
         unknown["expected"] = "its report is of an earlier version"
-    if cell.speedup is not None and not math.isfinite(cell.speedup):
+    if cell.DSR is not None and not math.isfinite(cell.DSR):
         unknown["measured"] = "its times are not finite"
-    device = str(about.get("device") or "not said")
-    return Entry(run.name, stage, _target(run, about), device, cell, **values, unknown=unknown)
+    device = about.get("device") or "not said"
+    return Entry(**vars(cell), **costs, run=run.name, stage=stage, target=_target(run, about), device=device,
+                 unknown=unknown)  # fmt: skip
 
 
 def _target(run: Run, about: JsonMapping) -> str:
@@ -174,13 +161,13 @@ def boards(found: Sequence[Entry]) -> list[Table]:
     """A table for each target, set of requests, temperature and length, the fastest exact method first."""
     groups: dict[tuple[str, str, float, int], list[Entry]] = {}
     for e in found:
-        groups.setdefault((e.target, e.cell.requests_of, e.cell.temperature, e.cell.max_new_tokens), []).append(e)
+        groups.setdefault((e.target, e.of, e.temperature, e.max_new_tokens), []).append(e)
     return [_board(group, members, LEADERBOARD if not n else "") for n, (group, members) in enumerate(groups.items())]
 
 
 def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: str) -> Table:
     target, where, temperature, length = group
-    members = sorted(members, key=lambda e: (e.cell.relaxed, -(e.cell.speedup or 0)))
+    members = sorted(members, key=lambda e: (e.relaxed, -(e.DSR or 0)))
     on_gpus = any(entry.gpu_hours for entry in members)
     columns = (
         text("run"), text("method"), Column("n", "d", ranked=False), Column("tau [95%]", kind="interval"),
@@ -192,17 +179,15 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
     rows = []
     about: dict[tuple[str, str], list[str]] = {}  # (why there is a dash, column) -> methods
     for e in members:
-        c = e.cell
-        speed = None if c.speedup is None or "measured" in e.unknown else c.speedup
+        speed = None if e.DSR is None or "measured" in e.unknown else e.DSR
         rows.append((
-            e.run, _method(c.method, c.relaxed), c.requests,
-            None if c.tau is None else (c.tau, *(c.interval or (c.tau, c.tau))), c.expected,
-            None if speed is None else (speed, *(c.quartiles or (speed, speed))),
-            None if c.identical is None else (c.identical, c.answers), None if e.memory is None else e.memory / MIB,
+            e.run, _method(e), e.requests, None if e.tau is None else (e.tau, *(e.tau_interval or (e.tau, e.tau))),
+            e.expected_speedup, None if speed is None else (speed, *(e.DSR_spread or (speed, speed))),
+            None if e.identical is None else (e.identical, e.answers), None if e.memory is None else e.memory / MIB,
             e.steps, e.samples, e.hours, e.gpu_hours if on_gpus else e.rank_hours,
         ))  # fmt: skip
         for column, reason in e.unknown.items():
-            about.setdefault((reason, column), []).append(f"{e.run}, {c.method}")
+            about.setdefault((reason, column), []).append(f"{e.run}, {e.method}")
     footnotes = [f"No {column} ({'; '.join(dict.fromkeys(names))}): {reason}."
                  for (reason, column), names in about.items()]  # fmt: skip
     devices = {entry.device for entry in members}
@@ -213,37 +198,8 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
     return Table(title, columns, tuple(rows), note=note, compared=(), footnotes=tuple(footnotes))
 
 
-def _method(name: str, relaxed: bool) -> str:
-    return f"{name} (relaxed)" if relaxed and "relaxed" not in name else name
-
-
-HEAD = (
-    "run", "stage", "target", "device", "measured_on", "temperature", "max_new_tokens", "method", "relaxed", "drafters",
-    "requests", "tau", "tau_low", "tau_high", "expected_speedup", "measured_speedup", "measured_quartile_1",
-    "measured_quartile_3", "end_to_end_speedup", "identical", "drafter_parameters", "drafter_bytes", "training_steps",
-    "training_samples", "training_hours", "training_gpu_hours", "training_rank_hours", "unknown",
-)  # fmt: skip
-
-
-def as_csv(found: Sequence[Entry]) -> str:
-    """All entries under one head; numbers as they were measured, empty where they are not known."""
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(HEAD)
-    for e in found:
-        c = e.cell
-        unknown = "; ".join(f"{column}: {reason}" for column, reason in e.unknown.items())
-        row = (e.run, e.stage, e.target, e.device, c.requests_of, c.temperature, c.max_new_tokens, c.method, c.relaxed,
-               ", ".join(c.drafters), c.requests, c.tau, *(c.interval or (None, None)), c.expected, c.speedup,
-               *(c.quartiles or (None, None)), c.end_to_end, c.identical, e.parameters, e.memory, e.steps, e.samples,
-               e.hours, e.gpu_hours, e.rank_hours, unknown)  # fmt: skip
-        writer.writerow([_harmless(value) for value in row])
-    return written.getvalue()
-
-
-def _harmless(value: object) -> object:
-    """A text that a spreadsheet would take for a formula, with a quote before it: names may be a stranger's."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
+def _method(cell: Cell | Entry) -> str:
+    return f"{cell.method} (relaxed)" if cell.relaxed and "relaxed" not in cell.method else str(cell.method)
 
 
 # Runs of one recipe that differ only in their seed
@@ -263,38 +219,37 @@ def _of_recipe(by_seed: Mapping[int, Run]) -> Iterator[Table]:
     """Its tables, of what all of its runs have measured."""
     found: dict[str, dict[str, list[Cell]]] = {}  # where -> method -> its cell in each run
     for seed in sorted(by_seed):
-        run = by_seed[seed]
-        for stage, measured in run.evaluations.items():
-            of = f" (stage {stage})" if len(run.evaluations) > 1 else ""
+        for stage, measured in by_seed[seed].evaluations.items():
+            of = f" (stage {stage})" if len(by_seed[seed].evaluations) > 1 else ""
             for cell in measured:
-                where = f"{cell.requests_of}, T {cell.temperature:g}, {cell.max_new_tokens} new tokens{of}"
+                where = f"{cell.of}, T {cell.temperature:g}, {cell.max_new_tokens} new tokens{of}"
                 found.setdefault(where, {}).setdefault(cell.method, []).append(cell)
     columns = (
         text("method"), text("tau of each seed"), Column("tau [95%]", kind="interval"), text("measured in each run"),
         Column("measured [range]", unit="x", kind="interval"), Column("same tokens", kind="count"),
     )  # fmt: skip
     for where, by_method in found.items():
-        rows = tuple(_spread(method, each) for method, each in by_method.items() if len(each) == len(by_seed))
+        rows = tuple(_spread(each) for each in by_method.values() if len(each) == len(by_seed))
         if rows:
             title = f"Over seeds {', '.join(map(str, sorted(by_seed)))}: {where}"
             yield Table(title, columns, rows, note=SEEDS, compared=())
 
 
-def _spread(method: str, each: Sequence[Cell]) -> tuple:
-    taus = [cell.tau for cell in each if cell.tau is not None]
-    is_whole = len(taus) == len(each)  # a mean over some of the seeds is none over all
-    mean = statistics.fmean(taus) if is_whole else 0.0
-    half = student_half_width(statistics.stdev(taus), len(taus)) if is_whole else 0.0
-    speeds = [cell.speedup for cell in each if cell.speedup is not None]
+def _spread(each: Sequence[Cell]) -> tuple:
+    """The line of a method; a mean over some of the seeds is none over all."""
+    taus, speeds = ([value for cell in each if (value := getattr(cell, name)) is not None] for name in ("tau", "DSR"))
     exact = [cell for cell in each if cell.identical is not None]
+    tau = None
+    if len(taus) == len(each) > 2:
+        mean, half = statistics.fmean(taus), student_half_width(statistics.stdev(taus), len(taus))
+        tau = (mean, mean - half, mean + half)
     return (
-        _method(method, any(cell.relaxed for cell in each)),
-        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in each),
-        (mean, mean - half, mean + half) if is_whole and len(taus) > 2 else None,
-        ", ".join("-" if cell.speedup is None else f"{cell.speedup:.2f}x" for cell in each) if speeds else None,
+        _method(next((cell for cell in each if cell.relaxed), each[0])),
+        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in each), tau,
+        ", ".join("-" if cell.DSR is None else f"{cell.DSR:.2f}x" for cell in each) if speeds else None,
         (statistics.fmean(speeds), min(speeds), max(speeds)) if len(speeds) == len(each) else None,
-        (sum(c.identical or 0 for c in exact), sum(c.answers for c in exact)) if exact else None,
-    )
+        (sum(c.identical for c in exact), sum(c.answers for c in exact)) if exact else None,
+    )  # fmt: skip
 
 
 # Runs side by side: settings that differ, training curves, evaluation tables
@@ -340,23 +295,25 @@ def evaluation_rows(runs: Sequence[Run]) -> list[list[str]]:
     """stage, set, method, then tau with its interval and the speedup of each run; cells that any of them measured."""
     found: dict[tuple[str, str, str], dict[int, str]] = {}
     for index, run in enumerate(runs):
-        for stage, measured in run.evaluations.items():
-            for c in measured:
-                spread = f" {interval(c.interval)}" if c.interval else ""
-                speedup = f", {c.speedup:.2f}x" if c.speedup is not None else ""
-                shown = "-" if c.tau is None else f"{c.tau:.2f}{spread}{speedup}"
-                found.setdefault((stage, c.where, c.method), {})[index] = shown
+        for stage, cell in ((stage, cell) for stage, each in run.evaluations.items() for cell in each):
+            spread = f" {interval(cell.tau_interval)}" if cell.tau_interval else ""
+            speedup = f", {cell.DSR:.2f}x" if cell.DSR is not None else ""
+            shown = "-" if cell.tau is None else f"{cell.tau:.2f}{spread}{speedup}"
+            found.setdefault((stage, cell.where, cell.method), {})[index] = shown
     return [[*place, *(by_run.get(i, "-") for i in range(len(runs)))] for place, by_run in found.items()]
 
 
 def tables_of(runs: Sequence[Run]) -> list[Table]:
-    """Settings that differ, training and evaluation, with a column for each run; those that have lines."""
+    """The leaderboard, runs over their seeds, then settings that differ, training and evaluation with a column for
+    each run; those that have lines.
+    """
     names, settings = [run.name for run in runs], [[key, *values] for key, values in differences(runs)]
     each = [
+        *boards(entries(runs)), *over_seeds(runs),
         words(["setting", *names], settings, title="Settings that differ"),
         words(["stage", "metric", *names], training_rows(runs), title="Training"),
         words(["stage", "measured on", "method", *names], evaluation_rows(runs), title="Evaluation", note=EVALUATION),
-    ]
+    ]  # fmt: skip
     return [table for table in each if table.rows]
 
 
@@ -392,9 +349,3 @@ def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tu
             if lines:
                 groups.append((f"{stage}: {metric}" + (f" ({unit(metric)})" if unit(metric) else ""), lines))
     return groups
-
-
-def as_data(runs: Sequence[Run]) -> JsonObject:
-    """What the page says, for programs."""
-    head: JsonMapping = {"runs": [run.name for run in runs], "settings": dict(differences(runs))}
-    return {**head, "training": training_rows(runs), "evaluation": evaluation_rows(runs)}

@@ -86,7 +86,7 @@ def _cut(text: str, most: int) -> str:
 def _numbers(cell: Cell | None) -> str:
     if cell is None or cell.tau is None:
         return "-"
-    return f"{cell.tau:.2f}" + ("" if cell.speedup is None else f" {cell.speedup:.2f}x")
+    return f"{cell.tau:.2f}" + ("" if cell.DSR is None else f" {cell.DSR:.2f}x")
 
 
 def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, str]]:

@@ -16,10 +16,9 @@ import yaml
 
 from ..core import interpolation
 from ..core.checksums import SUMS
-from ..core.errors import UserError, did_you_mean, nearest
+from ..core.errors import UserError, did_you_mean, nearest, shown_value
 from ..core.json_types import Json, JsonObject, all_are, object_at
 from ..core.secrets import redact_argument
-from . import recipe_tree as trees
 
 FOLDER = Path(__file__).parent
 # Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
@@ -52,25 +51,21 @@ def find_recipe(name: str) -> Path:
     """A shipped name, a name with its folder, or a path. Raises `UserError`."""
     if (path := find_named(name)) is not None:
         return path
-    if name.endswith((".yaml", ".yml")):
-        hint = (
-            "give its path from the working folder, or the name of a recipe that ships: draftsmith recipes lists them"
-        )
-        raise UserError(f"no file {trees.shown(name)!r}", hint=hint)
-    first = name.partition("/")[0]
+    said, is_ours = shown_value(name), (FOLDER / name.partition("/")[0][:100]).is_dir()
     if os.path.isdir(name):
-        said = trees.shown(name)
         raise UserError(f"{said} is a folder, and no recipe", hint=f"of a run: recipe={said}/recipe.yaml output={said}")
-    if "/" in name and not (FOLDER / first[:100]).is_dir():  # demo/lvml is a name of ours, runs/x is none
+    if name.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"no file {said!r}", hint="give its path from the working folder; draftsmith recipes lists ours"
+        )
+    if "/" in name and not is_ours:  # demo/lvml is a name of ours, runs/x is none
         hint = "give a run's folder by its path from the working folder; draftsmith recipes lists the recipes"
-        raise UserError(f"no such folder or recipe: {trees.shown(name)!r}", hint=hint)
-    close = nearest(name[:100], recipe_names())
-    hint = "draftsmith recipes lists them"
-    if name == "help":
-        hint = "draftsmith COMMAND --help says how one is used; " + hint
-    elif close:
-        hint = "did you mean " + " or ".join(map(repr, close)) + "?"
-    raise UserError(f"no recipe {trees.shown(name)!r}", where=str(FOLDER), hint=hint)
+        raise UserError(f"no such folder or recipe: {said!r}", hint=hint)
+    close = " or ".join(map(repr, nearest(name[:100], recipe_names())))
+    hint = (
+        f"did you mean {close}?" if close else "draftsmith recipes lists them, draftsmith COMMAND --help says the rest"
+    )
+    raise UserError(f"no recipe {said!r}", where=str(FOLDER), hint=hint)
 
 
 def _is_file(path: Path) -> bool:
@@ -117,7 +112,7 @@ def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
     if name is None:
         return None
     if not isinstance(name, str) or not name:
-        raise UserError(f"extends is {trees.shown(name)!r}, and not one name", where=where, hint="name one recipe")
+        raise UserError(f"extends is {shown_value(name)!r}, and not one name", where=where, hint="name one recipe")
     name = interpolation.resolved({"extends": name})["extends"]
     beside = [path.parent / name, path.parent / f"{name}.yaml"]
     # A recipe may have the name of the shipped one that it extends.
@@ -142,7 +137,7 @@ def ordered(tree: JsonObject, path: Path) -> JsonObject:
     where = f"{path}, key order"
     if not all_are(order, str) or len(set(order)) < len(order):
         raise UserError(
-            f"order is {trees.shown(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
+            f"order is {shown_value(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
         )
     for name in order:
         if name not in stages:
@@ -168,7 +163,6 @@ def _read(path: Path) -> JsonObject:
     if not any(key in KEYS for key in object_at(tree) or {}):
         what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
         raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
-    trees.check(tree, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
     if is_published(path):
         interpolation.check_foreign(tree, str(path))
     return tree

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ..core.errors import UserError, did_you_mean
+from ..core.errors import UserError, did_you_mean, shown_value
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.interpolation import resolved
-from ..core.json_types import Json, JsonObject, listed, object_at
+from ..core.json_types import Json, JsonObject, listed, object_at, walk
 from ..core.secrets import redact_argument
-from . import recipe_tree as trees
 from .files import (
     FOLDER,
     KEYS,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from .schema import Recipe
 
 __all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
+MOST = 10**15  # no setting counts further, and some of what reads it (NumPy, torch) counts in 64 bits
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose", "allow_import")
 
 
@@ -84,7 +84,7 @@ def read_words(arguments: Sequence[str]) -> Words:
     if not names:
         raise UserError("give one recipe", hint="recipe=NAME: draftsmith recipes lists them")
     if len(names) > 1:
-        raise UserError(f"{len(names)} recipes: {' and '.join(map(trees.shown, names))}", hint="name one")
+        raise UserError(f"{len(names)} recipes: {' and '.join(map(shown_value, names))}", hint="name one")
     path = find_recipe(names[0])
     tree = with_bases(path)
     options, overrides = _options(pairs, tree)
@@ -115,9 +115,8 @@ def checked(written: Written, *, imports: bool = True) -> Recipe:
     from .schema import Recipe
 
     with blamed(written):
-        trees.check(written.tree, written.place)
         tree = resolved(written.tree)
-        trees.check(tree, written.place)
+        _check_keys_and_numbers(tree)
         try:
             recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
         except ValidationError as error:
@@ -127,6 +126,19 @@ def checked(written: Written, *, imports: bool = True) -> Recipe:
             raise UserError(error.problem, where=str(written.path), hint=hint) from error
     recipe.keep_written(written.tree)
     return recipe
+
+
+def _check_keys_and_numbers(tree: JsonObject) -> None:
+    """Raises `UserError` for a key that is no text and a number that nothing counts to; inline configs are checked
+    nowhere else.
+    """
+    for keys, value in walk(tree):
+        key = ".".join(keys) or "the recipe"
+        for name in value if isinstance(value, dict) else ():
+            if not isinstance(name, str):
+                raise UserError(f"{key} has the key {shown_value(name)}, which is no text", key=key, hint="quote it")
+        if isinstance(value, int) and abs(value) > MOST:
+            raise UserError(f"{key} is a number beyond {MOST:,}", key=key, hint="write a smaller one")
 
 
 def _pair(argument: str) -> tuple[str, str]:
@@ -163,7 +175,7 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
             )
         else:
             overrides.append((key, value))
-    known = list(tree.get("stages") or {})
+    known = list(object_at(tree, "stages") or {})
     stages = values.get("stages")
     if stages is not None:
         chosen = [str(s) if isinstance(s, int) else s for s in listed(stages)]
@@ -184,7 +196,7 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
 
 def _known_stage(stage: object, known: list[str], option: str) -> None:
     if stage not in known:
-        said = trees.shown(stage)
+        said = shown_value(stage)
         hint = f'write "stages=[{said}]"' if "," in said and option == "stages" else did_you_mean(said, known)
         raise UserError(f"{option} names {said!r}, which is no stage of this recipe", hint=hint,
                         where=f"command line: {option}={said}")  # fmt: skip

@@ -11,11 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..core.errors import UserError, did_you_mean, nearest
+from ..core.errors import UserError, did_you_mean, nearest, shown_value
 from ..core.json_types import JsonObject, object_at, parts
 from ..core.refused import Refused
 from ..core.secrets import as_written, redact_argument, redact_tree, variables_of
-from . import recipe_tree as trees
 from .files import KEYS
 
 _MOST = 8  # problems that a message names
@@ -33,7 +32,7 @@ class Written:
         """Where the value of a key stands: on the command line, or in the file."""
         for setting, text in reversed(self.settings):
             if f"{key}.".startswith(f"{setting}.") or (key and setting.startswith(f"{key}.")):
-                return "command line: " + redact_argument(f"{setting}={trees.shown(text)}")
+                return "command line: " + redact_argument(f"{setting}={shown_value(text)}")
         return str(self.path)
 
 
@@ -62,7 +61,7 @@ def placed(error: UserError, written: Written) -> UserError:
 
 def _cut(message: str) -> str:
     """Without the middle of words that are longer than any path."""
-    return re.sub(r"\S{260,}", lambda word: trees.shown(word[0]), message)
+    return re.sub(r"\S{260,}", lambda word: shown_value(word[0]), message)
 
 
 def readable(error: ValidationError, tree: JsonObject, written: Written) -> UserError:
@@ -101,7 +100,7 @@ def _said(problem: Any, tree: JsonObject, written: Written) -> tuple[str, str, s
             return key, "is missing", None
         case "union_tag_invalid":
             kinds = re.findall(r"'([^']*)'", context["expected_tags"])
-            hint = did_you_mean(trees.shown(context["tag"]), kinds)
+            hint = did_you_mean(shown_value(context["tag"]), kinds)
             return f"{key}.kind", problem["msg"], hint
         case "union_tag_not_found":
             *above, name = key.split(".")
@@ -111,7 +110,7 @@ def _said(problem: Any, tree: JsonObject, written: Written) -> tuple[str, str, s
     message = str(context["error"]) if problem["type"] == "value_error" else problem["msg"]
     value = as_written(redact_tree(problem["input"]), variables_of(written.tree))
     # Of a whole section the message says enough.
-    shown = "" if object_at(value) is not None else f" (found {trees.shown(repr(value))})"
+    shown = "" if object_at(value) is not None else f" (found {shown_value(repr(value))})"
     return key, f"{message[0].lower()}{message[1:]}{shown}", None
 
 
@@ -122,7 +121,7 @@ def _key(places: Sequence[int | str], tree: object, is_missing: bool) -> str:
         inside = {str(name): value for name, value in parts(tree)}
         if str(place) in inside:
             tree = inside[str(place)]
-            keys.append(trees.shown(str(place)))
+            keys.append(shown_value(str(place)))
         elif is_missing and number == len(places) - 1:
             keys.append(str(place))
     return ".".join(keys)

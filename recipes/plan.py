@@ -40,9 +40,8 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
                 inputs[thing] = maker
         for thing in sorted(stage.uses()):
             makers = _makers(planned, thing)
-            if fitting := [
-                p.name for p in makers if p.name not in stage.misfits(thing, makers, _planned(inputs, earlier))
-            ]:
+            misfits = stage.misfits(thing, makers, _planned(inputs, earlier))
+            if fitting := [maker.name for maker in makers if maker.name not in misfits]:
                 inputs.setdefault(thing, fitting[-1])
         inputs |= _beside_target(inputs, earlier)
         _check_written(name, stage, earlier, path)

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -177,7 +178,7 @@ def about(script: str, arguments: Sequence[str], seed: int) -> str:
     """The line above the table: what was run, on what, when."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=PAGE.parent, capture_output=True, text=True)
-    command = " ".join([script, *map(redact_argument, arguments)])
+    command = shlex.join([script, *map(redact_argument, arguments)])
     return (
         f"`{command}`: {device}, {torch.get_num_threads()} thread(s), load {os.getloadavg()[0]:.1f}, torch "
         f"{torch.__version__}, {time.strftime('%Y-%m-%d')}, commit {commit.stdout.strip() or 'unknown'}, seed {seed}, "

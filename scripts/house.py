@@ -50,7 +50,7 @@ EXTRAS = {
     "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
                 "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
     "serving": (
-        *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
+        *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",
         "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/verify_engine.py",
         "recipes/commands/bench.py",
     ),
@@ -263,7 +263,7 @@ def lines_of(path: Path) -> int:
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
         return sum(len("".join(cell["source"]).splitlines()) for cell in cells if cell["cell_type"] == "code")
-    return len(path.read_text().splitlines())
+    return path.read_text().count("\n")
 
 
 def product(root: Path = ROOT) -> dict[str, int]:

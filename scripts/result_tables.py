@@ -9,7 +9,6 @@ from results import (
     Cell,
     Rows,
     all_same,
-    cells,
     cells_of,
     contrasts_of,
     each,
@@ -242,18 +241,6 @@ def video() -> Rows:
     return [["head, and visual inputs in training", "decoding", *LENGTHS], *rows]
 
 
-@table
-def video_speeds() -> Rows:
-    """Speedup of decoding by chains of 5 and trees of 25."""
-    methods = {"half blind": "half blind", "matched": "matched", "MSD": "MSD", "Sparrow": "the paper's"}
-    labels = {f"{name}, chain": f"{label}, chain of 5" for name, label in methods.items()}
-    labels |= {name: f"{label}, tree of 25" for name, label in methods.items()}
-    labels["Sparrow without VATA"] = "the paper's, tree of 25"
-    rows = [[label, "all inputs" if method.startswith("MSD") or "without" in method else "VATA",
-             *map(speeds, clips(method))] for method, label in labels.items()]  # fmt: skip
-    return [["method", "decoding", *LENGTHS], *rows]
-
-
 # demo/visual-ar and its family
 
 TEXTURES, BLOCKS, PLAIN = "visual-ar-textures", "visual-ar-blocks", "plain decoding"
@@ -262,15 +249,6 @@ TEXTURES, BLOCKS, PLAIN = "visual-ar-textures", "visual-ar-blocks", "plain decod
 def score(recipe: str, method: str, temperature: float, metric: str) -> float:
     """A score of a method's pictures, the mean of the runs; `as_captioned`: the share that a network reads as such."""
     return statistics.fmean(run["quality"][f"{temperature:g}"][method][metric] for run in runs_of(recipe))
-
-
-@table
-def visual_ar_sampled() -> Rows:
-    """demo/visual-ar's cells at temperature 1, under those of plain decoding."""
-    columns = ("method", "n", "speedup [IQR]", "tau [95%]", "kept depth", "nodes", "drawn as captioned")
-    heading, *rows = cells("visual-ar", columns, 1.0)
-    captioned = f"{score('visual-ar', PLAIN, 1.0, 'as_captioned'):.0%}"
-    return [heading, ["plain decoding", rows[0][1], "1.00x", "1.00", "1.00", "0", captioned], *rows]
 
 
 @table

@@ -241,15 +241,11 @@ COLUMNS: dict[str, Callable[[Cell], str]] = {
     "T_q/T_p": lambda cell: f"{cell['T_q_over_T_p']:.2f}",
     "expected": lambda cell: f"{cell['expected_speedup']:.2f}x",
     "DSR [IQR]": speed_of_run,
-    "speedup [IQR]": speed_of_run,
-    "kept depth": lambda cell: f"{cell['kept_depth']:.2f}",
-    "nodes": lambda cell: f"{cell['mean_nodes']:.0f}",
-    "drawn as captioned": lambda cell: f"{cell['as_captioned']:.0%}",
 }
 
 
-def cells(recipe: str, columns: Sequence[str], temperature: float | None = None) -> Rows:
-    """A line for each cell of a recipe's first run, at all temperatures in turn or at one.
+def cells(recipe: str, columns: Sequence[str]) -> Rows:
+    """A line for each cell of a recipe's first run, at all temperatures in turn.
 
     Raises:
         UserError: no column has one of the names.
@@ -260,9 +256,7 @@ def cells(recipe: str, columns: Sequence[str], temperature: float | None = None)
     run = runs_of(recipe)[0]
     rows = [list(columns)]
     for cell in sorted(run["cells"], key=lambda cell: cell["temperature"]):
-        if temperature in (None, cell["temperature"]):
-            scores = run.get("quality", {}).get(f"{cell['temperature']:g}", {}).get(cell["method"], {})
-            rows.append([COLUMNS[name](cell | scores) for name in columns])
+        rows.append([COLUMNS[name](cell) for name in columns])
     return rows
 
 
@@ -273,8 +267,8 @@ def markdown(name: str) -> str:
     """A table in Markdown. Raises `UserError` where no function or column has this name."""
     import result_tables
 
-    if query := re.fullmatch(r"cells ([\w-]+)(?: T=(\d))?: (.+)", name):
-        rows = cells(query[1], query[3].split(", "), float(query[2]) if query[2] else None)
+    if query := re.fullmatch(r"cells ([\w-]+): (.+)", name):
+        rows = cells(query[1], query[2].split(", "))
     elif name in result_tables.TABLES:
         rows = result_tables.TABLES[name]()
     else:

@@ -67,13 +67,12 @@ def test_a_step_is_judged_by_tokens_and_tau(tmp_path):
     assert not judged(tmp_path, known, identical=False).good
     other = judged(tmp_path, known, emitted=(2, 2))
     assert not other.good and "tau differs" in other.found
-    replayed, failed = "on rank 0, 2 captured in 0.1 s, 9 passes replayed", "a capture failed on rank 3"
-    said_and_good = {replayed: True, "off: several devices": False, f"{replayed}; {failed}": False,
-                     "off; no head with levels: chain": True}  # fmt: skip
+    replayed, failed = "the target: 2 captured in 0.1 s, 9 passes replayed", "off since a capture failed"
+    said_and_good = {replayed: True, "the target: off": False, f"{replayed}; {failed}": False}
     for number, (said, good) in enumerate(said_and_good.items()):
         output = tmp_path / f"graphs-{number}"
         rows_of(output / "evaluate")
-        (output / "evaluate" / "report.md").write_text(f"- graphs of the target: {said}\n")
+        (output / "evaluate" / "report.md").write_text(f"- CUDA graphs: {said}\n")
         graphs = check_gpu.Row("draft: x", 1, "tau of 1 rank", command=[sys.executable, "-c", "", f"output={output}"])
         check_gpu.run(graphs, tmp_path, known)
         assert graphs.good is good and said in graphs.found and "tau equal" in graphs.found

@@ -19,6 +19,7 @@ from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
 from ..attention import added, behind_all, check_takes_masks, use_grouped
+from ..fast.cuda_graphs import Graphs
 from ..hub import config_value
 from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
@@ -84,6 +85,7 @@ class CachedDecoder:
         self.max_positions: int | None = config_value(config, "max_position_embeddings")
         # Who changes the mask of some layers (`removal.unseen_from`) needs one in every pass.
         self.always_masks = False
+        self.graphs: Graphs | None = None  # of passes over few positions; None: they run eagerly
         device = self.device
         named = {i for i in (*never, *placeholder_ids(self.model.config)) if 0 <= i < num_token_ids}
         self._banned = torch.tensor(
@@ -119,6 +121,10 @@ class CachedDecoder:
     @property
     def _eager(self) -> bool:
         return self.language_model.config._attn_implementation == "eager"
+
+    def request_cache(self, capacity: int) -> Cache:
+        """An empty cache for a request: that of the graphs, where there are any."""
+        return self.new_cache(capacity) if self.graphs is None else self.graphs.new_cache(capacity)
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
@@ -274,26 +280,40 @@ class CachedDecoder:
                 them is seen); None is causal.
             layers: 0 is the embedding, i the state after i decoder layers.
         """
-        full = mask  # of a packed row: `PackedRow.bounds`
-        if mask is None or mask.dtype == torch.bool:
-            full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
-        return self.forward_seeing(embeds, cache, positions, full, layers, attention, more)
+        plain = not (attention or more or self.always_masks)
+        if self.graphs is not None and plain and self.graphs.take(cache, embeds.shape[1]):
+            return self._replayed(self.graphs, embeds, cache, positions, mask, tuple(layers))
+        if mask is None or mask.dtype == torch.bool:  # else `PackedRow.bounds`
+            mask = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
+        return self._seeing(embeds, cache, positions, mask, layers, attention, more)
 
-    def forward_seeing(
+    def _replayed(
+        self, graphs: Graphs, embeds: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None,
+        layers: tuple[int, ...],
+    ) -> DecoderStates:  # fmt: skip
+        """Run `forward` by a CUDA graph."""
+
+        def run(seen: Tensor, embeds: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+            states = self._seeing(embeds, cache, positions, seen[:, None], layers)
+            return states.feature, *(states.layers[layer] for layer in layers)
+
+        feature, *kept = graphs(layers, run, cache, mask, (embeds, 1), (positions, -1))
+        return DecoderStates(feature, dict(zip(layers, kept, strict=True)), {})
+
+    def _seeing(
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
         """Run `forward` with the mask that it makes, [R,1,N,K] bool over the K places of the cache."""
         places = self.coordinates(positions)
-        # Eager attention, the only one that returns its weights, adds the mask to the scores.
+        # Eager attention, which alone returns its weights, adds the mask to the scores.
         dtype = embeds.dtype if attention or self._eager else None
         inputs = self._inputs(embeds, cache, places, full, dtype, more or {})
         with tapped(self.language_model, layers, attention) as (states, weights):
             output = self.language_model(**inputs, position_ids=places, past_key_values=cache, use_cache=True)
         if 0 in layers:
             states[0] = inputs["inputs_embeds"]
-        # With a device map, layers are on several devices. The states are moved to the device of the embedding, where
-        # they are read.
+        # With a device map, layers are on several devices; the states are read where the embedding is.
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(states), here(weights))
 

@@ -94,9 +94,6 @@ class DraftingOptions:
     """Facts that an evaluation passes to a drafter. The default suits heads and plain drafts."""
 
     substitutes: Any = None  # `ImageSubstitutes`: what stands for a picture in the text modes of draft LVLMs
-    # Drafted tokens, where every proposal is the likeliest chain: on CUDA it is then one graph.
-    chain: int | None = None
-    capacity: int = 0  # positions that a request may take; for the graph
     record_weights: bool = False  # keep an ensemble's weights over time in its `trace`
 
 

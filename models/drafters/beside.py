@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoding.captured import PassGraphs
+from ..fast.cuda_graphs import Graphs
 
 # A drafter's own way to draw children: as `Draw.choose` in `eval/policies/base.py`.
 Choose = Callable[[Tensor, int, torch.Generator | None], Tensor]
@@ -64,7 +64,7 @@ def num_replayed(part: object) -> int:
     return sum(graphs.num_replayed for graphs in _graphs_in(part))
 
 
-def _graphs_in(part: object) -> Iterator[PassGraphs]:
+def _graphs_in(part: object) -> Iterator[Graphs]:
     if (graphs := _own(part, "graphs", None)) is not None:
         yield graphs
     for member in members_in(part):

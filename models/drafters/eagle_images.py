@@ -275,7 +275,7 @@ class ImageEagleProposal(Recursive):
         self._warp, self._prompt = warp, prompt
         self._cache = self._new_cache(prompt.ids.shape[1] + capacity)
         seen = F.pad(prompt.mask, (0, self._cache.capacity - prompt.mask.shape[1]), value=True)
-        self._seen = self._in_place("seen", seen)  # [R,L] of the whole cache
+        self._seen = seen  # [R,L] of the whole cache
         self._states, self._positions = prefill.feature, prompt.positions
         self._emitted = 0
 

@@ -37,6 +37,7 @@ class HeadProposal(Recursive):
         self.head, self.target, self.config = head.eval(), target, config
         self.taps = config.taps_for(target.shape, training=False)
         self._reads = config.reads(target.shape, training=False)
+        self.captures = not head.num_queries  # a pass also reads the request's vector of the last picture
 
     @property
     def num_held(self) -> int:
@@ -66,7 +67,7 @@ class HeadProposal(Recursive):
         filled = fill(self.head, visual, self._reads, layout, sequences, self.target.embedding)
         positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
         self._cache = self._new_cache(layout.index.shape[1] + self._capacity)
-        self._image = None if filled.image is None else self._in_place("image", filled.image[:, -1:].clone())
+        self._image = None if filled.image is None else filled.image[:, -1:].clone()
         if self.head.takes_rotations:
             self._lay_out(self.head.rotary, positions, self._capacity)
         self._read_prompt(filled, positions)

@@ -21,6 +21,7 @@ from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Places
 from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
+from ..fast.cuda_graphs import Graphs
 from ..pictures import flat_view, without_first
 from ..targets.base import Taps, TargetStep
 from ..targets.verified import Verified
@@ -48,6 +49,11 @@ class IndependentProposal:
         self._cache: Cache | None = None
         self._seen: tuple[Request, tuple[View, ...]] | None = None
 
+    @property
+    def graphs(self) -> Graphs | None:
+        """The CUDA graphs of its decoder's passes."""
+        return self.decoder.graphs
+
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Run the request's prompt, as the mode sees it, into the draft's own cache."""
@@ -74,7 +80,7 @@ class IndependentProposal:
         """Run the prompts (one in this class). At most `capacity` tokens follow."""
         (view,) = views
         length = len(view.request.ids)
-        self._cache = self.decoder.new_cache(length + capacity)
+        self._cache = self.decoder.request_cache(length + capacity)
         rope_delta = self._run_prompt(view, self._cache)
         self._places = Places((length,), length + capacity, self.decoder.device, [rope_delta])
 

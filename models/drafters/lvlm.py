@@ -37,7 +37,6 @@ from ..targets.llava.section import LlavaTarget
 from ..targets.llava.training import LlavaTraining
 from .base import PLAIN, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
-from .graph import GraphedChain
 from .independent import IndependentProposal
 from .manifest import MANIFEST, read_manifest
 from .modes import ImageSubstitutes
@@ -170,8 +169,6 @@ class LvlmConfig(PublishedDrafter):
             never=decoder.never,
             newline_id=0 if substitutes is None else substitutes.newline_id,
             substitutes=substitutes,
-            chain=options.chain,
-            capacity=options.capacity,
             record=options.record_weights,
         )
 
@@ -344,8 +341,6 @@ def proposal(
     newline_id: int,
     never: tuple[int, ...],
     substitutes: ImageSubstitutes | None = None,
-    chain: int | None = None,
-    capacity: int = 0,
     record: bool = False,
 ) -> IndependentProposal:
     """The draft as the decoding loop calls it.
@@ -353,15 +348,11 @@ def proposal(
     Args:
         substitutes: what stands for a picture in the text modes; needed for C and T-text.
         record: keep an ensemble's weights over time in its `trace`.
-        chain: drafted tokens, where a cycle's proposal is the likeliest chain; on CUDA it is then one graph.
         never: ids that are never proposed.
-        capacity: positions that a request may take; for the graph.
     """
     decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
     shown: dict[str, Any] = {"newline_id": newline_id, "substitutes": substitutes}
     members, weights = mode.members, mode.weights.build(len(mode.members))
-    if chain is not None and decoder.device.type == "cuda":
-        return GraphedChain(decoder, members, weights, gamma=chain, capacity=capacity, record=record, **shown)
     if len(members) == 1:
         return IndependentProposal(decoder, members[0], **shown)
     return EnsembleProposal(decoder, members, weights, record=record, **shown)

@@ -14,6 +14,7 @@ STANDS_IN_FOR = {
     "in_place": ("models/losses.py", ["soft_cross_entropy", "divergence"], "fewer passes over a vocabulary"),
     "chunked_head": ("models/losses.py", ["head_loss"], "for memory"),
     "causal_blocks": ("models/drafters/dflash_training.py", ["block_mask"], "for memory, and less read in vain"),
+    "cuda_graphs": ("models/decoding/decoder.py", ["CachedDecoder.forward"], "a GPU waits for the host's launches"),
     "causal_kernels": ("models/fast/pass_attention.py", ["Keys.attend"], "its kernels, forward and backward apart"),
 }
 

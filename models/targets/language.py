@@ -19,17 +19,19 @@ from ...core.errors import UserError
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
-from ..decoding.captured import PassGraphs
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.end_attention import check_end_attention, end_attention
 from ..decoding.parallel import is_cut, whole
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..decoding.upload import upload_tree
+from ..fast.cuda_graphs import Graphs
 from ..hub import rope_of
 from ..packed_row import PackedRow
-from . import verification
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
+
+# Rotations whose frequencies depend on the longest position beyond a length; transformers reads it on the host.
+GROWING_ROTATIONS = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,6 @@ class LanguageTarget:
         decoder.model.requires_grad_(False)
         self.decoder, self.prefill_chunk = decoder, prefill_chunk
         self.vocab_size = decoder.vocab_size
-        # Of verification passes; None: they are run eagerly.
-        self.graphs: PassGraphs | None = None
         self._embedding: tuple[Tensor, Tensor] | None = None  # the model's own, and the same as a whole
 
     def view(self, request: Request) -> Request:
@@ -146,6 +146,11 @@ class LanguageTarget:
         )  # fmt: skip
         return EmbeddedPrompt(request, ids, modality, rows)
 
+    @property
+    def graphs(self) -> Graphs | None:
+        """The CUDA graphs of its passes."""
+        return self.decoder.graphs
+
     @torch.inference_mode()
     def prefill(
         self, request: Request, taps: Taps, *, capacity: int, embedded: EmbeddedPrompt | None = None
@@ -162,9 +167,8 @@ class LanguageTarget:
         embedded = self.embed_prompt(request) if embedded is None else embedded
         assert embedded.request is request, "embedded for another request, whose pictures may be others"
         ids, modality, prompts = embedded.ids, embedded.modality, embedded.rows
-        new_cache = self.decoder.new_cache if self.graphs is None else self.graphs.new_cache
         visual = modality[0] != TEXT if request.pixels is not None else None
-        session = LanguageSession(new_cache(ids.shape[1] + capacity), taps, prompts.rope_delta, visual)
+        session = LanguageSession(self.decoder.request_cache(ids.shape[1] + capacity), taps, prompts.rope_delta, visual)
         states = self.decoder.run(
             prompts,
             session.cache,
@@ -188,16 +192,11 @@ class LanguageTarget:
     def verify(self, session: LanguageSession, root: int, tree: Tree) -> TargetStep:
         # A node's position is alike in all coordinates.
         first = session.cache.length + session.rope_delta
-        layers, captured = session.taps.layers, None
-        if self.graphs is not None:
-            captured = verification.verify(self.graphs, self.decoder, session.cache, root, tree, first, layers)
-        if captured is None:
-            ids, positions, mask = upload_tree(self.device, tree, root, first, always_mask=False)
-            states = self.decoder.forward(
-                self.decoder.embed(ids[None]), session.cache, positions[None], mask, layers=layers
-            )
-            captured = self.decoder.logits(states.feature[0]), states
-        scores, states = captured
+        ids, positions, mask = upload_tree(self.device, tree, root, first, always_mask=False)
+        states = self.decoder.forward(
+            self.decoder.embed(ids[None]), session.cache, positions[None], mask, layers=session.taps.layers
+        )
+        scores = self.decoder.logits(states.feature[0])
         return TargetStep(scores, states.feature if session.taps.feature else None, states.layers)
 
     @torch.inference_mode()
@@ -248,7 +247,7 @@ class LanguageTarget:
         kind = rope.get("rope_type") or rope.get("type")
         if kind == "longrope":
             most = rope.get("original_max_position_embeddings") or most
-        if kind in verification.DYNAMIC and most is not None and places > most:
+        if kind in GROWING_ROTATIONS and most is not None and places > most:
             raise UserError(
                 f"prompt and answer may take {places:,} places, and this target's rotations ({kind}) change with the "
                 f"length of the text beyond {most:,}, while keys in a cache stay as they were turned",

@@ -52,12 +52,12 @@ def _run(options: argparse.Namespace) -> int:
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     draw(output)
-    page = "\n".join(markdown(section))
+    page = redact_markdown("\n".join(markdown(section, level=1)))
     texts = {
-        "bench.md": redact_markdown(page),
+        "bench.md": page,
         "bench.json": redact(json.dumps(nulls({"about": about, "notes": bench.notes, "cells": cells}), indent=1)),
         "answers.jsonl": "".join(f"{json.dumps(answer)}\n" for answer in answers),
-        "bench.html": html_page(section.title, [section], output),
+        "bench.html": html_page(page, output),
     }
     for name, content in texts.items():
         write_whole(output / name, content.encode())

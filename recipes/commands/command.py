@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..load import find_recipe, setting_hint
+from ..files import find_named
+from ..load import setting_hint
 
 
 @dataclass(frozen=True)
@@ -92,21 +93,12 @@ def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
     name = options.name.removeprefix("recipe=")
     for setting in options.settings:
-        if "=" not in setting and not setting.startswith("-") and _is_recipe(setting) and _is_recipe(name):
-            raise UserError(f"two recipes: {name} and {setting}", hint="name one; settings are key=value")
-        if setting.startswith("recipe="):
-            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}", hint="name one")
+        if setting.startswith("recipe=") or ("=" not in setting and find_named(setting) is not None):
+            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}",
+                            hint="name one; settings are key=value")  # fmt: skip
     folder = Path(name)
     if (folder / "recipe.yaml").is_file():
         return [f"recipe={folder / 'recipe.yaml'}", f"output={folder}", *options.settings]
-    if folder.is_dir() and not _is_recipe(name):
+    if folder.is_dir() and find_named(name) is None:
         raise UserError("the folder holds no run", where=str(folder), hint="a run's folder has a recipe.yaml")
     return [f"recipe={name}", *options.settings]
-
-
-def _is_recipe(name: str) -> bool:
-    try:
-        find_recipe(name)
-    except UserError:
-        return False
-    return True

@@ -19,8 +19,9 @@ PAGE, CURVES = "compare.html", "curves.png"
 def _run(options: argparse.Namespace) -> int:
     from ...eval.figures import draw_curves
     from ...eval.html_page import html_page
+    from ...eval.report import nulls
     from ...eval.run_folders import read_runs
-    from ...eval.tables import Figure, for_terminal
+    from ...eval.tables import for_terminal
     from .. import comparison
 
     folders = [Path(run) for run in options.runs]
@@ -31,24 +32,22 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError("the page would lie among a run's stages", where=str(output), hint="choose another --output")
     runs = read_runs(folders)
     panels = comparison.panels(runs, options.metrics.split(",") if options.metrics else None)
-    measured = comparison.entries(runs)
-    shown = [*comparison.boards(measured), *comparison.over_seeds(runs), *comparison.tables_of(runs)]
+    shown = comparison.tables_of(runs)
     page = comparison.markdown(runs, shown)
     output.mkdir(parents=True, exist_ok=True)
-    figures = []
     if panels:
         draw_curves(output / CURVES, panels)
         page += f"\n![training curves]({CURVES})\n"
-        figures = [Figure(CURVES, "training curves")]
+    page = redact_markdown(page)
+    data = nulls({"runs": [run.name for run in runs], "tables": [table.to_json() for table in shown]})
     texts = {
-        "compare.md": redact_markdown(page),
-        "compare.json": redact(json.dumps(comparison.as_data(runs), indent=1)),
-        "leaderboard.csv": redact(comparison.as_csv(measured)),
+        "compare.md": page,
+        "compare.json": redact(json.dumps(data, indent=1)),
     }
     for name, content in texts.items():
         write_whole(output / name, content.encode())
-    write_whole(output / PAGE, html_page(comparison.title(runs), [*shown, *figures], output).encode())
-    say("written: " + ", ".join(str(output / name) for name in [PAGE, *texts, *(figure.path for figure in figures)]))
+    write_whole(output / PAGE, html_page(page, output).encode())
+    say("written: " + ", ".join(str(output / name) for name in [PAGE, *texts, *([CURVES] if panels else [])]))
     say("\n".join(["", comparison.title(runs), "", *(line for table in shown for line in for_terminal(table))]))
     return OK
 
@@ -60,8 +59,8 @@ COMMAND = Command(
     "expected and measured speedup, the drafter's memory and the cost of its training, a table for each set of\n"
     "requests. Runs that differ only in `seed` get a table of means with their spread. Then come settings that\n"
     "differ, training curves (from each stage's metrics.jsonl) and evaluation tables. The tables are printed, and\n"
-    "the page is written to a folder: compare.md, compare.html (one file, with the pictures), leaderboard.csv,\n"
-    "compare.json, curves.png.",
+    "the page is written to a folder: compare.md, compare.html (one file, with the pictures), compare.json,\n"
+    "curves.png.",
     examples=(
         ("draftsmith compare runs/*", "one leaderboard; the pages go to compare/"),
         ("draftsmith compare runs/a runs/b --output out/ab", "two runs; the pages go to out/ab"),

@@ -33,17 +33,13 @@ class _Lasting:
             pass
         return len(text)
 
-    def flush(self) -> None:
-        """As of any stream."""
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def end(self) -> None:
-        """What cannot be written now is left out for good: Python would exit with 120 for it."""
+    def flush(self, *, last: bool = False) -> None:
+        """As of any stream. `last`: what cannot be written now is left out for good, or Python would exit with 120."""
         try:
             self._stream.flush()
         except OSError:
-            to_nowhere(self._stream)
+            if last:
+                to_nowhere(self._stream)
 
 
 def to_nowhere(stream: TextIO) -> None:
@@ -62,10 +58,10 @@ def lasting_output(*, stdout: bool) -> Iterator[None]:
     """
     out, errors = _Lasting(sys.stdout), _Lasting(sys.stderr)
     with contextlib.ExitStack() as stack:
-        stack.callback(errors.end)
+        stack.callback(errors.flush, last=True)
         stack.enter_context(contextlib.redirect_stderr(errors))  # type: ignore[type-var]
         if stdout:
-            stack.callback(out.end)
+            stack.callback(out.flush, last=True)
             stack.enter_context(contextlib.redirect_stdout(out))  # type: ignore[type-var]
         yield
 

@@ -66,4 +66,4 @@ def test_one_place_knows_them():
     read = {str(path.relative_to(ROOT)) for path in files if re.search(r"\.eos_id\b", path.read_text())}
     assert len(files) > 300
     # The ids of a target that a run trains from an inline config, and whether a record was begun with others.
-    assert read == {"data/end_tokens.py", "trainers/run/context.py", "trainers/run/recorded_ends.py"}
+    assert read == {"data/end_tokens.py", "trainers/run/context.py", "trainers/run/precision.py"}

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 from draftsmith.eval import tabed_tables as tabed
 from draftsmith.eval.measured_rows import PLAIN
@@ -107,13 +106,15 @@ def test_outputs_that_differ_are_said_of_greedy_cells_alone():
     assert "identical" not in page and "Outputs differ" not in page
 
 
-def test_the_second_best_is_underlined_in_the_picture(article, tmp_path, monkeypatch):
+def test_the_best_is_bold_in_the_picture_and_the_second_in_italics(article, tmp_path, monkeypatch):
     kept, drawn = [], tables(article, PLAN)
     monkeypatch.setattr(tabed, "save", lambda figure, path: kept.append(figure))
     tabed.draw_tables(tmp_path / "a.png", drawn)
     for panel, table in zip(kept[0].axes, drawn, strict=True):
-        short = [line for line in panel.lines if 0 < np.ptp(line.get_xdata()) < 0.5]
-        assert len(short) == sum(marks.count("second") for marks in table.marks()) > 0
+        cells = [cell.get_text() for cell in panel.tables[0].get_celld().values()]
+        for mark, count in (("best", sum(t.get_weight() == "bold" for t in cells)),
+                            ("second", sum(t.get_style() == "italic" for t in cells))):  # fmt: skip
+            assert count == sum(marks.count(mark) for marks in table.marks()) > 0
 
 
 def test_the_section(article, tmp_path):

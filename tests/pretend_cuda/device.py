@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
-
-from .captures import Captures
-from .captures import install as install_captures
 
 CPU = torch.device("cpu")
 NUM_DEVICES = 2  # guard.cpp says the same
@@ -319,10 +315,7 @@ def _make_graphed_callables(run: Any, sample: Any, pool: list[Tensor], **_: Any)
         return results
 
     replay(*sample)
-    Captures.attempt(pool)
     GRAPHS.append((device, _State.recorded))
-    if not _State.recorded:
-        warnings.warn("The CUDA Graph is empty.", stacklevel=2)  # as torch's own message begins
 
     def counted(*inputs: Tensor) -> Any:
         COUNTS.launches["graph"] += 1
@@ -374,7 +367,7 @@ def install() -> None:
     cuda.get_rng_state = lambda *_: torch.get_rng_state()  # type: ignore[assignment]
     cuda.make_graphed_callables = _make_graphed_callables  # type: ignore[assignment]
     cuda.graph_pool_handle = list  # type: ignore[assignment]
-    install_captures(NUM_DEVICES)
+    cuda.current_stream, cuda.set_stream = lambda *_: None, lambda stream: None
     torch.Generator = Generator  # type: ignore[misc]
     # Weights that move to the device become tensors of another class: the old ones cannot be filled in place.
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -1,9 +1,7 @@
 """What runs on the pretend device, in a process of `process.py`. Every function returns what JSON holds."""
 
-import contextlib
 import copy
 import functools
-import io
 from collections import Counter
 from types import SimpleNamespace
 
@@ -13,25 +11,15 @@ import tiny
 import torch
 import visual_tiny
 from accelerate import dispatch_model
-from draftsmith.core.errors import UserError
 from draftsmith.eval import loop
 from draftsmith.eval.loop import Decoding
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
-from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.decoding.captured import Graphs, PassGraphs
 from draftsmith.models.decoding.model_cache import ModelCache
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters import head_graphs
-from draftsmith.models.drafters.graph import GraphedChain
-from draftsmith.models.drafters.weights import Fixed
-from draftsmith.models.targets import verification
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
-from draftsmith.trainers.evaluate.graphs import about_graphs, capture_heads, capture_target
-from draftsmith.trainers.evaluate.methods import GraphsConfig
+from draftsmith.trainers.evaluate.graphs import capture, why_not
 from draftsmith.trainers.train.engine import init_distributed
 
-from pretend_cuda.captures import Captures
 from pretend_cuda.device import COUNTS, GRAPHS, aside
 
 ONE, OTHER = torch.device("cuda", 1), torch.device("cuda", 0)
@@ -64,22 +52,17 @@ def _case(name, device, spread=False):
     draft = draft.to(draft_device)
     if name in HEADS:
         return big, heads.settings_of(name).drafter(draft, big), Dynamic(**TREE), asked
-    if name == "graph":
-        decoder = LlavaDecoder(draft, num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
-        return big, GraphedChain(decoder, ["M"], Fixed((1.0,)), newline_id=5, gamma=4, capacity=96), Chain(4), asked
     if name == "dflash":
         return big, dflash_tiny.config_of(**dflash_tiny.SMALL).drafter(draft, big), Chain(4), asked
     policy = Dynamic(**TREE) if name == "draft tree" else Chain(4)
     return big, None if name == "plain" else tiny.proposal(draft), policy, asked
 
 
-def _with_graphs(big, drafter):
-    """The head's passes are graphs, and the target's where it is a language model."""
-    assert head_graphs.why_not(big) is None, head_graphs.why_not(big)
-    drafter.graphs = PassGraphs(big.device, (48, 72, 96), (1, 4, 8), functools.partial(Cache, 1))
-    if hasattr(big, "decoder"):
-        assert verification.why_not(big.decoder) is None, verification.why_not(big.decoder)
-        big.graphs = PassGraphs(big.device, (48, 72, 96), (1, 8, 16), big.decoder.new_cache)
+def _with_graphs(big, drafter, policy):
+    """The target's passes are graphs, and the head's or the draft's."""
+    drafting = [SimpleNamespace(title="it", drafter=drafter, policy=policy)]
+    capture(True, big, drafting, 90)
+    assert big.graphs is not None and drafter.graphs is not None
 
 
 @functools.cache
@@ -94,7 +77,7 @@ def _decoded(name, temperature, device, spread=False):
     """
     big, drafter, policy, asked = _case(name.removesuffix(GRAPHED), device, spread)
     if name.endswith(GRAPHED):
-        _with_graphs(big, drafter)
+        _with_graphs(big, drafter, policy)
     return _cycles(big, drafter, policy, asked, temperature)
 
 
@@ -122,8 +105,8 @@ def _cycles(big, drafter, policy, asked, temperature):
 HEADS = ("eagle3", "eagle", "sparrow")
 GRAPHED = " in graphs"
 CASES = (
-    "plain", "chain", "draft tree", "graph", *HEADS, "dflash", "image eagle", "eagle3" + GRAPHED, "sparrow" + GRAPHED,
-    "image eagle" + GRAPHED,
+    "plain", "chain", "draft tree", *HEADS, "dflash", "image eagle", "eagle3" + GRAPHED, "sparrow" + GRAPHED,
+    "chain" + GRAPHED,
 )  # fmt: skip
 
 
@@ -144,52 +127,6 @@ def decoding():
     return {"equal": equal, "cycles": cycles, "current": current, "graphs": graphs, "waits": sorted(waits)}
 
 
-def one_pool():
-    """What a graph returned, before and after another graph of the same memory pool has run."""
-    init_distributed()
-    graphs, ones = Graphs(ONE), torch.ones(3, device=ONE)
-    (first,) = graphs("double", lambda value: (value * 2,), ones)
-    before = first.tolist()
-    graphs("treble", lambda value: (value * 3,), ones)
-    return before, first.tolist()
-
-
-def wanted():
-    """`graphs` -> what evaluations with it do: two equal requests each, greedy, of a language model and its head.
-
-    broken N: the N-th capture breaks off, and all later ones would.
-    """
-    init_distributed()
-    said = _said_by_the_cpu("eagle3", 0.0)
-    cases = {"auto": ("auto", None), "true": (True, None), "false": (False, None)}
-    cases |= {f"broken {n}": ("auto", n) for n in (0, 1, 2, 4)} | {"true, broken": (True, 0)}
-    result = {}
-    for name, (value, left) in cases.items():
-        big, drafter, policy, asked = _case("eagle3", ONE)
-        drafting = [SimpleNamespace(title="EAGLE-3", drafter=drafter, policy=policy)]
-        config, notes, found = GraphsConfig(target=value, head=value, length=90), io.StringIO(), []
-        Captures.left, Captures.tried = left, 0
-        try:
-            with contextlib.redirect_stderr(notes):
-                for capture in (capture_target, capture_heads):
-                    capture(config, big, drafting, 90, stage="evaluate")
-                for _ in range(2):
-                    tokens, counts = _cycles(big, drafter, policy, asked, 0.0)
-                    found.append({"equal": tokens == said, "tried": Captures.tried, "counts": counts})
-                    found[-1]["left"] = Captures.leaves()
-        except UserError as error:
-            result[name] = {"error": str(error), "left": Captures.leaves()}
-            continue
-        finally:
-            Captures.left = None
-        parts = [part.graphs for part in (big, drafter) if part.graphs is not None]
-        result[name] = {
-            "requests": found, "notes": notes.getvalue().splitlines(), "about": about_graphs(config, big, drafting),
-            "held": [part._cache is not None or bool(part._placed) or bool(part.captured) for part in parts],
-        }  # fmt: skip
-    return result
-
-
 def two_devices():
     """Case and temperature -> whether a target whose layers lie on both devices says what the CPU says."""
     init_distributed()
@@ -200,7 +137,8 @@ def two_devices():
     }  # fmt: skip
     # The paths above hold no gap.
     result["commit"] = _committed(ONE, OTHER) == _committed("cpu", "cpu")
-    result["no graphs"] = head_graphs.why_not(tiny.target(_spread(tiny.llava(0)))) == "the target lies on 2 devices"
+    spread = tiny.target(_spread(tiny.llava(0))).decoder
+    result["no graphs"] = why_not(spread) == "the model lies on several devices"
     return result
 
 

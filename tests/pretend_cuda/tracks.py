@@ -27,8 +27,7 @@ def _result(output, told, stages):
         "launched on": sorted(place for place in COUNTS.devices if place.startswith("cuda")),
         "trained on": sorted(engine.TRAINED_ON),
         "graphs": list(GRAPHS),
-        "of the target": next((line for line in report.splitlines() if "graphs of the target" in line), ""),
-        "of heads": next((line for line in report.splitlines() if "graphs of heads" in line), ""),
+        "said": next((line for line in report.splitlines() if "CUDA graphs:" in line), ""),
         "requests": sum("requests decoded" in line for line in told),
         "replayed": _replayed(output),
     }
@@ -79,7 +78,7 @@ DRAFT = [
 
 
 def draft():
-    """A draft LVLM: trained, measured in two modes as captured chains; then the same target over two devices."""
+    """A draft LVLM: trained, measured in two modes; then the same target over two devices."""
     output = _begin()
 
     def run(*more, **chosen):

@@ -31,7 +31,7 @@ TRAIN, LM = "stages.pretrain", "drafter.language_model"
 REFUSED = {
     f"{TRAIN}.optim.betas=[2,3]": "less than 1",
     f"{TRAIN}.optim.betas=[0.9]": "optim.betas",
-    f"{TRAIN}.optim.lr=.inf": f"{TRAIN}.optim.lr is inf",
+    f"{TRAIN}.optim.lr=.inf": f"{TRAIN}.optim.lr: input should be a finite number",
     f"{TRAIN}.optim.lr=.nan": "finite number",
     f"{TRAIN}.optim.lr=1e26": "less than or equal to 100",
     f"{TRAIN}.optim.lr=true": "should be a number, and is True",
@@ -154,8 +154,8 @@ def test_weights_of_a_path_and_from_scratch_may_stand_beside_each_other():
 
 # Text of a file that extends demo/lvlm-from-nothing -> what its message says.
 FILES = {
-    "stages: [a]": "stages is ['a'], and not a mapping",
-    "stages: 3": "not a mapping",
+    "stages: [a]": "stages: input should be a valid dictionary",
+    "stages: 3": "stages: input should be a valid dictionary",
     "target: {kind: [llava]}": "target.kind",
     "stages: {3: {kind: publish}}": "has the key 3, which is no text",
     "stages: {../x: {kind: publish}}": "a name that files get has no /",
@@ -164,13 +164,13 @@ FILES = {
     "stages: {recipe.yaml: {kind: publish}}": "a run writes a file or folder of this name",
     "stages: {world.before-1: {kind: publish}}": "a run writes a file or folder of this name",
     "stages: {'': {kind: publish}}": "is not empty",
-    'stages: {"a\\u0007": {kind: publish}}': "cannot be printed",
+    'stages: {"a\\u0007": {kind: publish}}': "a name that files get has no /",
     "stages: {a: {kind: publish, repo: alone}}": "stages.a.repo: 'alone' is no NAMESPACE/NAME of the Hub",
     "stages: {a: {kind: publish, repo: me/x/y}}": "is no NAMESPACE/NAME",
     "stages: {a: {kind: publish, repo: me/.x, upload: false}}": "is no NAMESPACE/NAME",
     "stages: {World: {kind: publish}}": "stage world has this name but for its case",
     "stages: {a: {kind: publish, repo: me/x}, b: {kind: publish, repo: Me/x}}": "stage a publishes to Me/x (main)",
-    'seed: "a\\0b"': "holds a character that is no text",
+    'seed: "a\\0b"': "seed: input should be a valid integer",
     "order: [1]": "no list of different stages",
     "order: [[1]]": "no list of different stages",
     "x: &a [1]\ny: *b": "line 3, column 4: found undefined alias",

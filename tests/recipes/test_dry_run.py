@@ -132,12 +132,6 @@ def test_auto_of_weights_on_this_disk_is_what_they_are_stored_in(capsys, tmp_pat
     assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "frozen target 13.2" in shown[1]
 
 
-def test_steps_that_a_dry_run_tells_are_those_that_progress_counts():
-    found = load(["recipe=llava15-68m"])
-    steps = {p.name: p.stage.training(p).steps for p in plan(found.recipe, found.path) if p.stage.kind == "train"}
-    assert steps == {"pretrain": 2181, "finetune": 5198}
-
-
 def test_a_targets_vocabulary_is_said_where_a_draft_must_have_the_same():
     for name, is_said in (("llava15-68m", True), ("sparrow-qwen2.5-vl-7b", False)):
         assert ("vocabulary" in target_lines(load([f"recipe={name}"]).recipe)[-1]) is is_said

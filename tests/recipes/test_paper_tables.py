@@ -34,6 +34,23 @@ def test_lanterns_tables_2_and_6_on_llamagen(name):
     assert set(metrics) == {"fid", "clip", "precision_recall", "hpsv2"}
 
 
+def test_lanterns_settings_are_methods_of_a_recipe():
+    """Tables 3, 4, 10 and 11, figure 5: the grid of k and delta, distances, divergences and replaced codes."""
+    stage = stages("lantern-settings-llamagen-xl-stage1")["settings"]
+    rules = [m.rule for m in stage.methods.values() if m.rule.kind == "lantern"]
+    grid = {(r.k, r.delta) for r in rules if (r.metric, r.divergence) == ("l2", "tvd")}
+    assert grid >= {(k, delta) for k in (100, 300, 1000) for delta in (0.05, 0.1, 0.2, 0.4)}
+    assert {(r.k, r.delta, r.metric) for r in rules if r.metric != "l2"} == {
+        (1000, 0.2, "cosine"), (1000, 0.2, "random")
+    }  # fmt: skip
+    bounds = {(r.divergence, r.delta) for r in rules if r.k == 1000 and r.metric == "l2"}
+    assert bounds >= {("tvd", 0.2), ("jsd", 0.13), ("tvd", 0.3), ("jsd", 0.2)}, "those that accept alike"
+    assert [m.rule.k for m in stage.methods.values() if m.rule.kind == "replaced"] == [50, 100, 1000]
+    captions = stage.benchmarks["captions"]
+    assert (stage.temperatures, captions.prompts.max_samples) == ([0.0, 1.0], 5000), "table 7 counts up to 5,000"
+    assert {"fid", "precision_recall", "hpsv2"} <= set(captions.quality.metrics)
+
+
 def test_the_papers_tables_on_anole():
     """LANTERN, table 6; ADT-Tree, tables I to IV (100 captions) and figure 8: guidance 3.0, top-k 2000."""
     recipe = load(["recipe=eagle-anole-7b"]).recipe

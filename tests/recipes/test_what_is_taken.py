@@ -50,6 +50,7 @@ TAKEN: dict[str, str | dict[str, str]] = {
     # Behind these stands an evaluation that times nothing.
     **dict.fromkeys(("eagle-llamagen-xl-stage1", "eagle-llamagen-xl-stage2"), "evaluate"),
     **dict.fromkeys(("lanternpp-anole-7b", "lanternpp-llamagen-xl-stage1"), "lanternpp"),
+    "lantern-settings-llamagen-xl-stage1": "settings",
 }  # fmt: skip
 
 

@@ -187,6 +187,8 @@ def of_stage(folder: Path) -> dict[str, Any]:
     if metrics.is_file():
         record["metrics"] = [cleaned(json.loads(line)) for line in metrics.read_text().splitlines()]
     kept = [path for path in files if "checkpoints" not in path.parts and not UNRECORDED.fullmatch(path.name)]
+    # Shards are what losses are of: those tell of them.
+    kept = [path for path in kept if not (path.parent / "identity.json").is_file()]
     record["weights"] = {_without_hashes(str(path.relative_to(folder))): tensors_of(path) for path in kept
                          if path.suffix == ".safetensors"}  # fmt: skip
     digests: dict[str, Any] = {}

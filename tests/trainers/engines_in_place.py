@@ -6,14 +6,13 @@ from pathlib import Path
 from draftsmith.trainers.evaluate import engine_run
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import engine_section
-from draftsmith.trainers.serve import rank_engine as opened
 
 WORKERS = Path(__file__).parent / "serve" / "workers"
 
 
 def in_place(monkeypatch) -> None:
     monkeypatch.setattr(process, "_WORKERS", WORKERS)
-    for module in (opened, engine_section, engine_run):
+    for module in (engine_section, engine_run):
         monkeypatch.setattr(module, "find_python", lambda asked, engine, key: sys.executable)
     for module in (engine_section, engine_run):
         monkeypatch.setattr(module, "version_of", lambda package, python: "1.0")

@@ -31,10 +31,10 @@ class Counted(StageLine):
         self.counts.append([unit, total, done, done])
 
     def advance(self, done=None):
-        before = self._done
+        before = self._task.completed
         super().advance(done)
-        assert self._done >= before
-        self.counts[-1][3] = self._done
+        assert self._task.completed >= before
+        self.counts[-1][3] = self._task.completed
 
 
 def counted(stage, context) -> list[list[str | int]]:

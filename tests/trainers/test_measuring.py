@@ -157,7 +157,7 @@ def test_the_progress_has_the_best_tau_so_far(decoded, tmp_path, monkeypatch):
     shown = []
 
     def rows(self, index, opened, decodings, common, labels):
-        shown.append(line.rows(80)[-1])
+        shown.append(line._task.fields["notes"])
         found = [(name, *emitted.get((name, index % 2), (9, 9))) for name in methods]
         return [SimpleNamespace(method=n, num_emitted=e, num_cycles=c, to_json=dict) for n, e, c in found]
 

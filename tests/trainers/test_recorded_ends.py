@@ -27,7 +27,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.load import load_target
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
-from draftsmith.trainers.run.recorded_ends import ENDS, record_ends
+from draftsmith.trainers.run.precision import ENDS, record_ends
 from draftsmith.trainers.run.stage import Planned
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage

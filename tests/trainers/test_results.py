@@ -176,22 +176,14 @@ def test_rank_0_reads_and_both_ranks_refuse(tmp_path):
     assert [line.partition(": ")[0] for line in said] == [f"1 {problem}", f"0 {problem}"], said
 
 
-def test_results_of_before_are_accepted_and_said_once(tmp_path):
-    first, second = reading(tmp_path)
-    done = tmp_path / "first" / "done.json"
-    done.write_text(json.dumps({k: v for k, v in json.loads(done.read_text()).items() if k != "files"}))
-    said = run(tmp_path, first, second, replace(second, name="third"))
-    assert [line for line in said if "checksums" in line] == [
-        "first finished before results had checksums: its files are not checked"
-    ]
-
-
 def test_a_stage_of_another_run_is_checked_where_a_path_names_it(tmp_path):
     reading(tmp_path / "other")
     settings = {"drafter": {"kind": "eagle", "path": str(tmp_path / "other" / "first")}, "stages": {"note": {}}}
     mine = planned(settings=settings)
     (tmp_path / "other" / "first" / "note.txt").write_text("dome")
     fails_with(r"takes what another run left in .*first, and note\.txt was changed", run, tmp_path / "mine", mine)
+    (tmp_path / "other" / "first" / "done.json").write_text("{")
+    fails_with(r"first, and done\.json there is damaged", run, tmp_path / "mine", mine)
 
 
 # ---- marks that a power cut has left

@@ -45,7 +45,7 @@ def without(alone: Path, output: Path, *stages: str) -> list[str]:
 
 def check_same(output: Path, alone: Path) -> None:
     assert rows(output / "evaluate") == rows(alone / "evaluate")
-    names = {"report.md", "report.json", "probes.json", "rows.jsonl", "attention.png"}
+    names = {"report.md", "report.json", "probes.json", "rows.jsonl"}
     assert names <= {path.name for path in (output / "evaluate").iterdir()}
     logs = [path.name for path in (output / "evaluate" / "rows").rglob("*.jsonl")]
     assert logs and all(name.endswith("-0.jsonl") for name in logs), "rank 0 alone writes"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from ...data.dataset import ConversationData
 from ...data.families.processor import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
@@ -144,23 +143,6 @@ def start_line(start: OutsideStart) -> str:
         return f"  starts from {start.path} (not on this machine: a Hub id, or a folder that is elsewhere)"
     layout = "draftsmith's layout" if is_own(Path(start.path)) else "an engine's or its authors' layout"
     return f"  starts from {start.path} ({layout})"
-
-
-def told_steps(plan: Planned) -> int | None:
-    """Optimizer steps that the recipe tells, with what it declares or generates; None: data on disk decides."""
-    stage = plan.stage
-    if stage.steps is not None:
-        return stage.steps
-    if (caches := _caches(plan)) and stage.expected is None:
-        parts = [samples(cache, None)[0] for cache in caches]
-    elif isinstance(stage.data, ConversationData) and stage.data.from_stage is not None:
-        parts = [generated(plan)]
-    else:
-        parts = [None if stage.expected is None else stage.expected.samples]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or not known:
-        return None
-    return stage.num_steps(round(sum(known) * (1 - stage.share_held_out)))
 
 
 def _caches(plan: Planned) -> list[Planned]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -115,13 +115,12 @@ class Drafters:
 
     def open(self, name: str, method: Method, rule: Callable[[float], Rule], policy: TreePolicy) -> list[Drafting]:
         """The method with each of its drafters."""
-        options = self._options(method, policy)
         if method.visual_skip is not None:
             self.pair.target.watched(Taps())  # refused where the target does not tell its attention
         opened = []
         for source in self.sources(name, method):
             config = decoding_with(source.config, method.settings, self._key(name))
-            drafter = self._drafter(source, config, options, name)
+            drafter = self._drafter(source, config, self.options, name)
             opened.append(Drafting(name, source.name, method, config, drafter, policy, rule))
         return opened
 
@@ -155,10 +154,6 @@ class Drafters:
         folder = self.context.inputs[f"drafter/{name}"]
         # A stage may have trained another drafter than the recipe's.
         return Source(name, _trained(folder) or cast(DrafterConfig, self.context.drafter), folder)
-
-    def _options(self, method: Method, policy: TreePolicy) -> DraftingOptions:
-        chain = method.chain if self.stage.graphs.draft else None
-        return replace(self.options, chain=chain, capacity=self.options.capacity + policy.max_nodes)
 
     def _drafter(self, source: Source, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
         if config.mixed:

@@ -27,7 +27,7 @@ from ...models.hub import config_value, read_config
 from ..run.context import Context
 from ..serve.engine_evaluation import VllmEvaluation, export_settings
 from ..serve.engine_process import EngineProcess
-from ..serve.rank_engine import engine_process
+from ..serve.engine_section import engine_process
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
 from .engine_measuring import ServedMeasuring

@@ -32,7 +32,7 @@ from .benchmarks import (
     of_class,
 )
 from .clock import ClockName
-from .methods import PRESETS, RENAMED, GraphsConfig, Method, decoding_with, named_members
+from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
@@ -97,8 +97,8 @@ class EvaluateSettings(Stage):
     # Whose seconds count. thread: of the thread that decodes, which other work on the machine does not stretch; on a
     # CPU, with OMP_NUM_THREADS=1.
     clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
-    # Which passes are CUDA graphs: {draft: true, target: auto, head: auto} and `length`.
-    graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
+    # On a GPU: whether passes of the target, of heads and of draft LVLMs are CUDA graphs, as far as captures succeed.
+    graphs: bool = Field(True, exclude_if=lambda value: value)
     # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.
     engine: EvaluationEngine = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     # What else is asked of target and drafters, untimed; null: nothing.

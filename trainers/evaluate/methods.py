@@ -46,26 +46,6 @@ RuleConfig = Annotated[
 SETTINGS = ("mode", "vata", "positions", "visual_share", "share_by", "share_layer", "cut_below", "cfg_scale")
 
 
-# auto: on a GPU, as far as captures succeed. true: nothing else will do. false: never.
-Wanted = Literal["auto"] | bool
-
-
-class GraphsConfig(Section):
-    """CUDA graphs: one launch for a whole pass. On a CPU nothing is captured."""
-
-    # The chain of a draft LVLM, where every proposal is the likeliest chain.
-    draft: bool = True
-    # The target's passes, plain decoding's among them: for fixed numbers of nodes and lengths, captured when they first
-    # come up (the clock stands still meanwhile). Its cache is then held for the longest request.
-    # Neither is written where it is auto: evaluations that left `graphs` alone before there was auto stay finished.
-    target: Wanted = Field("auto", exclude_if=lambda value: value == "auto")
-    # The passes of heads that read the target's states: what a cycle begins with, and each level of any tree or chain.
-    head: Wanted = Field("auto", exclude_if=lambda value: value == "auto")
-    # Places of a request that graphs of the target and of heads are made for; longer ones are decoded eagerly, and
-    # counted. null: the longest prompt of the data sections with an answer.
-    length: int | None = Field(None, ge=1)
-
-
 class Method(Section):
     """One way of decoding."""
 

@@ -19,7 +19,7 @@ from ...eval import report
 from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid
 from ...eval.measured_rows import Row
-from ...eval.tables import Figure, PictureGrid, ReportSection, Table
+from ...eval.tables import Figure, ReportSection, Table
 from ...models.shipped import shipped_name
 from ..run.context import Context
 from .drafters import Drafting
@@ -140,7 +140,7 @@ def picture_grids(
     for temperature, by_method in shown.items():
         name, columns = f"pictures-T{temperature:g}.png", len(next(iter(by_method.values())))
         save_grid(folder / name, torch.cat([*by_method.values()]), columns=columns)
-        caption = f"Temperature {temperature:g}. Rows from top to bottom: {'; '.join(by_method)}."
-        asked = tuple(p.caption or f"class {p.label}" for p in prompts[:columns])
-        content.append(PictureGrid(name, caption, tuple(by_method), asked))
+        caption = f"Temperature {temperature:g}. Rows from top to bottom: {'; '.join(by_method)}. Columns: "
+        caption += "; ".join(p.caption or f"class {p.label}" for p in prompts[:columns])
+        content.append(Figure(name, caption))
     return ReportSection("Pictures", tuple(content))

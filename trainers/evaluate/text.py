@@ -25,7 +25,7 @@ from .binding import binding as binding_of
 from .captioning import substitutes_of
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
-from .graphs import about_graphs, capture_heads, capture_target
+from .graphs import about_graphs, capture
 from .many_turns import turn_runs
 from .measuring import Measuring
 from .reporting import Reporting
@@ -50,12 +50,11 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     pair = open_pair(context.target, context.inputs, device=context.device(), processor=processor)
     target = pair.target
-    options = DraftingOptions(substitutes=substitutes_of(stage, context, processor), capacity=stage.capacity)
+    options = DraftingOptions(substitutes=substitutes_of(stage, context, processor))
     drafters = Drafters(stage, context, pair, options=options)
     ends = stage.ends(*end_ids(processor, stage.format))
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
-    capture_target(stage.graphs, target, measuring.drafting, stage.capacity, stage=context.name)
-    capture_heads(stage.graphs, target, measuring.drafting, stage.capacity, stage=context.name)
+    capture(stage.graphs, target, measuring.drafting, stage.capacity)
     measuring.announce(sets, others=bool(suites or talks))
     rows: list[Row] = []
     # The lengths of a benchmark follow each other.
@@ -78,7 +77,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     if not rows:
         raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
                         hint="check the folders of pictures and clips")  # fmt: skip
-    about = _about(stage, rows) | about_graphs(stage.graphs, target, measuring.drafting)
+    about = _about(stage, rows) | about_graphs(target, measuring.drafting)
     with context.stop.together():
         if ranks.is_main():
             for suite_run in runs:

@@ -18,7 +18,7 @@ from ...eval.cells import RELAXED, MethodInfo, cells_of, labels, modes_line
 from ...eval.findings import findings, headline
 from ...eval.measured_rows import read_rows
 from ...eval.published_section import PublishedSection
-from ...eval.report import described
+from ...eval.report import described, nulls
 from ...eval.run_tables import overview
 from ...eval.tables import Items, markdown
 from .folder import REPORT
@@ -77,7 +77,7 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     try:
         methods = {name: MethodInfo(**info) for name, info in report["methods"].items()}
         measured = cells_of(own, methods)
-        table = overview({"cells": [cell.to_json() for cell in measured]})
+        table = overview({"cells": [nulls(cell.to_json()) for cell in measured]})
         beside = [cell for cell in report["cells"] if drafter not in cell["drafters"]]
         others = overview({"cells": beside})
         warned = [text for text in report["findings"] if text.startswith("**Warning**")]

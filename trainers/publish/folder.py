@@ -16,7 +16,7 @@ from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_text, read_yaml
 from ...core.json_types import JsonMapping, JsonObject, object_at, text_at
 from ...core.secrets import redact_tree, secret_in
-from ...eval.html_page import outside_pictures
+from ...eval.html_page import html_page
 from ...eval.published import KEY
 from ...eval.published_section import PublishedSection
 from ...models.drafters.manifest import MANIFEST, read_manifest
@@ -30,7 +30,7 @@ _MODEL_FILES = (
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 # Of a report's folder; every request's rows hold answers to other people's data, and stay behind.
-_REPORT_FILES = ("*.md", "*.html", "*.json", "*.png")
+_REPORT_FILES = ("*.md", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
 REPORT, CHECK = "report", "check"
 _AGAIN = "restore the file, or run the evaluation again (restart=STAGE)"
@@ -48,7 +48,7 @@ def copy_model(source: Path, folder: Path) -> None:
 
 
 def copy_report(source: Path, folder: Path) -> list[str]:
-    """Text, numbers and plots of an evaluation; returns the names of the plots at its top."""
+    """Text, numbers and plots of an evaluation, its page made anew; returns the names of the plots at its top."""
     for pattern in _REPORT_FILES:
         for path in source.rglob(pattern):
             name = path.relative_to(source)
@@ -60,11 +60,10 @@ def copy_report(source: Path, folder: Path) -> list[str]:
                 shutil.copyfile(path, place)
                 continue
             text = read_text(path, hint=_AGAIN, max_bytes=LOG_BYTES)  # with commands and names of data
-            if path.suffix == ".html":
-                text = outside_pictures(text, without_places)
-            else:
-                text = without_places(text)
-            place.write_text(text, encoding="utf-8")
+            place.write_text(without_places(text), encoding="utf-8")
+    page = folder / REPORT / "report.md"
+    if page.is_file():
+        page.with_suffix(".html").write_text(html_page(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
     return sorted(path.name for path in (folder / REPORT).glob("*.png"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
@@ -60,58 +60,51 @@ def named_weights(section: JsonMapping) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-class InputCheck:
-    """Compares what stages read with the lists of the stages that wrote it; rank 0's.
+def check_inputs(planned: Planned, makers: Iterable[str], output: Path) -> None:
+    """Compare what a stage reads with the lists of the stages that wrote it, in this run and in others that the recipe
+    names; rank 0's.
 
     Args:
+        makers: those of the stage's inputs that have finished.
         output: the run's folder.
+
+    Raises:
+        UserError: a file is missing, was changed or was added; `where` names it.
     """
+    for maker in makers:
+        things = ", ".join(sorted(thing for thing, name in planned.inputs.items() if name == maker))
+        if (shards := planned.earlier[maker].stage.shards) is not None:
+            ShardReader(output / maker / shards)  # names one that is missing or cut; samples are checked when read
+        _check(
+            output / maker, f"stage {planned.name} takes the {things} of stage {maker}",
+            f"put the file back as it was, or restart={maker} runs that stage and what builds on it again (old "
+            "folders are kept aside)",
+        )  # fmt: skip
+    for _, part in walk(planned.settings):
+        for _, path in named_weights(object_at(part) or {}):
+            if os.path.isfile(os.path.join(path, DONE)):
+                _check(
+                    Path(path), f"stage {planned.name} takes what another run left in {path}",
+                    "put the file back as it was, or run the stage that wrote it again",
+                )  # fmt: skip
 
-    def __init__(self, output: Path, say: Callable[[str], None]):
-        self.output, self._say = output, say
-        self._told: set[Path] = set()
 
-    def check(self, planned: Planned, makers: Iterable[str]) -> None:
-        """Look at the results of `makers`, and of stages of other runs that the recipe names.
-
-        Args:
-            makers: those of the stage's inputs that have finished.
-
-        Raises:
-            UserError: a file is missing, was changed or was added; `where` names it.
-        """
-        for maker in makers:
-            things = ", ".join(sorted(thing for thing, name in planned.inputs.items() if name == maker))
-            shards = planned.earlier[maker].stage.shards
-            self._check(
-                self.output / maker, shards, f"stage {planned.name} takes the {things} of stage {maker}",
-                f"put the file back as it was, or restart={maker} runs that stage and what builds on it again (old "
-                "folders are kept aside)",
-            )  # fmt: skip
-        for folder in _other_runs(planned.settings):
-            self._check(
-                folder, None, f"stage {planned.name} takes what another run left in {folder}",
-                "put the file back as it was, or run the stage that wrote it again",
-            )  # fmt: skip
-
-    def _check(self, folder: Path, shards: str | None, taken: str, cure: str) -> None:
-        mark = read_mark(folder / DONE)
-        if mark is None or mark.files is None:
-            if folder not in self._told:
-                self._told.add(folder)
-                self._say(f"{folder.name} finished before results had checksums: its files are not checked")
-            return
-        if shards is not None:
-            ShardReader(folder / shards)  # names one that is missing or cut; each sample is checked when it is read
-        read = {name: entry for name, entry in mark.files.items() if not _matches(name, _BESIDE)}
-        added = _added(folder, mark.files)
-        problems = faults(folder, read) + [Fault(name, "is not one of its files") for name in added]
-        if problems:
-            first, more = problems[0], len(problems) - 1
-            problem = f"{taken}, and {first.name} {first.problem}" + (f" (and {more} more)" if more else "")
-            if added and len(added) < len(problems):  # files under other names, or a list that was damaged
-                problem += f"; the folder's files are not those that {DONE} lists"
-            raise UserError(problem, where=str(folder / first.name), hint=cure)
+def _check(folder: Path, taken: str, cure: str) -> None:
+    mark = read_mark(folder / DONE)
+    if mark is None or mark.files is None:
+        raise UserError(f"{taken}, and {DONE} there is damaged", where=str(folder / DONE), hint=cure)
+    added = [
+        name for name in loadable(folder)
+        if name not in mark.files and name not in (DONE, BEGUN) and not _matches(name, _BESIDE)
+    ]  # fmt: skip
+    problems = faults(folder, {name: entry for name, entry in mark.files.items() if not _matches(name, _BESIDE)})
+    problems += [Fault(name, "is not one of its files") for name in added]
+    if problems:
+        first, more = problems[0], len(problems) - 1
+        problem = f"{taken}, and {first.name} {first.problem}" + (f" (and {more} more)" if more else "")
+        if added and len(added) < len(problems):  # files under other names, or a list that was damaged
+            problem += f"; the folder's files are not those that {DONE} lists"
+        raise UserError(problem, where=str(folder / first.name), hint=cure)
 
 
 def _names(stage: Stage, folder: Path) -> Iterator[str]:
@@ -125,18 +118,6 @@ def _names(stage: Stage, folder: Path) -> Iterator[str]:
                 continue
             if str(here) != stage.shards or not is_of_shard(name):
                 yield path
-
-
-def _added(folder: Path, listed: JsonMapping) -> list[str]:
-    """Files at the top of a folder that a loader would pick up, and its stage has not written."""
-    names = loadable(folder)
-    return [n for n in names if n not in listed and n not in (DONE, BEGUN) and not _matches(n, _BESIDE)]
-
-
-def _other_runs(settings: object) -> list[Path]:
-    """Folders of finished stages that a section names by their path."""
-    named = [path for _, part in walk(settings) for _, path in named_weights(object_at(part) or {})]
-    return [Path(name) for name in named if os.path.isfile(os.path.join(name, DONE))]
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""What `auto` became for a stage: recorded where the stage begins, and held against it when the stage goes on.
+"""What `auto` and the end tokens were for a stage: recorded where it begins, and compared when it goes on.
 
 Recipe and fingerprint keep the word, so that a run may be planned, measured and published on any machine. Results
 depend on what it became: shards, answers and checkpoints of one stage are never of two types (docs/decisions/0022).
@@ -15,6 +15,7 @@ from ...core.errors import UserError
 from ...core.json_types import parts as parts_of_tree
 from ...core.results import BEGUN, read_mark, write_mark
 from ...core.section import Section
+from ...data.end_tokens import end_ids
 from ...models.drafters import members_of
 from ...models.drafters.mixed import MixedConfig
 from ...models.stored import resolved_dtype
@@ -23,6 +24,8 @@ from .matching import made_nothing
 from .stage import Planned, Stage
 
 AUTO = "auto"
+_ENGINE = "engine.precision"
+ENDS = "end_ids"
 
 
 def settled(context: Context, planned: Planned) -> Context:
@@ -46,9 +49,6 @@ def settled(context: Context, planned: Planned) -> Context:
 def settled_stage(context: Context, planned: Planned) -> Any:
     """The stage's section with the types of a settled context: of its methods' drafters, its captioner, its target."""
     return with_types(planned.stage, f"stages.{planned.name}", context.resolved)
-
-
-_ENGINE = "engine.precision"
 
 
 def _recorded(context: Context, planned: Planned) -> dict[str, str]:
@@ -122,3 +122,33 @@ def _parts(value: object) -> dict[Any, Any]:
     if isinstance(value, Section):
         return dict(value) | ({"members": tuple(members_of(value))} if isinstance(value, MixedConfig) else {})
     return dict(parts_of_tree(value))
+
+
+def record_ends(context: Context, planned: Planned) -> None:
+    """Record the end tokens that a stage's answers are begun with, unless they are the tokenizer's own alone; rank 0's.
+    No plan has them in its fingerprint: they are read from the target's files, which may be on the Hub.
+
+    Raises:
+        UserError: the stage was begun with others: some of its answers would run on where others end.
+    """
+    stage, form, path = planned.stage, planned.stage.answer_format, context.folder / BEGUN
+    mark = read_mark(path)
+    if form is None or mark is None:
+        return
+    own = stage.own_target
+    processor = (context if own is None else replace(context, target=own)).processor()
+    ends, recorded = end_ids(processor, form), mark.resolved or {}
+    now = None if ends == (processor.eos_id,) else ", ".join(map(str, ends))
+    if recorded.get(ENDS) == now:
+        return
+    if made_nothing(context.folder):
+        kept = {key: value for key, value in recorded.items() if key != ENDS}
+        write_mark(path, replace(mark, resolved=kept if now is None else kept | {ENDS: now}))
+        return
+    before, here = recorded.get(ENDS, str(processor.eos_id)), now or str(processor.eos_id)
+    raise UserError(
+        f"stage {planned.name} was begun where answers end at id {before}, and here they end at {here}",
+        where=str(context.folder),
+        hint="eos_token_id of the target's generation_config.json was another, or was not read by the version that "
+        f"began it: restart={planned.name} runs the stage again (the old folder is kept aside)",
+    )

@@ -1,7 +1,7 @@
 """What a person watches while a stage runs: two live rows on a terminal, and a line now and then elsewhere.
 
-The first row has the stage, its purpose and what is left of the run; the second its progress, the time left at its
-current rate, and its latest numbers (loss and accuracy, or tau so far).
+The first row has the stage and its purpose; the second its progress, the time left at its current rate, and its latest
+numbers (loss and accuracy, or tau so far).
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import psutil
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
-from rich.segment import Segment
+from rich.console import Console, RenderableType
+from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from ...core import ranks
 from ...core.secrets import redact
 
 STEP = "step"  # what trainings count
-_EVERY_S = 10.0  # between two lines of a training where nobody watches
-_TOLD_S = 30.0  # and of other stages
-_LOOKED_S = 3.0  # that a stage must have worked before its rate is told
+_TRAINING_LINE_S = 10.0  # between two lines of a training where nobody watches
+_LINE_S = 30.0  # and of other stages
+_RATE_S = 3600.0  # that a rate is a mean over: some stages take minutes for one item
 _Item = TypeVar("_Item")
-# Seconds of an optimizer step, in a training that has a rate -> seconds of later stages that are known, and how many
-# stages have no known time; None: none has one.
-Behind = Callable[[float | None], tuple[float, int] | None]
 
 
 class StageLine:
@@ -40,59 +36,41 @@ class StageLine:
         about: the purpose of the stage.
         place: which stage of how many this is.
         live: whether a terminal shows rows that change; None: what `watched` says.
-        behind: what is known of the time of later stages; None: nothing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        about: str = "",
-        place: tuple[int, int] = (1, 1),
-        *,
-        live: bool | None = None,
-        behind: Behind | None = None,
-    ):
-        self.name, self._about, self._place = name, redact(about), place
+    def __init__(self, name: str, about: str = "", place: tuple[int, int] = (1, 1), *, live: bool | None = None):
+        self.name = name
         self._is_live = (watched() if live is None else live) and ranks.is_main()
-        self._behind = behind
-        self._began = time.monotonic()
-        self._unit, self._done, self._total, self._is_all = "", 0, 0, True
-        self._first, self._counted_from = 0, self._began  # what was done before this process counted, and since when
-        self._advanced = self._began  # when the last one was done
-        self._notes: list[str] = []  # the latest numbers, the most important first
-        self._printed, self._told = 0.0, self._began
+        number, of = place
+        self._rows = _Rows(f"stage {number} of {of} · {name}{': ' if about else ''}{redact(about)}", self._is_live)
+        self._task_id = self._rows.add_task("", total=None, visible=False, notes="")
+        self._printed = time.monotonic()
 
-    @contextmanager
-    def shown(self) -> Iterator[StageLine]:
+    def shown(self) -> AbstractContextManager[object]:
         """While this is entered, the terminal shows the rows; what is printed meanwhile stands above them."""
-        if not self._is_live:
-            yield self
-            return
-        console = _Terminal(
-            file=sys.stdout, soft_wrap=True, highlight=False
-        )  # long messages are the terminal's to wrap
-        # What goes to a file (`2> log`) goes on to the file.
-        with Live(self, console=console, refresh_per_second=2, redirect_stderr=sys.stderr.isatty()):
-            yield self
+        return self._rows
 
-    def count(self, unit: str, total: int, done: int = 0, *, is_share: bool = False, is_all: bool = True) -> None:
+    @property
+    def _task(self) -> Task:
+        return self._rows.tasks[0]
+
+    def count(self, unit: str, total: int, done: int = 0, *, is_share: bool = False) -> None:
         """The stage has `total` of these to do, of which an earlier process did `done`.
 
         Args:
             is_share: the total is this rank's share of them.
-            is_all: nothing else follows that takes time; else no time left is told.
         """
-        self._unit = f"rank {ranks.rank()}'s {unit}" if is_share and ranks.world_size() > 1 else unit
-        self._total, self._done, self._first, self._is_all = total, done, done, is_all
-        self._counted_from = time.monotonic()
+        unit = f"rank {ranks.rank()}'s {unit}" if is_share and ranks.world_size() > 1 else unit
+        self._rows.remove_task(self._task_id)
+        self._task_id = self._rows.add_task(unit, total=total or None, completed=done, notes="")
 
     def skip(self, done: int) -> None:
-        """So many more were done by an earlier process."""
-        self._done, self._first = self._done + done, self._first + done
+        """So many more were done by an earlier process: they do not enter the rate."""
+        self._task.completed += done
 
     def add(self, count: int) -> None:
         """So many more are done."""
-        self.advance(self._done + count)
+        self.advance(int(self._task.completed) + count)
 
     def counted(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items; each counts as done when the next one is asked for."""
@@ -102,10 +80,11 @@ class StageLine:
 
     def advance(self, done: int | None = None) -> None:
         """So many are done; None: one more."""
-        self._done = self._done + 1 if done is None else done
-        self._advanced = time.monotonic()
-        ranks.pulse().advance(f"{self._unit} {self._done} of {self._total}")
-        self._tell()
+        done = int(self._task.completed) + 1 if done is None else done
+        self._rows.update(self._task_id, completed=done)
+        ranks.pulse().advance(f"{self._task.description} {done} of {self._task.total or 0}")
+        if self._task.description != STEP:
+            self._print(_LINE_S)
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Numbers of a training. Values without a loss are a validation's and are printed at once."""
@@ -113,98 +92,67 @@ class StageLine:
             return
         if "loss" not in values:
             text = " ".join(f"{name.removeprefix('val_')} {value:.4f}" for name, value in values.items())
-            print(f"{self.name} {step}/{self._total} validation: {text}", flush=True)
+            print(f"{self.name} {step}/{self._task.total} validation: {text}", flush=True)
             return
-        self._notes = [
+        import torch  # not for a line that shows no training
+
+        is_on_gpu = torch.cuda.is_available()  # whose peak is told, and else what the process holds
+        memory = torch.cuda.max_memory_allocated() if is_on_gpu else psutil.Process().memory_info().rss
+        notes = [
             f"loss {values['loss']:.4f}",
             *(f"{name} {values[name]:.3f}" for name in ("accuracy", "top1", "top3") if name in values),
             f"{values['samples_per_s']:.1f} samples/s",
             f"{values['tokens_per_s']:.0f} tokens/s",
-            f"{_memory_gib():.1f} GiB",
+            f"{memory / 2**30:.1f} GiB",
         ]
-        if not self._is_live and (time.monotonic() - self._printed > _EVERY_S or step == self._total):
-            self._printed = time.monotonic()
-            print(f"{self.name} {step}/{self._total} {' '.join(self._notes)}", flush=True)
+        self._rows.update(self._task_id, notes=" · ".join(notes))
+        self._print(0.0 if step in (1, self._task.total) else _TRAINING_LINE_S)
 
     def note(self, *numbers: str) -> None:
         """The latest numbers of a stage that trains nothing."""
-        self._notes = [*numbers]
-        self._tell()
+        self._rows.update(self._task_id, notes=" · ".join(numbers))
+        self._print(_LINE_S)
 
-    def _tell(self) -> None:
-        """Where nobody watches, print how far a stage that trains nothing is, if it was long ago."""
-        is_told = not self._is_live and ranks.is_main() and self._unit not in ("", STEP)
-        if is_told and time.monotonic() - self._told > _TOLD_S:
-            self._told = time.monotonic()
-            print(f"{self.name} {' · '.join([*self._far(), *self._notes])}", flush=True)
+    def _print(self, every_s: float) -> None:
+        """Print how far the stage is, where nobody watches and the last line is that old."""
+        task, now = self._task, time.monotonic()
+        if self._is_live or not ranks.is_main() or now - self._printed < every_s:
+            return
+        self._printed = now
+        far = f"{int(task.completed):,}" + (f"/{task.total:,}" if task.total else "")
+        left = f"{clock(task.time_remaining)} left" if task.time_remaining else clock(task.elapsed or 0.0)
+        parts = (f"{self.name} {task.description} {far}", left, task.fields["notes"])
+        print(" · ".join(filter(None, parts)), flush=True)
 
-    def rows(self, width: int) -> list[str]:
-        """One row until something is counted, then two, each in at most `width` cells of a terminal. Of the first what
-        the stage is for is cut, and then what is left of the run; of the second the last numbers go.
-        """
-        number, of = self._place
-        left = self._left()
-        head, gone = f"stage {number} of {of} · {self.name}", time.monotonic() - self._began
-        if not self._unit:
-            return [self._first_row(head, clock(gone), width)]
-        far, short = self._far()
-        long = f"{short} of about {clock(gone + left)}" if left else short
-        # Loss and accuracy are missed more than the stage's whole time, and the rest less.
-        notes, most = self._notes, min(2, len(self._notes))
-        forms = [*((long, n) for n in range(len(notes), most - 1, -1)), *((short, n) for n in range(most, -1, -1))]
-        seconds = [" · ".join([far, how_long, *notes[:count]]) for how_long, count in forms]
-        second = next((row for row in seconds if cell_len(row) <= width), None) or _cut(seconds[-1], width)
-        return [self._first_row(head, self._of_run(left), width), second]
 
-    def _far(self) -> tuple[str, str]:
-        """How many are done, and the time left, or gone."""
-        left = self._left()
-        far = f"{self._unit} {self._done:,}/{self._total:,}" if self._total else f"{self._unit} {self._done:,}"
-        return far, f"{clock(left)} left" if left else clock(time.monotonic() - self._began)
+class _Rows(Progress):
+    """A title, and below it one task."""
 
-    def _first_row(self, head: str, tail: str, width: int) -> str:
-        ends = f" · {tail}" if tail and cell_len(head) + 3 + cell_len(tail) <= width else ""
-        room = width - cell_len(head) - cell_len(ends)
-        about = f": {self._about}" if self._about else ""
-        if cell_len(about) > room and room <= 20 and ends:  # rather what it is for than what is left of the run
-            ends, room = "", width - cell_len(head)
-        if cell_len(about) > room:
-            about = _cut(about, room) if room > 20 else ""
-        row = head + about + ends
-        return row if cell_len(row) <= width else _cut(row, width)
+    def __init__(self, title: str, is_live: bool):
+        self._title = Text(title, no_wrap=True, overflow="ellipsis")
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            _Notes(),
+            console=_Terminal(file=sys.stdout, soft_wrap=True, highlight=False),  # a terminal wraps messages
+            refresh_per_second=2,
+            speed_estimate_period=_RATE_S,
+            redirect_stderr=sys.stderr.isatty(),  # what goes to a file (`2> log`) goes on to the file
+            get_time=time.monotonic,
+            disable=not is_live,
+        )
 
-    def _left(self) -> float | None:
-        """Seconds of this stage, at the rate of this process: what an earlier one did took a time that is not known.
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self._title
+        yield self.make_tasks_table(self.tasks)
 
-        None: it has no rate yet. 0: all is done.
-        """
-        counted, done = self._advanced - self._counted_from, self._done - self._first
-        if not self._is_all or not self._total or done < 1 or counted < _LOOKED_S:
-            return None
-        if self._done >= self._total:
-            return 0.0
-        # Between two updates it counts down, by the one that is under way at most.
-        each = counted / done
-        return each * (self._total - self._done) - min(time.monotonic() - self._advanced, each)
 
-    def _of_run(self, left: float | None) -> str:
-        """What is left of the run: this stage, and the optimizer steps of later ones at the rates of this run."""
-        if self._behind is None or left is None:
-            return ""
-        is_training = self._unit == STEP
-        step_s = (self._advanced - self._counted_from) / (self._done - self._first) if is_training else None
-        if (known := self._behind(step_s)) is None:
-            return ""
-        seconds, others = known
-        untimed = f" + {others} stage{'s' * (others > 1)} without a rate" if others else ""
-        return f"run: about {clock(left + seconds)} left{untimed}"
+class _Notes(ProgressColumn):
+    """A task's latest numbers, the most important first: where a terminal is narrow, the last ones are cut."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # A terminal that writes into its last column begins a new line, so that one stays free. Never as markup.
-        for number, row in enumerate(self.rows(options.max_width - 1)):
-            if number:
-                yield Segment.line()
-            yield Segment(row)
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["notes"], no_wrap=True, overflow="ellipsis")
 
 
 class _Terminal(Console):
@@ -224,11 +172,6 @@ def watched() -> bool:
     return bool(is_terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown") and not os.environ.get("CI"))
 
 
-def _cut(text: str, width: int) -> str:
-    """A text that is longer, in `width` cells: a character of some scripts takes two."""
-    return f"{set_cell_size(text, width - 1).rstrip()}…"
-
-
 def of_shards(total: int, per_shard: int, mine: Collection[int], left: Collection[int]) -> tuple[int, int]:
     """How many samples this rank's shards have, and how many of them lie in shards that an earlier process finished.
 
@@ -246,12 +189,3 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _memory_gib() -> float:
-    """The memory of this rank: the GPU's peak where there is one, else what the process holds."""
-    import torch  # not for a line that shows no training
-
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return psutil.Process().memory_info().rss / 2**30

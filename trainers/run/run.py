@@ -15,7 +15,7 @@ from ...core.files import full_disk_is_told, sweep
 from ...core.placement import num_gpus
 from ...core.results import BEGUN, DONE, read_mark
 from .context import Context
-from .finished_stages import InputCheck, unreadable, write_done
+from .finished_stages import check_inputs, unreadable, write_done
 from .matching import (
     FINGERPRINTS,
     begin_anew,
@@ -28,11 +28,9 @@ from .matching import (
     stage_state,
     write_begun,
 )
-from .precision import settled_stage
+from .precision import record_ends, settled_stage
 from .progress import StageLine
-from .recorded_ends import record_ends
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
-from .run_time import RunTime
 from .stage import Planned
 from .stopping import Stop
 from .tracked import tracked
@@ -64,23 +62,20 @@ def run_stages(
             stage that is not as it was written and that a stage would read now.
         Stopped: SIGTERM or SIGINT, at any moment before the last stage has finished; what is done is saved.
     """
-    inputs = InputCheck(output, say)
     # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
         ranks.on_main(check_stages, plan, output, chosen, restart)
-    ranks.on_main(look_at_results, plan, chosen, restart, inputs)
+    ranks.on_main(look_at_results, plan, chosen, restart, output)
     if restart is not None:
         stale = built_on(plan, restart)
         ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
     with Stop(say) as stop:
         running = [planned.name for planned in plan if chosen is None or planned.name in chosen]
-        to_do = [p for p in plan if p.name in running and not is_done(p, output)] if ranks.is_main() else []
-        times = RunTime(to_do)
         for planned in plan:
             if chosen is None or planned.name in chosen:
                 place = running.index(planned.name) + 1, len(running)
-                line = StageLine(planned.name, planned.stage.purpose, place, behind=partial(times.behind, planned.name))
-                _run_stage(planned, make_context, stop, inputs, line, say)
+                line = StageLine(planned.name, planned.stage.purpose, place)
+                _run_stage(planned, make_context, stop, output, line, say)
         # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()
 
@@ -89,28 +84,28 @@ def _run_stage(
     planned: Planned,
     make_context: MakeContext,
     stop: Stop,
-    inputs: InputCheck,
+    output: Path,
     line: StageLine,
     say: Callable[[str], None],
 ) -> None:
     """Pass over a finished stage, or run it."""
     ranks.pulse().enter(planned.name)
-    folder = inputs.output / planned.name
+    folder = output / planned.name
     # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
-    state = ranks.on_main(stage_state, planned, inputs.output)
+    state = ranks.on_main(stage_state, planned, output)
     if state == "finished":
         say(f"stage {planned.name}: finished before, same inputs")
         ranks.on_main(_write_begun, planned, folder, say)
         return
     stop.agree(f"before stage {planned.name}")
     # Again, since hours may have passed; what has not changed since is not read again.
-    ranks.on_main(inputs.check, planned, sorted({*planned.inputs.values()}))
+    ranks.on_main(check_inputs, planned, sorted({*planned.inputs.values()}), output)
     say(f"stage {planned.name}")
     # As the folder was begun: a plan made where an earlier stage's data is missing has another fingerprint, and
     # checkpoints and shards would be refused.
     planned = replace(planned, fingerprint=ranks.on_main(_begin, planned, folder, say))
     start = time.monotonic()
-    makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
+    makers = {thing: output / maker for thing, maker in planned.inputs.items()}
     made = make_context(planned, folder, makers, stop, line)
     with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
         ranks.on_main(record_ends, context, planned)
@@ -120,20 +115,18 @@ def _run_stage(
     ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
 
 
-def look_at_results(
-    plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, inputs: InputCheck
-) -> None:
+def look_at_results(plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, output: Path) -> None:
     """Look at what the stages that will run read of finished ones. Rank 0's.
 
     Raises:
         UserError: a file is not as its stage wrote it.
     """
-    stale, output = built_on(plan, restart), inputs.output
+    stale = built_on(plan, restart)
     for planned in plan:
         is_chosen = chosen is None or planned.name in chosen
         if is_chosen and (planned.name in stale or not is_done(planned, output)):
             makers = sorted({*planned.inputs.values()} - stale)
-            inputs.check(planned, [maker for maker in makers if done(output / maker) is not None])
+            check_inputs(planned, [maker for maker in makers if done(output / maker) is not None], output)
 
 
 def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> str:

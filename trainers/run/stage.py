@@ -159,10 +159,6 @@ class Stage(Section):
         """The memory of one training step on its fullest GPU, in a dry run; None: not counted."""
         return None
 
-    def training(self, plan: Planned) -> TrainingLength | None:
-        """How long it trains, as far as is known without reading data; None: it trains nothing."""
-        return None
-
     def unread(self) -> Mapping[str, str]:
         """Field -> why nothing reads it beside the other settings. Such fields cannot be set, and are not shown."""
         return {}
@@ -195,21 +191,6 @@ class Stage(Section):
     def _as_read(self, write: SerializerFunctionWrapHandler) -> JsonObject:
         hidden = {key for name in self.unread() for key in (name, type(self).model_fields[name].alias)}
         return {key: value for key, value in write(self).items() if key not in hidden}
-
-
-@dataclass(frozen=True)
-class TrainingLength:
-    """How long a stage trains.
-
-    Args:
-        what: is trained and where its target's states come from; trainings alike take about as long for each row.
-        steps: of the optimizer; None: not known before the data is read.
-        batch_size: rows of a step.
-    """
-
-    what: tuple[str, ...]
-    steps: int | None
-    batch_size: int
 
 
 class WholeRecipe(Protocol):

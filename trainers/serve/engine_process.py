@@ -51,7 +51,6 @@ class EngineProcess:
         python: the interpreter of its environment.
         key: of the section that names it, for errors.
         timeout_s: without a sign of it, after which it is taken for hung.
-        devices: the GPUs that it sees, as CUDA_VISIBLE_DEVICES has them; None: those of this process.
         say: prints a line for people.
 
     Raises:
@@ -69,10 +68,9 @@ class EngineProcess:
         stop: Stop,
         key: str = "engine",
         timeout_s: float = 3600.0,
-        devices: str | None = None,
         say: Callable[[str], None] = lambda text: None,
     ):
-        self.folder, self.stop, self.python, self.devices = folder, stop, python, devices
+        self.folder, self.stop, self.python = folder, stop, python
         self.key, self.timeout_s, self.say = key, timeout_s, say
         self.worker, self.log = _WORKERS / f"{kind}_worker.py", folder / "log.txt"
         self.num_starts = 0
@@ -230,7 +228,6 @@ class EngineProcess:
         (self.folder / "ready").unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in _OURS}  # it is no rank of ours
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
-        environment |= {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
         self._process = start_program(self.python, self.worker, self.folder, self.log, environment)
         self._started_s = time.monotonic()
 

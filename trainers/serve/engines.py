@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import Field
 
 from .engine_evaluation import VllmEvaluation
-from .engine_section import SglangEngine, VllmEngine
+from .engine_section import VllmEngine
 from .target_engine import TransformersEngine
 
 # Of stages that want the target's answers or states.
-EngineSection = Annotated[TransformersEngine | VllmEngine | SglangEngine, Field(discriminator="kind")]
+EngineSection = Annotated[TransformersEngine | VllmEngine, Field(discriminator="kind")]
 # Of an evaluation.
 EvaluationEngine = Annotated[TransformersEngine | VllmEvaluation, Field(discriminator="kind")]

@@ -15,18 +15,17 @@ from torch import Tensor
 
 from ...core.batch import Batch, Request
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.pictures import TEXT, Picture, one_placeholder_each
 from ...core.positions import place_positions
 from ...core.states import Taps, TargetStates
 from ...data.families.processor import Processor
 from ...models.decoding.batched import Written
-from ...models.decoding.warp import Warp
 from ...models.hub import num_deepstack
 from ...models.targets.language import kept_states
 from .engine_answers import Asked, Job
 from .engine_pictures import shown
 from .engine_process import EngineProcess
-from .engine_settings import ServedSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -37,14 +36,19 @@ class ServedAnswers:
 
     def __init__(
         self,
-        section: ServedSettings,
         process: EngineProcess,
         processor: Processor,
-        warp: Warp,
+        sampling: Callable[..., JsonObject],
         ends: Sequence[int],
         never: Collection[int],
     ):
-        self.section, self.process, self.processor, self.warp, self.ends = section, process, processor, warp, ends
+        """
+        Args:
+            sampling: (seed, limit, ends, never) -> how an answer is drawn, in the engine's words.
+            ends: ids of the end tokens.
+            never: ids that no answer has.
+        """
+        self.process, self.processor, self.sampling, self.ends = process, processor, sampling, ends
         # The strongest that engines take; an id that comes all the same is refused.
         self._bias = dict.fromkeys(never, -100.0)
         self._never = frozenset(never)
@@ -59,7 +63,7 @@ class ServedAnswers:
             pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
                                  strict=True))  # fmt: skip
             ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
-            sampling = self.section.sampling(self.warp, seed=seed, limit=limit, ends=self.ends, never=self._bias)
+            sampling = self.sampling(seed=seed, limit=limit, ends=self.ends, never=self._bias)
             asked.append({"ids": ids, "pictures": names, "sampling": sampling})
         of = [Asked(r.name, r.ids, limit) for r, limit in zip(requests, limits, strict=True)]
         job = Job(of, self.processor.num_token_ids, self._never, ends=set(self.ends))

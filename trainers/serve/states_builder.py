@@ -99,7 +99,7 @@ def count_samples(samples: StatesSamples, context: Context) -> Counts:
     """Counts all samples; each rank counts its share."""
     path = context.folder / "cache" / "counts"
     line = context.progress
-    line.count("sample counted", len(ranks.share(len(samples))), is_share=True, is_all=False)
+    line.count("sample counted", len(ranks.share(len(samples))), is_share=True)
     mine = samples.count_all(path, rank=ranks.rank(), world_size=ranks.world_size(), watch=line.counted)
     return joined_counts(ranks.gather(mine))
 

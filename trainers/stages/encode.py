@@ -169,7 +169,7 @@ def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -
         if ranks.is_main():
             first = next_number(database)
             line = context.progress
-            line.count("duplicates: picture", num_items(source), first, is_all=False)
+            line.count("duplicates: picture", num_items(source), first)
             items = line.counted(context.stop.watch(read(source, first), "while duplicates were looked for"))
             find_duplicates(((i.number, i.where, i.image) for i in usable(items)), database)
     return Duplicates(database)

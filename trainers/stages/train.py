@@ -19,9 +19,9 @@ from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
-from ..estimate.train_stage import start_line, told_steps
+from ..estimate.train_stage import start_line
 from ..run.context import Context
-from ..run.stage import Planned, TrainingLength, other_drafters
+from ..run.stage import Planned, other_drafters
 from ..train.engine import init_distributed
 from ..train.fit import fit, seed_all
 from ..train.loop import Training
@@ -86,16 +86,6 @@ class TrainStage(TrainSettings):
         """Nothing, where it trains another model, or a drafter of its own; a captioner is built as the draft is."""
         is_read = self.model in ("drafter", "captioner") and self.own_drafter is None
         return super().reads_of_drafter(drafter) if is_read else None
-
-    def alike(self) -> tuple[str, ...]:
-        """What trainings must have in common, beside model and kind of drafter, for rows to take about as long."""
-        return ()
-
-    def training(self, plan: Planned) -> TrainingLength:
-        """Steps as in a dry run, but for data on disk, which would have to be read."""
-        drafter = plan.trained_drafter
-        what = (self.model, "" if drafter is None else drafter.kind, *self.alike())
-        return TrainingLength(what, told_steps(plan), self.batch_size)
 
     def describe(self, plan: Planned) -> list[str]:
         started = [] if self.outside is None else [start_line(self.outside)]

@@ -66,9 +66,6 @@ class TrainRecords(RecordsSettings, TrainStage):
             runs["validation.against_target"] = "set it to false"
         return runs
 
-    def alike(self) -> tuple[str, ...]:
-        return ("" if self.objective is None else self.objective.kind, *self.trainable)
-
     def _is_of_drafts(self, plan: Planned) -> bool:
         drafter: DrafterConfig | None = self.drafter or plan.recipe.drafter
         return self.model != "target" or drafter is None or drafter.base_kind == "lvlm"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 from ...core.refused import Refused
@@ -13,7 +12,7 @@ from ..estimate.train_memory import head_memory
 from ..estimate.train_stage import describe_head, head_length
 from ..run.context import Context
 from ..run.hardware import Memory
-from ..run.stage import Planned, TrainingLength
+from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
 from ..train.fit import FitSettings
 from ..train.loop import Training
@@ -59,13 +58,6 @@ class TrainStates(StatesSettings, TrainHead):
     def runs_target(self) -> dict[str, str]:
         hint = "cache the states first: a stage of kind cache, then source: {kind: cached}"
         return ({} if self.source.kind == "cached" else {"source": hint}) | super().runs_target()
-
-    def alike(self) -> tuple[str, ...]:
-        return (self.source.kind,)
-
-    def training(self, plan: Planned) -> TrainingLength:
-        length = super().training(plan)
-        return length if self.visual_share is None else replace(length, steps=self.steps)
 
     def memory(self, plan: Planned) -> Memory | None:
         return head_memory(self, plan.recipe, head_length(plan))

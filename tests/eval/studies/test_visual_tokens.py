@@ -15,11 +15,11 @@ from draftsmith.eval.policies import Chain
 from draftsmith.eval.studies import visual_tokens as analysis
 from draftsmith.eval.studies.visual_tokens import Question, attention_shares, importance, kinds_of, retention
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.decoding.captured import PassGraphs
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.fast.cuda_graphs import Graphs
 from draftsmith.models.targets.base import Taps
 from family_checks import longer
 from test_head_decoding import loud_head, settings_of
@@ -235,6 +235,6 @@ def test_where_a_head_looks_is_read_of_eager_passes(kind):
     drafter = config.drafter(loud_head(config, big), big)
     asked = tiny.request(0, images=1)
     expected = analysis.head_shares(big, drafter, asked)
-    drafter.graphs = graphs = PassGraphs(torch.device("cpu"), (256,), (1, 4, 8), partial(Cache, 1))
+    drafter.graphs = graphs = Graphs(torch.device("cpu"), 100, partial(Cache, 1))
     assert analysis.head_shares(big, drafter, asked) == expected
     assert drafter.graphs is graphs and graphs.num_replayed == 0

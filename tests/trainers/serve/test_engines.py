@@ -6,6 +6,7 @@ itself is in `test_vllm.py`.
 
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import engine_section, served
 from draftsmith.trainers.serve.engine_pictures import shown
-from draftsmith.trainers.serve.engine_section import SglangEngine, VllmEngine
+from draftsmith.trainers.serve.engine_section import VllmEngine
 from draftsmith.trainers.serve.engines import EngineSection
 from draftsmith.trainers.serve.states_builder import looked_ahead
 from draftsmith.trainers.stages.cache import CacheStage
@@ -165,7 +166,7 @@ def test_every_request_has_its_own_seed_and_limit():
     engine = SimpleNamespace(submit=lambda asked, pictures: submitted.extend(asked))
     section = TypeAdapter(EngineSection).validate_python(VLLM)
     writes = served.ServedAnswers(
-        section, engine, SimpleNamespace(eos_id=2, num_token_ids=64), Warp(1.0), ends=(2,), never=(5,)
+        engine, SimpleNamespace(eos_id=2, num_token_ids=64), partial(section.sampling, Warp(1.0)), ends=(2,), never=(5,)
     )
     writes.begin([request(seed, images=0) for seed in range(3)], limits=[7, 8, 9], seeds=[11, 12, 13])
     sampling = [one["sampling"] for one in submitted]
@@ -245,7 +246,6 @@ def test_what_an_engine_cannot_do_is_refused(made):
         ("log-probabilities", RegenerateStage(**answers, keep_logprobs=4), llava, None),
         ("follows from the recipe",
          RegenerateStage(**answers | {"engine": VLLM | {"options": {"max_model_len": 5}}}), llava, None),
-        ("sglang hands out no hidden states of a llava", CacheStage(**states, engine={"kind": "sglang"}), llava, HEAD),
         ("no hidden states of a llava_next", CacheStage(**states, engine=VLLM), tiled, HEAD),
         ("no hidden states of a llava_next", stage(made, source={"kind": "online", "engine": VLLM}), tiled, HEAD),
     ):  # fmt: skip
@@ -273,10 +273,27 @@ def test_no_engine_is_named_in_what_has_none(made, tmp_path):
     assert "engine" not in ShardReader(cached(made, tmp_path / "run", HEAD).folder / "states").identity
 
 
-@pytest.mark.parametrize("engine", [VllmEngine(kind="vllm"), SglangEngine(kind="sglang")])
-def test_engines_are_told_every_end(engine):
-    sampling = engine.sampling(Warp(), seed=0, limit=4, ends=(2, 7, 9), never={})
+def test_an_engine_is_told_every_end():
+    sampling = VllmEngine(kind="vllm").sampling(Warp(), seed=0, limit=4, ends=(2, 7, 9), never={})
     assert sampling["stop_token_ids"] == [2, 7, 9] and sampling["ignore_eos"]
+
+
+@pytest.mark.parametrize("stage", [CacheStage, RegenerateStage])
+def test_engines_that_are_gone_are_refused_with_those_that_are_there(made, stage):
+    kind = "cache" if stage is CacheStage else "regenerate"
+    fails_with("expected tags", stage, kind=kind, data=made.data, engine={"kind": "sglang"}, error=ValueError)
+
+
+def test_a_node_has_one_engine(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_section.ranks, "any_rank", lambda value: True)
+    section = VllmEngine(kind="vllm")
+    with (
+        pytest.raises(UserError, match="several ranks run on one node"),
+        engine_section.engine_process(
+            section, SimpleNamespace(name="answers"), key="engine", layers=None, max_length=8, most_pictures=0
+        ),
+    ):
+        pass
 
 
 def test_a_serving_engine_has_a_number_of_gpus_of_its_own():

@@ -20,7 +20,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.trainers.run.stopping import Stop, Stopped
 from draftsmith.trainers.serve import engine_process as process
-from draftsmith.trainers.serve import rank_engine as opened
+from draftsmith.trainers.serve import engine_section
 from draftsmith.trainers.serve.engine_answers import Asked, Job
 from draftsmith.trainers.serve.engine_process import EngineProcess
 from draftsmith.trainers.serve.workers import draftsmith_jobs
@@ -168,7 +168,7 @@ def test_two_runs_never_share_a_folder(engine, tmp_path):
         job = running.submit(request(1), {})
         fails_with(rf"another run's engine(.|\n)*process {os.getpid()}(.|\n)*x.engine.scratch", engine, ANSWER)
         assert answers(running, job, 1) == [1]
-    places = {opened._own(Path("/dev/shm/x"), tmp_path / above / "run" / "head") for above in ("a", "b")}
+    places = {engine_section._own(Path("/dev/shm/x"), tmp_path / above / "run" / "head") for above in ("a", "b")}
     assert len(places) == 2 and all(place.name.startswith("run-head-") for place in places)
 
 
