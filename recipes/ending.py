@@ -11,7 +11,7 @@ from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json
 from ..core.json_types import JsonObject
 from ..core.section import written_kind
-from ..eval.run_tables import Cell, cells
+from ..eval.run_reports import Cell, cells
 from ..trainers.publish.lineage import finished
 from .announce import shown_place
 from .schema import Recipe

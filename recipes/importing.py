@@ -25,8 +25,6 @@ from ..models.drafters.base import TargetIdentity
 from ..models.drafters.eagle_images import save_eagle
 from ..models.drafters.lvlm import save_lvlm
 from ..models.drafters.made_for import tested_with
-from ..models.families.generators import mirrored_in
-from ..models.families.table import IMAGE_SECTIONS, family_of
 from ..models.folders import find_folder, read_values
 from ..models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
 from ..models.formats.dflash import BLOCK_KINDS
@@ -34,6 +32,8 @@ from ..models.formats.heads import LanguageHead
 from ..models.hub import read_config, target_embedding
 from ..models.shipped import opened_target, shipped_name
 from ..models.targets.base import language_shape
+from ..models.targets.generators import mirrored_in
+from ..models.targets.table import IMAGE_SECTIONS, family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

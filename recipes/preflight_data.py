@@ -29,7 +29,7 @@ from ..data.stage_folders import DATASET_FOLDER
 from ..data.suites.suite import INDEX, read_index
 from ..data.suites.turn_files import PUBLISHED, published_files, published_records
 from ..data.suites.turn_sets import TURN_SETS
-from ..models.families.generators import AnyTarget, image_section
+from ..models.targets.generators import AnyTarget, image_section
 from ..trainers.estimate.data import learns_answers
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.run.context import Context

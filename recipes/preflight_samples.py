@@ -26,11 +26,11 @@ from ..data.records.skipped import Listed
 from ..data.sources import answered
 from ..models.drafters.lvlm import LvlmConfig
 from ..models.drafters.plain_module import ShapeAlone
-from ..models.families.generators import language_section
-from ..models.families.load import target_config
-from ..models.families.sizes import empty_model
-from ..models.families.table import family_of, training_of
 from ..models.targets.base import Taps
+from ..models.targets.generators import language_section
+from ..models.targets.load import target_config
+from ..models.targets.sizes import empty_model
+from ..models.targets.table import family_of, training_of
 from ..trainers.estimate.counted import META, most_bytes
 from ..trainers.estimate.models import target_shape
 from ..trainers.estimate.train_memory import synthetic_batch

@@ -26,8 +26,8 @@ from ..core.tracking import TrackingConfig
 from ..data.captioned.prompts import PromptSource
 from ..models.drafters import DRAFTER, AnyDrafter
 from ..models.drafters.base import DrafterConfig
-from ..models.families.generators import AnyTarget
-from ..models.families.table import REFUSED
+from ..models.targets.generators import AnyTarget
+from ..models.targets.table import REFUSED
 from ..trainers.run.deepspeed_section import EngineConfig
 from ..trainers.run.hardware import Hardware
 from ..trainers.run.stage import Stage

@@ -25,7 +25,7 @@ from pydantic_core import PydanticUndefined
 
 # Page -> its title, and the modules whose sections stand there. The longest that fits is taken.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "targets": ("Targets", ("models.targets", "models.families")),
+    "targets": ("Targets", ("models.targets",)),
     "drafters": ("Drafters", ("models.drafters",)),
     "evaluation": ("Evaluation", ("eval", "trainers.evaluate", "trainers.stages.evaluate")),
     "data": ("Data", ("data",)),

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from command_line import prints
-from draftsmith.models.families import sizes
 from draftsmith.models.hub import pinned_config
+from draftsmith.models.targets import sizes
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.load import load

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from draftsmith.eval.run_folders import read_runs
+from draftsmith.eval.run_reports import read_runs
 from draftsmith.recipes.comparison import over_seeds
 
 CELL = {

@@ -13,7 +13,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.families.generators import Generator, load_generator
+from draftsmith.models.targets.generators import Generator, load_generator
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.run.progress import StageLine

@@ -20,8 +20,8 @@ from ...data.media import ImageReader
 from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Selection, Share, are_present, is_mixture
 from ...data.records.records import RecordFile
-from ...models.families.generators import language_section
 from ...models.hub import config_value
+from ...models.targets.generators import language_section
 from ..run.stage import Planned
 from ..train.settings import RecordsSettings
 

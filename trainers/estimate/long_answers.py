@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ...core.errors import UserError
 from ...core.json_types import listed
 from ...core.section import Section, parts
-from ...models.families.load import target_config
 from ...models.hub import config_value
+from ...models.targets.load import target_config
 from ..run.stage import Planned
 from .models import target_shape
 

@@ -17,8 +17,8 @@ from ...eval.contrasts import Comparison
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.captioners import CaptionerConfig
-from ...models.families.generators import AnyTarget
-from ...models.families.load import TargetConfig
+from ...models.targets.generators import AnyTarget
+from ...models.targets.load import TargetConfig
 from ..run.stage import Stage
 from ..serve.engines import EvaluationEngine
 from ..serve.target_engine import TransformersEngine

@@ -18,8 +18,8 @@ from ...core.refused import Refused
 from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
-from ...models.families.load import TargetConfig
+from ...models.targets.generators import AnyTarget
+from ...models.targets.load import TargetConfig
 from .context import Context
 from .deepspeed_section import EngineConfig
 from .hardware import Hardware, Memory

@@ -10,8 +10,8 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
 from ...models.formats.export import Exported
+from ...models.targets.generators import AnyTarget
 from .engine_section import VllmEngine
 from .target_engine import DecodedBy, Evaluated
 

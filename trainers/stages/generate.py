@@ -34,7 +34,7 @@ from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
 from ...data.stage_folders import DATASET_FOLDER, TOKENIZER
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 

@@ -29,7 +29,7 @@ from ...data.shards.shards import claim
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage

@@ -31,7 +31,7 @@ from ...data.families.table import picture_family_of
 from ...eval.published import assemble
 from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..publish import folder as folders
 from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section

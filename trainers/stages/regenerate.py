@@ -23,7 +23,7 @@ from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, fini
 from ...data.stage_folders import CODES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..estimate.data import on_disk, samples
 from ..run.context import Context
 from ..run.progress import of_shards

@@ -18,7 +18,7 @@ from ...core.errors import did_you_mean
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..estimate.train_stage import start_line
 from ..run.context import Context
 from ..run.stage import Planned, other_drafters
