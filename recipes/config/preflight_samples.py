@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..core.batch import TEXT, Batch, Request
-from ..core.errors import UserError, first_line
-from ..core.words import counted
-from ..data.collate import Sample, collate
-from ..data.dataset import ConversationDataset
-from ..data.families.processor import Processor
-from ..data.records.mixture import Name
-from ..data.records.skipped import Listed
-from ..data.sources import answered
-from ..models.drafters.lvlm import LvlmConfig
-from ..models.drafters.plain_module import ShapeAlone
-from ..models.targets.base import Taps
-from ..models.targets.generators import language_section
-from ..models.targets.load import target_config
-from ..models.targets.sizes import empty_model
-from ..models.targets.table import family_of, training_of
-from ..trainers.estimate.counted import META, most_bytes
-from ..trainers.estimate.models import target_shape
-from ..trainers.estimate.train_memory import synthetic_batch
-from ..trainers.estimate.train_stage import model_of
-from ..trainers.run.stage import Planned, WholeRecipe
-from ..trainers.train.preflight import render
-from ..trainers.train.settings import RecordsSettings, StatesSettings
+from ...core.batch import TEXT, Batch, Request
+from ...core.errors import UserError, first_line
+from ...core.words import counted
+from ...data.collate import Sample, collate
+from ...data.dataset import ConversationDataset
+from ...data.families.processor import Processor
+from ...data.records.mixture import Name
+from ...data.records.skipped import Listed
+from ...data.sources import answered
+from ...models.drafters.lvlm import LvlmConfig
+from ...models.drafters.plain_module import ShapeAlone
+from ...models.targets.base import Taps
+from ...models.targets.generators import language_section
+from ...models.targets.load import target_config
+from ...models.targets.sizes import empty_model
+from ...models.targets.table import family_of, training_of
+from ...trainers.estimate.counted import META, most_bytes
+from ...trainers.estimate.models import target_shape
+from ...trainers.estimate.train_memory import synthetic_batch
+from ...trainers.estimate.train_stage import model_of
+from ...trainers.run.stage import Planned, WholeRecipe
+from ...trainers.train.preflight import render
+from ...trainers.train.settings import RecordsSettings, StatesSettings
 from .finding import Finding, fault, ok, tried, warning
 
 if TYPE_CHECKING:

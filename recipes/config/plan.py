@@ -9,21 +9,21 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.errors import UserError, did_you_mean
-from ..core.fields import PLACES
-from ..core.json_types import Json, JsonObject, listed, object_at, parts, text_at
-from ..core.secrets import redact_tree
-from ..core.section import FINGERPRINT
-from ..core.weights_identity import weights_identity
-from ..data.records.mixture import identities
-from ..data.records.records import file_identity
-from ..data.records.tars import expand_paths
-from ..data.suites.suite import INDEX, suite_identity
-from ..data.suites.turn_sets import TURN_SETS
-from ..models.shipped import shipped_folder
-from ..trainers.run.finished_stages import named_weights
-from ..trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
-from ..trainers.run.stage import Planned, Stage
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import PLACES
+from ...core.json_types import Json, JsonObject, listed, object_at, parts, text_at
+from ...core.secrets import redact_tree
+from ...core.section import FINGERPRINT
+from ...core.weights_identity import weights_identity
+from ...data.records.mixture import identities
+from ...data.records.records import file_identity
+from ...data.records.tars import expand_paths
+from ...data.suites.suite import INDEX, suite_identity
+from ...data.suites.turn_sets import TURN_SETS
+from ...models.shipped import shipped_folder
+from ...trainers.run.finished_stages import named_weights
+from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ...trainers.run.stage import Planned, Stage
 from .preflight_data import sections as data_sections
 from .schema import Recipe
 
