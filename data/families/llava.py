@@ -173,9 +173,8 @@ class LlavaFamily(PictureFamily):
         return None
 
     def read(self, files: Files) -> Processor:
-        # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
-        patch, pinpoints = files.settings.get("patch_size") or 14, files.settings.get("image_grid_pinpoints") or ()
-        made = self.processor(files.tokenizer, tile_images(files), int(patch), files.key)
+        pinpoints = files.settings.get("image_grid_pinpoints") or ()
+        made = self.processor(files.tokenizer, tile_images(files), files.patch_size, files.key)
         return replace(made, resolutions=tuple((int(a), int(b)) for a, b in pinpoints))
 
     def processor(self, tokenizer: PreTrainedTokenizerFast, images: object, patch_size: int, key: str) -> Processor:

@@ -87,6 +87,17 @@ class Files:
             return pil(name)(**self.published)
         return pil(name).from_pretrained(self.source, revision=self.revision)
 
+    @property
+    def patch_size(self) -> int:
+        """Side in pixels of the tower's patches. Raises `UserError` where neither these files nor the model's say."""
+        patch = self.settings.get("patch_size")
+        if not isinstance(patch, int):
+            raise UserError(
+                f"{self.key}: neither its files nor a config.json beside them say patch_size", where=str(self.source),
+                hint="write patch_size, the side in pixels of the tower's patches, into processor_config.json",
+            )  # fmt: skip
+        return patch
+
 
 @dataclass(frozen=True)
 class PictureFamily:
