@@ -7,21 +7,21 @@ import sys
 from pathlib import Path
 
 from ...core.pages import page
-from ..finding import report, warning
-from ..launch import say
-from ..load import load
-from ..uncollected import leave_at_once
+from ..config.finding import report, warning
+from ..config.launch import say
+from ..config.load import load
+from ..config.uncollected import leave_at_once
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
 def _run(options: argparse.Namespace) -> int:
-    from .. import checks
-    from ..dry_run import dry_run
-    from ..health import room
-    from ..plan import plan
-    from ..preflight_parallel import check_parallel
-    from ..preflight_samples import model_findings
-    from ..preflight_weights import models_findings
+    from ..config import checks
+    from ..config.dry_run import dry_run
+    from ..config.health import room
+    from ..config.plan import plan
+    from ..config.preflight_parallel import check_parallel
+    from ..config.preflight_samples import model_findings
+    from ..config.preflight_weights import models_findings
 
     leave_at_once()
     loaded = load(recipe_arguments(options))

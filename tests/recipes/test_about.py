@@ -2,9 +2,9 @@
 
 import pytest
 from command_line import prints
-from draftsmith.recipes.files import demo_names
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.files import demo_names
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 
 
 @pytest.mark.parametrize("name", demo_names())

@@ -21,9 +21,9 @@ from draftsmith.data.records.table_records import TableRecords
 from draftsmith.data.records.tar_records import TarRecords
 from draftsmith.eval.quality.measure import QualityConfig
 from draftsmith.models.drafters.base import DrafterConfig
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import _outside, _settings, plan
-from draftsmith.recipes.schema import Recipe
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import _outside, _settings, plan
+from draftsmith.recipes.config.schema import Recipe
 from draftsmith.trainers.evaluate.probe_settings import Binding
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights

@@ -3,10 +3,10 @@
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.files import recipe_names
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
-from draftsmith.recipes.publish_run import publish_run
+from draftsmith.recipes.commands.publish_run import publish_run
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.publish.lineage import data_of, finished, trained_by
 from draftsmith.trainers.stages.publish import PublishStage
 

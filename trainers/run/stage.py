@@ -1,6 +1,6 @@
 """What a stage of a recipe is: its settings, what it needs and makes, how it runs, and how a dry run describes it.
 
-One class for each kind of stage. A new kind is one file here and its name in the union of `recipes/schema.py`.
+One class for each kind of stage. A new kind is one file here and its name in the union of `recipes/config/schema.py`.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Stage(Section):
 
 
 class WholeRecipe(Protocol):
-    """What a stage reads of the recipe around it, in dry runs: `recipes/schema.py` has it."""
+    """What a stage reads of the recipe around it, in dry runs: `recipes/config/schema.py` has it."""
 
     @property
     def target(self) -> AnyTarget: ...

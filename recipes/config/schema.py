@@ -15,32 +15,32 @@ from pydantic import (
     model_validator,
 )
 
-from ..core.errors import UserError, nearest
-from ..core.fields import Place, Seed, file_name
-from ..core.import_paths import OUTSIDE
-from ..core.json_types import JsonObject, object_at, text_at, walk
-from ..core.refused import Refused
-from ..core.secrets import as_written, variables_of, written_over
-from ..core.section import Section, kinds, sections, within, written_kind
-from ..core.tracking import TrackingConfig
-from ..data.captioned.prompts import PromptSource
-from ..models.drafters import DRAFTER, AnyDrafter
-from ..models.drafters.base import DrafterConfig
-from ..models.targets.generators import AnyTarget
-from ..models.targets.table import REFUSED
-from ..trainers.run.deepspeed_section import EngineConfig
-from ..trainers.run.hardware import Hardware
-from ..trainers.run.stage import Stage
-from ..trainers.stages.cache import CacheStage
-from ..trainers.stages.encode import EncodeStage
-from ..trainers.stages.evaluate import EvaluateStage
-from ..trainers.stages.generate import GenerateStage
-from ..trainers.stages.prompts import PromptsStage
-from ..trainers.stages.publish import PublishStage
-from ..trainers.stages.regenerate import RegenerateStage
-from ..trainers.stages.train import TrainStage
-from ..trainers.stages.train_ways import AnyTrain, chosen
-from ..trainers.train.fit import SCRATCH
+from ...core.errors import UserError, nearest
+from ...core.fields import Place, Seed, file_name
+from ...core.import_paths import OUTSIDE
+from ...core.json_types import JsonObject, object_at, text_at, walk
+from ...core.refused import Refused
+from ...core.secrets import as_written, variables_of, written_over
+from ...core.section import Section, kinds, sections, within, written_kind
+from ...core.tracking import TrackingConfig
+from ...data.captioned.prompts import PromptSource
+from ...models.drafters import DRAFTER, AnyDrafter
+from ...models.drafters.base import DrafterConfig
+from ...models.targets.generators import AnyTarget
+from ...models.targets.table import REFUSED
+from ...trainers.run.deepspeed_section import EngineConfig
+from ...trainers.run.hardware import Hardware
+from ...trainers.run.stage import Stage
+from ...trainers.stages.cache import CacheStage
+from ...trainers.stages.encode import EncodeStage
+from ...trainers.stages.evaluate import EvaluateStage
+from ...trainers.stages.generate import GenerateStage
+from ...trainers.stages.prompts import PromptsStage
+from ...trainers.stages.publish import PublishStage
+from ...trainers.stages.regenerate import RegenerateStage
+from ...trainers.stages.train import TrainStage
+from ...trainers.stages.train_ways import AnyTrain, chosen
+from ...trainers.train.fit import SCRATCH
 
 AnyStage = Annotated[
     GenerateStage | PromptsStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,

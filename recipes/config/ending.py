@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.errors import UserError
-from ..core.files import LOG_BYTES, read_json
-from ..core.json_types import JsonObject
-from ..core.section import written_kind
-from ..eval.run_reports import Cell, cells
-from ..trainers.publish.lineage import finished
+from ...core.errors import UserError
+from ...core.files import LOG_BYTES, read_json
+from ...core.json_types import JsonObject
+from ...core.section import written_kind
+from ...eval.run_reports import Cell, cells
+from ...trainers.publish.lineage import finished
 from .announce import shown_place
 from .schema import Recipe
 

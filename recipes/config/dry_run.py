@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ..core import ranks
-from ..core.errors import UserError
-from ..core.json_types import listed, text_at
-from ..core.section import within
-from ..data.captioned.prompts import PromptSource
-from ..data.records.patterns import unmatched
-from ..data.records.tar_records import TarRecords
-from ..models.inline import building
-from ..trainers.estimate.auto_dtypes import dtype_text, precision_text
-from ..trainers.estimate.long_answers import check_answers
-from ..trainers.estimate.models import mirrored_shape, target_lines, target_shape
-from ..trainers.run.stage import Planned
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.json_types import listed, text_at
+from ...core.section import within
+from ...data.captioned.prompts import PromptSource
+from ...data.records.patterns import unmatched
+from ...data.records.tar_records import TarRecords
+from ...models.inline import building
+from ...trainers.estimate.auto_dtypes import dtype_text, precision_text
+from ...trainers.estimate.long_answers import check_answers
+from ...trainers.estimate.models import mirrored_shape, target_lines, target_shape
+from ...trainers.run.stage import Planned
 from .preflight_data import prompts_of, sections
 from .schema import Recipe
 from .uncollected import uncollected
