@@ -46,7 +46,7 @@ def asked(length: int) -> Request:
 
 
 def test_two_stored_tables_stay_apart_whatever_the_config_says(tmp_path):
-    """As transformers reads such a folder. The loaded config says so: training and a larger vocabulary would tie them."""
+    """As transformers reads such a folder. The loaded config says so, else training would tie them."""
     model = target("dynamic").decoder.model
     model.save_pretrained(tmp_path)
     head = model.lm_head.weight.detach().clone()
