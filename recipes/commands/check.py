@@ -33,13 +33,12 @@ def _run(options: argparse.Namespace) -> int:
         text = dry_run(recipe, planned, loaded.options.stages)
         say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
-    misleading = [(f"stages.{p.name}", words) for p in planned for words in p.stage.warnings()]
     findings = [
         checks.engine_finding(recipe),
         *models_findings(recipe),
         *broken,
         room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
-        *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in misleading),
+        *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in recipe.warnings()),
         *checks.results_findings(loaded, planned, chosen),
     ]
     count = sys.maxsize if options.all_records else options.samples

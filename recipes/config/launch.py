@@ -75,9 +75,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         planned = plan(recipe, loaded.path)
         check_places(recipe, planned, options.stages)
         check_parallel(recipe, planned, options.stages, dry_run=options.dry_run)
-        for one in planned:
-            for text in one.stage.warnings():
-                say(f"warning: stages.{one.name}.{text}")
+        for key, text in recipe.warnings():
+            say(f"warning: {key}.{text}")
         if options.dry_run:
             return describe(recipe, planned, options.stages)
         check_models(recipe)

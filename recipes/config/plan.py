@@ -24,6 +24,10 @@ from ...models.shipped import shipped_folder
 from ...trainers.run.finished_stages import named_weights
 from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
 from ...trainers.run.stage import Planned, Stage
+from ...trainers.stages.evaluate import EvaluateStage
+from ...trainers.stages.regenerate import RegenerateStage
+from ...trainers.stages.train import TrainStage
+from ...trainers.stages.train_codes import TrainCodes
 from .preflight_data import sections as data_sections
 from .schema import Recipe
 
@@ -48,7 +52,15 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
-        planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, stored))
+        usual = f"trains the {stage.trained}" if isinstance(stage, TrainStage) else stage.usual_purpose
+        planned.append(
+            Planned(
+                name, stage, inputs, fingerprint, recipe, earlier, stored,
+                purpose=stage.about or usual,
+                own_target=stage.target if isinstance(stage, EvaluateStage) else None,
+                is_small_net=isinstance(stage, TrainCodes) and stage.is_small_net,
+            )
+        )  # fmt: skip
     return planned
 
 
@@ -103,7 +115,8 @@ def _maker(
             raise refuse(f"{taken} runs later", f"stages run in the order written, and those that a recipe adds run "
                          f"last: `order` lists all of them in another order, or give what reads {wanted!r} a stage of "
                          "its own")  # fmt: skip
-        others = [other for other in stage.names_of(thing) if other != wanted]
+        named = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
+        others = [other for other in named if other != wanted]
         raise refuse(f"{taken} is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
     if fitting:
         return fitting[-1]
@@ -142,10 +155,11 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     """
     stage = recipe.stages[name]
     section = _without_places(stage.model_dump(mode="json", context=FINGERPRINT))
-    for harmless in ("log_every", "num_workers", "checkpoints", "expected", "about", *stage.harmless()):
-        section.pop(harmless, None)
+    harmless = stage.harmless() if isinstance(stage, RegenerateStage) else set()
+    for key in ("log_every", "num_workers", "checkpoints", "expected", "about", *harmless):
+        section.pop(key, None)
     drafter = _without_places(stage.reads_of_drafter(recipe.drafter))
-    target = _without_places(stage.reads_of_target(recipe.target.model_dump(mode="json")))
+    target = _without_places(recipe.target.model_dump(mode="json", include=stage.reads_of_target))
     by_name = {p.name: p.fingerprint for p in earlier}
     # What the recipe's own stages write changes with each run.
     written = [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]

@@ -168,8 +168,9 @@ def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
             return module.scores(module.hidden_states(batch))
 
         return _Forward(config, train)
-    section = language_section(recipe.target if stage.own_target is None else stage.own_target)
-    config = target_shape(recipe) if stage.own_target is None else target_config(section, None, network=False)
+    own = plan.own_target
+    section = language_section(own or recipe.target)
+    config = target_shape(recipe) if own is None else target_config(section, None, network=False)
 
     def target_of(model: Any) -> Any:
         return section.target(model, num_token_ids=config.get_text_config().vocab_size, image_token_id=None)
