@@ -20,17 +20,15 @@ from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import Newline, Picture
 from ..pictures.picture_files import MAX_CANVAS, check_area
-from ..pictures.tiles import Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
+from ..pictures.tiles import Aspect, Size, Tiling, cut, is_tiled, next_resolutions, onevision_resolutions, tiled_picture
 from .processor import (
     CLIP_STATISTICS,
     SIGLIP_STATISTICS,
-    Aspect,
     Files,
     PictureFamily,
     Processor,
     Resizing,
     image_settings,
-    is_tiled,
     pil,
     text_processor,
     tile_images,
