@@ -47,7 +47,7 @@ EXTRAS = {
             "pruned", "vispec",
         )
     ),
-    "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
+    "formats": ("models/formats/", "recipes/commands/importing.py", "recipes/commands/export.py",
                 "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",

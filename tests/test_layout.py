@@ -103,7 +103,7 @@ UNIONS = {
     "models/drafters/__init__.py",
     "models/targets/table.py",
     "recipes/commands/cli.py",
-    "recipes/schema.py",
+    "recipes/config/schema.py",
     "trainers/evaluate/probe_settings.py",
     "trainers/evaluate/studies.py",
     "trainers/readers.py",

@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.commands import cli, demo
-from draftsmith.recipes.exit_codes import MISTAKE
-from draftsmith.recipes.files import KEYS
+from draftsmith.recipes.config.announce import announcement
+from draftsmith.recipes.config.exit_codes import MISTAKE
+from draftsmith.recipes.config.files import KEYS
 
 # Ends the process at its first line.
 FIRST = """
@@ -38,7 +38,7 @@ def test_a_word_that_is_surely_refused_comes_before_the_banner_and_the_launcher(
 
 
 def test_keys_at_the_top_are_known_without_the_schema():
-    from draftsmith.recipes.schema import Recipe
+    from draftsmith.recipes.config.schema import Recipe
 
     assert {*Recipe.model_fields} <= {*KEYS}
 

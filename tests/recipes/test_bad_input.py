@@ -9,8 +9,8 @@ import pytest
 import yaml
 from command_line import prints
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.finished_stages import write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from ranks_run import MAIN, run_ranks

@@ -7,11 +7,11 @@ import shutil
 import huggingface_hub
 import pytest
 from draftsmith.models.shipped import shipped_folder
-from draftsmith.recipes import preflight_data
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.exit_codes import FAULTS, OK
-from draftsmith.recipes.load import load
-from draftsmith.recipes.preflight_data import sections
+from draftsmith.recipes.config import preflight_data
+from draftsmith.recipes.config.exit_codes import FAULTS, OK
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.preflight_data import sections
 from PIL import Image
 
 FEW = [

@@ -9,8 +9,8 @@ import pytest
 from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from fails import fails_with
 from PIL import Image
 from record_forms import write_forms

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.commands.cli import COMMANDS
-from draftsmith.recipes.ending import ending, try_next
-from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.ending import ending, try_next
+from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.plan import plan
 from recorded import first_of_each_folder
 from rows import METHODS, measured_rows
 

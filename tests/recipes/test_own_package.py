@@ -13,8 +13,8 @@ from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.launch import _write_provenance, context_maker
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.launch import _write_provenance, context_maker
+from draftsmith.recipes.config.load import load
 from fails import fails_with
 from own_package import forget, write_package
 

@@ -1,7 +1,7 @@
 """The sweep of published drafts over targets: it loads, is whole, and says at full size what it would do."""
 
 import pytest
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 
 TARGETS = {"llava15_7b": "llava-hf/llava-1.5-7b-hf", "llava15_13b": "llava-hf/llava-1.5-13b-hf",
            "next_7b": "llava-hf/llava-v1.6-vicuna-7b-hf", "next_13b": "llava-hf/llava-v1.6-vicuna-13b-hf"}  # fmt: skip

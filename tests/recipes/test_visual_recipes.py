@@ -2,8 +2,8 @@
 
 import pytest
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.plan import plan
 
 DEMO = "recipe=demo/visual-ar"
 METHOD = "stages.evaluate.methods.EAGLE-2"

@@ -32,8 +32,8 @@ from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_published
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.generators import load_generator
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.serve.states_builder import open_target
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train_codes import TrainCodes

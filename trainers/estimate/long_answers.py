@@ -23,7 +23,7 @@ def check_answers(plan: Planned) -> None:
     stage, recipe = plan.stage, plan.recipe
     if recipe.target.draws_images:
         return
-    own = stage.own_target
+    own = plan.own_target
     config = target_shape(recipe) if own is None else target_config(own, None, network=False)
     positions = _of_stages(plan) or config_value(config.get_text_config(), "max_position_embeddings")
     if positions is None:

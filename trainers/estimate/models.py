@@ -20,8 +20,7 @@ def target_shape(recipe: WholeRecipe) -> Any:
     """The target's model config at full size. A synthetic dataset's vocabulary is its stage's."""
     if recipe.target.draws_images:
         return recipe.target.model_config_of()
-    sizes = [size for stage in recipe.stages.values() if (size := stage.vocabulary) is not None]
-    ids = TokenIds(sizes[0] if sizes else SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
+    ids = TokenIds(recipe.vocabulary or SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
     return target_config(language_section(recipe.target), ids, network=False)
 
 

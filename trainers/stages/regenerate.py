@@ -88,6 +88,7 @@ class RegenerateStage(Stage):
         return dict.fromkeys(PICTURES, "texts have none")
 
     def harmless(self) -> set[str]:
+        """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
         # Pictures alone, whose fingerprints never had it; those of texts stay as they were.
         return {"batch_size"} if self.data is None else set()
 

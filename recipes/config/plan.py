@@ -9,21 +9,25 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.errors import UserError, did_you_mean
-from ..core.fields import PLACES
-from ..core.json_types import Json, JsonObject, listed, object_at, parts, text_at
-from ..core.secrets import redact_tree
-from ..core.section import FINGERPRINT
-from ..core.weights_identity import weights_identity
-from ..data.records.mixture import identities
-from ..data.records.records import file_identity
-from ..data.records.tars import expand_paths
-from ..data.suites.suite import INDEX, suite_identity
-from ..data.suites.turn_sets import TURN_SETS
-from ..models.shipped import shipped_folder
-from ..trainers.run.finished_stages import named_weights
-from ..trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
-from ..trainers.run.stage import Planned, Stage
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import PLACES
+from ...core.json_types import Json, JsonObject, listed, object_at, parts, text_at
+from ...core.secrets import redact_tree
+from ...core.section import FINGERPRINT
+from ...core.weights_identity import weights_identity
+from ...data.records.mixture import identities
+from ...data.records.records import file_identity
+from ...data.records.tars import expand_paths
+from ...data.suites.suite import INDEX, suite_identity
+from ...data.suites.turn_sets import TURN_SETS
+from ...models.shipped import shipped_folder
+from ...trainers.run.finished_stages import named_weights
+from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ...trainers.run.stage import Planned, Stage
+from ...trainers.stages.evaluate import EvaluateStage
+from ...trainers.stages.regenerate import RegenerateStage
+from ...trainers.stages.train import TrainStage
+from ...trainers.stages.train_codes import TrainCodes
 from .preflight_data import sections as data_sections
 from .schema import Recipe
 
@@ -48,7 +52,15 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
-        planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, stored))
+        usual = f"trains the {stage.trained}" if isinstance(stage, TrainStage) else stage.usual_purpose
+        planned.append(
+            Planned(
+                name, stage, inputs, fingerprint, recipe, earlier, stored,
+                purpose=stage.about or usual,
+                own_target=stage.target if isinstance(stage, EvaluateStage) else None,
+                is_small_net=isinstance(stage, TrainCodes) and stage.is_small_net,
+            )
+        )  # fmt: skip
     return planned
 
 
@@ -90,21 +102,22 @@ def _maker(
         return UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
 
     if wanted is not None:
-        taken = f"takes its {thing} from {wanted!r}, which"
+        taken = f"takes its {thing} from {wanted!r},"
         names = [p.name for p in earlier]
         if wanted in misfits:
             instead = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
-            raise refuse(f"{taken} {misfits[wanted]}", instead)
+            raise refuse(f"{taken} which {misfits[wanted]}", instead)
         if wanted in makers:
             return wanted
         if wanted in names:
-            raise refuse(f"{taken} makes none", did_you_mean(wanted, makers))
+            raise refuse(f"{taken} which makes none", did_you_mean(wanted, makers))
         if wanted in recipe.stages and wanted != name:
-            raise refuse(f"{taken} runs later", f"stages run in the order written, and those that a recipe adds run "
-                         f"last: `order` lists all of them in another order, or give what reads {wanted!r} a stage of "
-                         "its own")  # fmt: skip
-        others = [other for other in stage.names_of(thing) if other != wanted]
-        raise refuse(f"{taken} is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
+            hint = "stages run in the order written, and those that a recipe adds run last: `order` lists all of them"
+            raise refuse(f"{taken} which runs later", f"{hint} in another order, or give what reads {wanted!r} a stage "
+                         "of its own")  # fmt: skip
+        named = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
+        others = [other for other in named if other != wanted]
+        raise refuse(f"{taken} which is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
     if fitting:
         return fitting[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
@@ -142,10 +155,11 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     """
     stage = recipe.stages[name]
     section = _without_places(stage.model_dump(mode="json", context=FINGERPRINT))
-    for harmless in ("log_every", "num_workers", "checkpoints", "expected", "about", *stage.harmless()):
-        section.pop(harmless, None)
+    harmless = stage.harmless() if isinstance(stage, RegenerateStage) else set()
+    for key in ("log_every", "num_workers", "checkpoints", "expected", "about", *harmless):
+        section.pop(key, None)
     drafter = _without_places(stage.reads_of_drafter(recipe.drafter))
-    target = _without_places(stage.reads_of_target(recipe.target.model_dump(mode="json")))
+    target = _without_places(recipe.target.model_dump(mode="json", include=stage.reads_of_target))
     by_name = {p.name: p.fingerprint for p in earlier}
     # What the recipe's own stages write changes with each run.
     written = [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]
