@@ -58,6 +58,21 @@ class Exported:
     plugin: bool = False  # our plugin for vLLM serves it, or repairs what it needs
 
     @property
+    def at_once(self) -> bool:
+        """Whether vLLM drafts the whole chain in one pass, so that its length is no setting."""
+        return self.parallel or self.method not in ("eagle", "eagle3", "draft_model")
+
+    def speculative(self, num_tokens: int) -> JsonObject:
+        """vLLM's speculative_config.
+
+        Args:
+            num_tokens: drafted in a cycle, where they are drafted one after the other.
+        """
+        tokens = self.chain if self.at_once else num_tokens
+        config = {"method": self.method, "model": str(self.folder.resolve()), "num_speculative_tokens": tokens}
+        return config | ({"parallel_drafting": True} if self.parallel else {})
+
+    @property
     def settings(self) -> JsonObject:
         """Arguments of vLLM's `LLM` that it needs."""
         over = {"hf_overrides": dict(self.overrides)} if self.overrides else {}
@@ -73,15 +88,14 @@ class Exported:
         """How the engine is started with it."""
         target, path = self.target or "TARGET", str(self.folder)
         if self.engine == "vllm":
-            asked = {"method": self.method, "model": path, "num_speculative_tokens": self.chain}
+            config = self.speculative(self.chain) | {"model": path}
             if self.method == "mtp":  # the target with its head
-                target, _ = path, asked.pop("model")
-            asked |= {"parallel_drafting": True} if self.parallel else {}
+                target, _ = path, config.pop("model")
             runner = "" if self.runner is None else f"VLLM_USE_V2_MODEL_RUNNER={self.runner - 1} "
             over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
             over += "--no-enable-prefix-caching " if self.drops_inputs else ""
             over += "--no-enable-chunked-prefill " if self.whole_prompts else ""
-            return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(asked)}'"
+            return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(config)}'"
         if self.engine == "speculators":
             return f"vllm serve {path}"
         if self.engine == "sglang":
