@@ -9,8 +9,8 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import write_whole
 from ...core.secrets import redact, redact_markdown
-from ..exit_codes import OK
-from ..launch import say
+from ..config.exit_codes import OK
+from ..config.launch import say
 from .command import Argument, Command
 
 PAGE, CURVES = "compare.html", "curves.png"
@@ -22,7 +22,7 @@ def _run(options: argparse.Namespace) -> int:
     from ...eval.report import nulls
     from ...eval.run_reports import read_runs
     from ...eval.tables import for_terminal
-    from .. import comparison
+    from . import comparison
 
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):

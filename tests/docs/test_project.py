@@ -7,7 +7,7 @@ from pathlib import Path
 import draftsmith
 import pytest
 import yaml
-from draftsmith.recipes.health import pins
+from draftsmith.recipes.config.health import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

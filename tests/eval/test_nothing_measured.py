@@ -11,9 +11,9 @@ from draftsmith.eval.findings import binding_sentence
 from draftsmith.eval.report import build, write
 from draftsmith.eval.run_reports import cells, overview, read_runs
 from draftsmith.eval.tables import markdown
-from draftsmith.recipes import comparison
-from draftsmith.recipes.comparison import boards, entries, over_seeds
-from draftsmith.recipes.ending import short_table
+from draftsmith.recipes.commands import comparison
+from draftsmith.recipes.commands.comparison import boards, entries, over_seeds
+from draftsmith.recipes.config.ending import short_table
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.train.drafter import TrainedDrafter
 

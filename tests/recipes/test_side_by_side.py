@@ -9,7 +9,7 @@ from command_line import prints
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
 from draftsmith.eval.run_reports import read_run, read_runs
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.comparison import (
+from draftsmith.recipes.commands.comparison import (
     differences,
     markdown,
     panels,

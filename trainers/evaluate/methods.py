@@ -23,7 +23,7 @@ from ...eval.rules import RULES, Codes, Rule, RuleSection
 from ...models.drafters import AnyDrafter, members_of
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.ensemble import DraftingMode
-from ...models.families.table import IMAGE_SECTIONS
+from ...models.targets.table import IMAGE_SECTIONS
 
 
 class ExactRule(RuleSection):

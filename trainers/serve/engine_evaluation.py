@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from .engine_section import VllmEngine
 from .target_engine import DecodedBy, Evaluated
 

@@ -15,18 +15,18 @@ from types import SimpleNamespace
 
 from safetensors import safe_open
 
-from ..core.errors import UserError
-from ..core.json_types import JsonMapping, JsonObject
-from ..core.markdown import plain
-from ..core.pretrained import reading_safetensors
-from ..core.results import DONE, read_mark
-from ..core.tracking import unit
-from ..eval.intervals import student_half_width
-from ..eval.run_reports import Cell, Run
-from ..eval.tables import Column, Table, text, words
-from ..eval.tables import markdown as table_markdown
-from ..trainers.publish.lineage import trained_by
-from .schema import Recipe
+from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
+from ...core.markdown import plain
+from ...core.pretrained import reading_safetensors
+from ...core.results import DONE, read_mark
+from ...core.tracking import unit
+from ...eval.intervals import student_half_width
+from ...eval.run_reports import Cell, Run
+from ...eval.tables import Column, Table, text, words
+from ...eval.tables import markdown as table_markdown
+from ...trainers.publish.lineage import trained_by
+from ..config.schema import Recipe
 
 # Of a stage's numbers, those that the table shows, and which end of them is the good one.
 BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
