@@ -27,6 +27,7 @@ from ...eval.studies import visual_tokens
 from ...eval.tables import Column, ReportSection, Table, text
 from ...models.decoding.warp import Warp
 from ...models.drafters.head_config import FusedHeadConfig
+from ...models.drafters.head_settings import HeadSettings
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from .drafters import Drafting
@@ -70,7 +71,7 @@ class Probing:
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
         for name, drafting in self.drafting.items():
-            if drafting.config.parts is None:
+            if not isinstance(drafting.config, HeadSettings):
                 continue
             for part in (p for p in sets if p.benchmark == first):
                 try:
