@@ -15,7 +15,6 @@ __version__ = "0.1.0"
 _MOVED = {
     "data.tar_records": "data.records.tar_records",
     "data.videos": "data.pictures.videos",
-    "models.targets.load": "models.families.load",
     "trainers.context": "trainers.run.context",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Refused(ValueError):
-    """Pydantic wraps it like any ValueError, and `recipes/messages.py` prints its parts.
+    """Pydantic wraps it like any ValueError, and `recipes/config/messages.py` prints its parts.
 
     Args:
         key: dotted, below the section that raises it.

@@ -1,7 +1,7 @@
 """Base of every config class: a recipe section that is checked before anything is allocated.
 
 Each section lives beside the code that reads it. Unknown keys, wrong types and values out of range
-are refused by pydantic; `recipes/messages.py` adds file and key to its report.
+are refused by pydantic; `recipes/config/messages.py` adds file and key to its report.
 """
 
 from __future__ import annotations

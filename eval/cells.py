@@ -266,22 +266,3 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
         "ADT-Tree's alpha."
     )
     return Table("Cycles: trees and times", tuple(column for column, _ in columns), lines, note=note)
-
-
-def depths_table(places: Mapping[str, Mapping[str, Summary]]) -> Table | None:
-    """The numbers of the acceptance curve, each with the cycles that it is of; None where nothing was drafted.
-
-    Args:
-        places: what was measured on -> method -> its summary.
-    """
-    measured = [(place, name, s.accepted_by_depth) for place, methods in places.items() for name, s in methods.items()]
-    deepest = max((len(depths) for _, _, depths in measured), default=0)
-    if not deepest:
-        return None
-    columns = tuple(Column(f"depth {depth}", kind="share", ranked=False) for depth in range(1, deepest + 1))
-    rows = tuple(
-        (place, name, *((d.share, d.drafted) for d in depths), *[None] * (deepest - len(depths)))
-        for place, name, depths in measured
-    )
-    note = "Of the cycles whose tree had this depth, the share in which a token of it was accepted."
-    return Table("Acceptance by depth", (text("measured on"), text("method"), *columns), rows, note=note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -15,6 +16,7 @@ from .tables import Column, Table, Value, text
 
 # name -> (first, second): drafters, or methods, whose difference says what the first one's change does
 Contrasts = Mapping[str, tuple[str, str]]
+Trainings = tuple[SeedDifference, float]
 
 
 class Comparison(Section):
@@ -115,40 +117,21 @@ def mode_differences(rows: Frame) -> dict[str, tuple[Difference, SeedDifference 
     return differences
 
 
-@dataclass(frozen=True)
-class TrainingComparison:
-    """Two ways of training over several seeds: is the first one's tau above the second's?"""
-
-    difference: SeedDifference
-    by_depth: Mapping[str, tuple[float | None, ...]]  # "first", "second" -> share accepted of the drafts reached
-    target_says_the_data: float  # share of requests whose plain answer is the data's, word for word
-
-    def to_json(self) -> JsonObject:
-        """The fields of `difference` and all other fields, in one mapping."""
-        return asdict(self.difference) | {k: v for k, v in asdict(self).items() if k != "difference"}
-
-
-def trainings_of(rows: Frame, settings: Comparison | None) -> dict[str, TrainingComparison]:
+def trainings_of(rows: Frame, settings: Comparison | None) -> dict[str, Trainings]:
     """Place and mode (or method) -> tau of the first stages minus tau of the second, with Student's 95% interval over
-    pairs; empty without `settings`.
+    pairs, and the share of requests whose plain answer is the data's word for word; empty without `settings`.
     """
-    comparisons: dict[str, TrainingComparison] = {}
+    comparisons: dict[str, Trainings] = {}
     if settings is None:
         return comparisons
-    names = list(zip(settings.first, settings.second, strict=True))
     for place, some in _of(rows, [*settings.first, *settings.second]).groupby("place", sort=False):
         for mode, (first, second) in _by_mode(_of(some, settings.first), _of(some, settings.second)):
-            pairs = {f"{a} - {b}": (_of(first, [a]), _of(second, [b])) for a, b in names}
-            difference = seed_difference(pairs)
+            names = zip(settings.first, settings.second, strict=True)
+            difference = seed_difference({f"{a} - {b}": (_of(first, [a]), _of(second, [b])) for a, b in names})
             assert difference is not None, "two pairs at least"
-            depths = {
-                name: tuple(depth.share_of_reached for depth in summarize(side).accepted_by_depth) if len(side) else ()
-                for name, side in (("first", first), ("second", second))
-            }
-            data = [float(details.get("plain_is_data", False)) for details in first.details]
-            same = sum(data) / len(data) if data else float("nan")
+            same = [float(details.get("plain_is_data", False)) for details in first.details]
             where = f"{place}, mode {mode}" if mode else str(place)
-            comparisons[where] = TrainingComparison(difference, depths, same)
+            comparisons[where] = difference, sum(same) / len(same) if same else math.nan
     return comparisons
 
 
@@ -158,7 +141,7 @@ class Differences:
 
     modes: Mapping[str, tuple[Difference, SeedDifference | None]]  # place -> M minus T
     contrasts: Sequence[Contrast]
-    trainings: Mapping[str, TrainingComparison]
+    trainings: Mapping[str, Trainings]
 
     def to_json(self) -> JsonObject:
         """What report.json holds of modes, contrasts and comparisons of trainings."""
@@ -166,7 +149,7 @@ class Differences:
             "M_minus_T": {place: asdict(difference) for place, (difference, _) in self.modes.items()},
             "M_minus_T_by_drafter": {place: asdict(seeds) for place, (_, seeds) in self.modes.items() if seeds},
             "contrasts": [asdict(one) for one in self.contrasts],
-            "comparison": {place: comparison.to_json() for place, comparison in self.trainings.items()},
+            "comparison": {p: asdict(seeds) | {"target_says_the_data": s} for p, (seeds, s) in self.trainings.items()},
         }
 
     def table(self) -> Table | None:
@@ -180,8 +163,7 @@ class Differences:
             name = "the picture is seen (M - T)"
             lines.append((name, place, (result.difference, *result.interval), f"{result.requests} requests"))
             lines += [(name, place, (seeds.mean, *seeds.interval), f"{len(seeds.each)} drafters")] if seeds else []
-        for place, comparison in self.trainings.items():
-            seeds = comparison.difference
+        for place, (seeds, _) in self.trainings.items():
             each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
             over = f"{len(seeds.each)} pairs: {each}"
             lines.append(("first trainings - second", place, (seeds.mean, *seeds.interval), over))

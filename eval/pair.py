@@ -20,8 +20,8 @@ from ..data.processor_files import load_processor
 from ..models.drafters import DRAFTER
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from ..models.drafters.manifest import MANIFEST, read_manifest
-from ..models.families.generators import AnyTarget, Generator, load_generator
-from ..models.families.load import load_target
+from ..models.targets.generators import AnyTarget, Generator, load_generator
+from ..models.targets.load import load_target
 
 
 @dataclass(frozen=True)

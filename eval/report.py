@@ -23,7 +23,6 @@ from .cells import (
     cells_of,
     common_table,
     cycles_table,
-    depths_table,
     labels,
     methods_table,
     placed,
@@ -130,7 +129,7 @@ def build(
         trainings=trainings_of(single, compare),
     )
     each = (methods_table(cells), common_table(cells, quality or {}, methods), cycles_table(cells),
-            depths_table(_shown(cells)), drafters_table(single), differences.table())  # fmt: skip
+            drafters_table(single), differences.table())  # fmt: skip
     tables = [table for table in each if table is not None]
     data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
     sentences = (*findings(cells, label), *binding_sentence(binding))

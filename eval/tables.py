@@ -17,7 +17,7 @@ from ..core.markdown import cell, label, plain, sentence
 from .measured_rows import PLAIN
 
 # None: not measured; a table takes NaN for it. Of a column of kind interval (value, low, high), of kind count (how
-# many, of how many), of kind share (share in [0, 1], of how many).
+# many, of how many).
 Value = None | str | float | tuple[float, ...]
 Mark = Literal["", "best", "second"]
 GAP = 2  # pixels between the pictures of a grid
@@ -30,7 +30,7 @@ class Column:
     name: str
     format: str = ".2f"  # of str.format, for each number
     unit: str = ""  # after the number
-    kind: Literal["text", "number", "interval", "count", "share"] = "number"
+    kind: Literal["text", "number", "interval", "count"] = "number"
     group: str = ""  # heading above several columns: a set, a length
     ranked: bool = True  # more is better: the best of compared lines is marked
 
@@ -55,8 +55,6 @@ class Column:
             return f"{numbers[0]:{self.format}}{self.unit}"
         if self.kind == "count":
             return "/".join(f"{part:.0f}" for part in numbers)
-        if self.kind == "share":
-            return f"{numbers[0]:.0%} of {numbers[1]:,.0f}"
         middle, low, high = numbers
         ends = self.format.lstrip("+")
         return f"{middle:{self.format}}{self.unit} [{low:{ends}}, {high:{ends}}]"

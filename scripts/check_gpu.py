@@ -253,7 +253,7 @@ def table(rows: Sequence[Row], about: dict[str, Any]) -> str:
 def about_this_machine() -> dict[str, Any]:
     """Versions and devices."""
     import torch
-    from draftsmith.recipes.provenance import versions
+    from draftsmith.recipes.config.provenance import versions
 
     written, found = versions(), {"machine": platform.platform(), "cores": os.cpu_count()}
     found |= {"python": written["python"], "commit": (written.get("git") or {}).get("commit"), **written["packages"]}
@@ -348,7 +348,7 @@ def profiled(words: Sequence[str]) -> None:
 
 def before_target(words: Sequence[str]) -> list[str]:
     """Stages up to the target's."""
-    from draftsmith.recipes.load import load
+    from draftsmith.recipes.config.load import load
 
     names = list(load(list(words)).recipe.stages)
     return names[: names.index("target") + 1]

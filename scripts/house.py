@@ -47,7 +47,7 @@ EXTRAS = {
             "pruned", "vispec",
         )
     ),
-    "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
+    "formats": ("models/formats/", "recipes/commands/importing.py", "recipes/commands/export.py",
                 "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",
@@ -127,9 +127,13 @@ def extra_tests() -> tuple[str, ...]:
     return (*mirrors(part for group in EXTRAS.values() for part in group), *_TESTS)
 
 
+# Files of `models/targets` that import the families' folders, where the others are what families are made of.
+_ABOVE_FAMILIES = [f"models/targets/{n}.py" for n in ("generators", "load", "parallel", "sizes", "table")]
+
+
 def room(path: str) -> str:
-    """The folder of a file."""
-    return str(Path(path).parent)
+    """The folder of a file; files above the target families are a room of their own."""
+    return "models/targets above families" if path in _ABOVE_FAMILIES else str(Path(path).parent)
 
 
 def trees(root: Path = ROOT) -> dict[str, ast.Module]:

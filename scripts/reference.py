@@ -18,14 +18,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from draftsmith.core.section import Section, kinds, sections
 from draftsmith.recipes.commands.cli import COMMANDS, usage
-from draftsmith.recipes.files import recipe_names
-from draftsmith.recipes.schema import Recipe
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.schema import Recipe
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 # Page -> its title, and the modules whose sections stand there. The longest that fits is taken.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "targets": ("Targets", ("models.targets", "models.families")),
+    "targets": ("Targets", ("models.targets",)),
     "drafters": ("Drafters", ("models.drafters",)),
     "evaluation": ("Evaluation", ("eval", "trainers.evaluate", "trainers.stages.evaluate")),
     "data": ("Data", ("data",)),

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -1,7 +1,7 @@
 """The launcher: `deepspeed trains/train.py recipe=NAME key=value ...` (also plain `python`).
 
-To follow a run: recipes/launch.py reads the recipe, trainers/run/run.py runs its stages, trainers/stages/train.py
-trains.
+To follow a run: recipes/config/launch.py reads the recipe, trainers/run/run.py runs its stages,
+trainers/stages/train.py trains.
 """
 
 import sys

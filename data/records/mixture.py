@@ -22,12 +22,13 @@ from ...core.errors import NotFound, UserError, did_you_mean
 from ...core.fields import Place
 from ...core.files import read_yaml
 from ...core.json_types import JsonObject, list_at, object_at, text_at, value_at
+from ...core.refused import Refused
 from ...core.words import counted
 from .patterns import MOST_NAMES, braces, matched
 from .records import RecordFile, file_identity, open_records
 from .shipped import PUBLISHED, fetch_commands, shipped
 from .shipped import identity as shipped_identity
-from .table_records import Columns, TableRecords
+from .table_records import TableRecords
 from .tar_records import TarRecords
 
 _STRATEGY = re.compile(r"(?P<how>first|end|random):(?P<amount>\d+)(?P<percent>%?)")
@@ -286,11 +287,9 @@ def _source(section: JsonObject, place: str) -> TableRecords | TarRecords:
         problem = error.errors()[0]
         keys = [str(key) for key in problem["loc"] if key != section["kind"]]
         hint = "kinds are datasets (tables, the Hub) and webdataset (tars)"
-        if problem["type"] == "extra_forbidden":
-            model = TarRecords if section["kind"] == "webdataset" else TableRecords
-            known = [*model.model_fields, "sampling_strategy"] if len(keys) == 1 else list(Columns.model_fields)
-            hint = did_you_mean(keys[-1], known)
-            raise UserError(f"unknown key {'.'.join(keys)!r}", where=place, hint=hint) from error
+        if isinstance(refused := problem.get("ctx", {}).get("error"), Refused):
+            what = f"{'.'.join([*keys, refused.key])}: {refused.problem}"
+            raise UserError(what, where=place, hint=refused.hint) from error
         raise UserError(f"{'.'.join(keys) or 'kind'}: {problem['msg']}", where=place, hint=hint) from error
 
 

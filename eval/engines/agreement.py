@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...models.families.table import family_named
+from ...models.targets.table import family_named
 from .engine_prompts import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked
 from .ours import Drafted
 

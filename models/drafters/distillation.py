@@ -20,9 +20,9 @@ from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.section import Section
 from ...core.states import KeptScores, TargetStates, at_places, places_of
-from ..families.table import training_of
 from ..losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 from ..parts import Part
+from ..targets.table import training_of
 from .lvlm import LvlmTraining
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...core.states import Taps
-from ..families.table import text_of
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
+from ..targets.table import text_of
 from .base import CountTokens, PublishedDrafter
 from .draft_vocabulary import drafted_ids
 from .head_inputs import Image, Reads, Visual

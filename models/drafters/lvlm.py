@@ -20,9 +20,6 @@ from ...core.fields import Place
 from ...core.json_types import JsonMapping
 from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
-from ..families.load import load_lvlm
-from ..families.sizes import parameter_lines
-from ..families.table import family_of
 from ..folders import find_folder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
@@ -35,6 +32,9 @@ from ..targets.llava.made_for_engines import own_projector as own_projector
 from ..targets.llava.model import assemble, llava_config
 from ..targets.llava.section import LlavaTarget
 from ..targets.llava.training import LlavaTraining
+from ..targets.load import load_lvlm
+from ..targets.sizes import parameter_lines
+from ..targets.table import family_of
 from .base import PLAIN, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .independent import IndependentProposal

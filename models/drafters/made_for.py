@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject, object_at
-from ..families.table import IMAGE_SECTIONS
+from ..targets.table import IMAGE_SECTIONS
 from .base import TargetIdentity
 from .manifest import MANIFEST, read_manifest
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping
-from ..families.table import text_of
 from ..hub import config_value, rope_of, usual_heads
 from ..layer import STRETCHED, LayerShape, stretched
+from ..targets.table import text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

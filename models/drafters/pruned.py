@@ -26,11 +26,11 @@ from ..decoding.decoder import PromptRows
 from ..decoding.expansions import Expansions
 from ..decoding.rows import Places
 from ..decoding.warp import Warp
-from ..families.load import TargetConfig, load_target, target_config
-from ..families.sizes import parameter_counts, parameter_lines
 from ..hub import config_value, recurrent_layers
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
+from ..targets.load import TargetConfig, load_target, target_config
+from ..targets.sizes import parameter_counts, parameter_lines
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from .independent import IndependentProposal
 

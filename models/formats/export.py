@@ -20,9 +20,9 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.mtp import MtpConfig
-from ..families.table import family_of
 from ..folders import read_values, write_folder
 from ..hub import config_value, target_embedding, target_lm_head, target_norm
+from ..targets.table import family_of
 from . import dflash, eagle, eagle3, lvlm, medusa, mtp, patched_lvlm
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .patched_lvlm import PatchedMode

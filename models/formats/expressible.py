@@ -13,8 +13,8 @@ from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
-from ..families.table import family_of
 from ..hub import num_deepstack
+from ..targets.table import family_of
 from .plugin import plugins_name
 from .source import Source
 

@@ -18,10 +18,10 @@ from ...core.json_types import JsonObject
 from ...core.pretrained import reading_pretrained
 from ..drafters.lvlm import LvlmConfig, own_projector, reading_of
 from ..drafters.manifest import MANIFEST
-from ..families.load import load_lvlm
-from ..families.table import family_of
 from ..hub import config_value, target_tower
 from ..parts import language_model_of
+from ..targets.load import load_lvlm
+from ..targets.table import family_of
 from .lvlm import HELD, IDS, LEFT_OUT, PROJECTOR
 from .plugin import served_by_plugin
 from .source import Files, Target

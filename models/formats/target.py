@@ -16,8 +16,8 @@ from ...core.json_types import JsonObject
 from ...core.pretrained import INDEX, RESTORE, reading_safetensors
 from ...core.results import check_written
 from ..drafters.manifest import MANIFEST
-from ..families.table import family_of
 from ..hub import read_config
+from ..targets.table import family_of
 
 # What a served model's folder holds beside its weights.
 _BESIDE = (

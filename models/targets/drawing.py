@@ -38,7 +38,7 @@ COUNTED_IDS = 400  # of an inline text encoder, where its parameters are counted
 
 
 class ImageTargetSection(Kinded):
-    """A family of image generators; `models/families/generators.py` has their union."""
+    """A family of image generators; `models/targets/generators.py` has their union."""
 
     draws_images: ClassVar[Literal[True]] = True
     reads_text_alone: ClassVar[bool] = False

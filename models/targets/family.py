@@ -1,6 +1,6 @@
 """What the rest of draftsmith asks of a target family: a record, which the family's folder holds.
 
-`models/families/table.py` finds a model's record by the model_type of its config.
+`models/targets/table.py` finds a model's record by the model_type of its config.
 """
 
 from __future__ import annotations

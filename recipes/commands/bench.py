@@ -11,9 +11,9 @@ from ...core.errors import UserError
 from ...core.files import write_whole
 from ...core.json_types import JsonObject
 from ...core.secrets import redact, redact_markdown
-from ..exit_codes import OK
-from ..launch import say
-from ..load import load
+from ..config.exit_codes import OK
+from ..config.launch import say
+from ..config.load import load
 from .command import Argument, Command, recipe_arguments
 
 SKIP = "on_error=skip"

@@ -7,21 +7,21 @@ import sys
 from pathlib import Path
 
 from ...core.pages import page
-from ..finding import report, warning
-from ..launch import say
-from ..load import load
-from ..uncollected import leave_at_once
+from ..config.finding import report, warning
+from ..config.launch import say
+from ..config.load import load
+from ..config.uncollected import leave_at_once
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
 def _run(options: argparse.Namespace) -> int:
-    from .. import checks
-    from ..dry_run import dry_run
-    from ..health import room
-    from ..plan import plan
-    from ..preflight_parallel import check_parallel
-    from ..preflight_samples import model_findings
-    from ..preflight_weights import models_findings
+    from ..config import checks
+    from ..config.dry_run import dry_run
+    from ..config.health import room
+    from ..config.plan import plan
+    from ..config.preflight_parallel import check_parallel
+    from ..config.preflight_samples import model_findings
+    from ..config.preflight_weights import models_findings
 
     leave_at_once()
     loaded = load(recipe_arguments(options))
@@ -33,13 +33,12 @@ def _run(options: argparse.Namespace) -> int:
         text = dry_run(recipe, planned, loaded.options.stages)
         say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
-    misleading = [(f"stages.{p.name}", words) for p in planned for words in p.stage.warnings()]
     findings = [
         checks.engine_finding(recipe),
         *models_findings(recipe),
         *broken,
         room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
-        *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in misleading),
+        *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in recipe.warnings()),
         *checks.results_findings(loaded, planned, chosen),
     ]
     count = sys.maxsize if options.all_records else options.samples

@@ -19,9 +19,9 @@ from ...core.errors import UserError, did_you_mean
 from ...core.files import unwritable
 from ...core.secrets import redact
 from ...trainers.run.stopping import Stopped
-from ..exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
-from ..files import recipe_names
-from ..launch import announce, run_recipe, say, typed
+from ..config.exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
+from ..config.files import recipe_names
+from ..config.launch import announce, run_recipe, say, typed
 from . import (
     bench,
     check,

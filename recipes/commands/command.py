@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..files import find_named
-from ..load import setting_hint
+from ..config.files import find_named
+from ..config.load import setting_hint
 
 
 @dataclass(frozen=True)

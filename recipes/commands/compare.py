@@ -9,8 +9,8 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import write_whole
 from ...core.secrets import redact, redact_markdown
-from ..exit_codes import OK
-from ..launch import say
+from ..config.exit_codes import OK
+from ..config.launch import say
 from .command import Argument, Command
 
 PAGE, CURVES = "compare.html", "curves.png"
@@ -20,9 +20,9 @@ def _run(options: argparse.Namespace) -> int:
     from ...eval.figures import draw_curves
     from ...eval.html_page import html_page
     from ...eval.report import nulls
-    from ...eval.run_folders import read_runs
+    from ...eval.run_reports import read_runs
     from ...eval.tables import for_terminal
-    from .. import comparison
+    from . import comparison
 
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -54,11 +54,11 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="compare",
-    summary="a leaderboard of runs, and the runs side by side: settings, training curves, evaluation",
+    summary="a leaderboard of runs, and the runs side by side: settings, training curves",
     description="Compare runs, finished or under way. The leaderboard has tau (tokens per pass of the target), the\n"
     "expected and measured speedup, the drafter's memory and the cost of its training, a table for each set of\n"
     "requests. Runs that differ only in `seed` get a table of means with their spread. Then come settings that\n"
-    "differ, training curves (from each stage's metrics.jsonl) and evaluation tables. The tables are printed, and\n"
+    "differ and training curves (from each stage's metrics.jsonl). The tables are printed, and\n"
     "the page is written to a folder: compare.md, compare.html (one file, with the pictures), compare.json,\n"
     "curves.png.",
     examples=(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 
-from ..exit_codes import OK
-from ..launch import say
+from ..config.exit_codes import OK
+from ..config.launch import say
 from .command import Argument, Command
 
 # As `models/targets/llamagen/transformer.py` has them: importing it for a help text takes seconds.
@@ -15,10 +14,10 @@ SIZES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...models.targets.llamagen.converting import Conversion, convert
+    from ...models.targets.llamagen.published_files import convert
 
-    asked = {field.name: vars(options)[field.name] for field in fields(Conversion)}
-    for line in convert(Conversion(**asked), Path(options.destination)):
+    settings = {name: vars(options)[name] for name in ("to", "vq", "image_size", "size", "heads", "dtype", "revision")}
+    for line in convert(options.source, Path(options.destination), **settings):
         say(line)
     return OK
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from ...core.errors import UserError, did_you_mean
 from ...core.json_types import text_at
 from ...trainers.run.launcher import num_ranks
-from ..announce import ANNOUNCED, announcement
-from ..files import demo_names
-from ..launch import run_recipe, say
-from ..load import load, read_words
+from ..config.announce import ANNOUNCED, announcement
+from ..config.files import demo_names
+from ..config.launch import run_recipe, say
+from ..config.load import load, read_words
 from .command import Argument, Command
 
 DEFAULT, MODULE = "lvlm", "draftsmith"

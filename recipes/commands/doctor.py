@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from ...core.errors import UserError
-from ..finding import report
+from ..config.finding import report
 from .command import Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:
-    from .. import health
+    from ..config import health
 
     if options.ranks is not None and options.ranks < 1:
         raise UserError(f"--ranks {options.ranks}", hint="the processes on one node: 1 or more")

@@ -9,8 +9,8 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import check_new
 from ...core.pages import page
-from ..exit_codes import OK
-from ..launch import say
+from ..config.exit_codes import OK
+from ..config.launch import say
 from .command import Argument, Command
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from ...core.checksums import sha256_of
 from ...core.errors import UserError, did_you_mean
 from ...core.files import new_folder
-from ..exit_codes import OK
-from ..launch import say
+from ..config.exit_codes import OK
+from ..config.launch import say
 from .command import Argument, Command
 
 

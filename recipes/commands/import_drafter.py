@@ -10,8 +10,8 @@ import yaml
 
 from ...core.errors import UserError
 from ...core.pages import page
-from ..exit_codes import OK
-from ..launch import say
+from ..config.exit_codes import OK
+from ..config.launch import say
 from .command import Argument, Command
 
 TARGET = "target"  # --as: what is no drafter
@@ -30,7 +30,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.target is None:
         raise UserError("--target is missing: Hub id or directory of the model that it drafts for",
                         hint="see draftsmith import --help")  # fmt: skip
-    from ..importing import ImportOptions, import_drafter
+    from .importing import ImportOptions, import_drafter
 
     asked = ImportOptions(**{field.name: vars(options)[field.name] for field in fields(ImportOptions)})
     section, notes = import_drafter(asked, destination)

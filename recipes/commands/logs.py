@@ -10,8 +10,8 @@ import yaml
 from ...core.errors import UserError
 from ...core.pages import page
 from ...core.words import counted
-from ..exit_codes import OK
-from ..launch import say
+from ..config.exit_codes import OK
+from ..config.launch import say
 from .command import Argument, Command
 
 

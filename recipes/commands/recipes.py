@@ -10,10 +10,10 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject, value_at
 from ...core.secrets import redact_tree
 from ...core.section import within
-from ..exit_codes import OK
-from ..launch import say
-from ..load import Loaded, load, recipe_names
-from ..uncollected import leave_at_once
+from ..config.exit_codes import OK
+from ..config.launch import say
+from ..config.load import Loaded, load, recipe_names
+from ..config.uncollected import leave_at_once
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 

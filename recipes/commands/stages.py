@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...core.errors import UserError
 from ...core.pages import page
-from ..launch import announce, run_recipe, say
-from ..load import load
+from ..config.launch import announce, run_recipe, say
+from ..config.load import load
 from .command import NAME, SETTINGS, Command, recipe_arguments
 
 
@@ -59,7 +59,7 @@ def _publish(options: argparse.Namespace) -> int:
     """A run's folder is published whether or not its recipe has a stage for it."""
     if not (Path(options.name) / "recipe.yaml").is_file():
         return _runner("publish")(options)
-    from ..publish_run import publish_run
+    from .publish_run import publish_run
 
     return publish_run(Path(options.name), options.settings)
 

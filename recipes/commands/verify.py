@@ -9,7 +9,7 @@ from pathlib import Path
 from ...core.checksums import SUMS, check_sums, read_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import open_data
-from ..finding import Finding, any_fault, fault, report, tried
+from ..config.finding import Finding, any_fault, fault, report, tried
 from .command import Argument, Command
 
 # Parts of a target: of language models the first two; a generator may keep tokenizer and encoder elsewhere.

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from ...core.files import check_new
-from ..exit_codes import FAULTS, OK
-from ..launch import say
+from ..config.exit_codes import FAULTS, OK
+from ..config.launch import say
 from .command import Argument, Command
 
 

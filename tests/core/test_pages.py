@@ -44,4 +44,5 @@ def test_no_message_names_what_a_wheel_does_not_carry():
         found += [
             f"{path.relative_to(ROOT)}: {line.strip()}" for line in code if re.search(r"docs/[\w-]+|scripts/\w", line)
         ]
-    assert [one for one in found if not one.startswith("recipes/health.py")] == []  # it says so in a checkout alone
+    in_a_checkout = "recipes/config/health.py"  # it says so there alone
+    assert [one for one in found if not one.startswith(in_a_checkout)] == []

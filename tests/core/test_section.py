@@ -3,7 +3,7 @@
 import typing
 
 from draftsmith.core.section import Section, parts, within, written_kind
-from draftsmith.recipes import schema
+from draftsmith.recipes.config import schema
 from pydantic import Field
 
 # Layers are counted from the end as well; the others are compared by validators, or are parts of a tuple.

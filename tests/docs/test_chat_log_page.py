@@ -9,7 +9,7 @@ import pytest
 import yaml
 from draftsmith.data.records.mixture import Selection
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.section import Section
-from draftsmith.recipes import schema
-from draftsmith.recipes.load import recipe_names
+from draftsmith.recipes.config import schema
+from draftsmith.recipes.config.load import recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -99,7 +99,7 @@ def test_no_page_names_a_recipe_that_is_none():
                 assert word in known, f"{page.name}: {word}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_and_tests_that_a_page_names_are_there(page):
     text = page.read_text()
     for name in FILE.findall(text):

@@ -5,8 +5,9 @@ import tomllib
 from pathlib import Path
 
 import draftsmith
+import pytest
 import yaml
-from draftsmith.recipes.health import pins
+from draftsmith.recipes.config.health import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -31,8 +32,9 @@ def test_where_no_address_stands_the_files_say_so():
         assert re.search(r"^repository-code: https|(?i:placeholder)", (ROOT / name).read_text(), re.M), name
 
 
-def test_the_readme_is_a_front_page():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+@pytest.mark.parametrize(("page", "words"), [("README.md", 900), ("CONTRIBUTING.md", 800)])
+def test_pages_of_the_root_are_short(page, words):
+    assert len((ROOT / page).read_text().split()) <= words
 
 
 def test_the_page_of_versions_says_what_is_required_and_pinned():

@@ -54,7 +54,7 @@ def test_every_page_has_the_tables_of_what_was_measured(results):
 def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path, monkeypatch, capsys):
     page = tmp_path / "README.md"
     text = (ROOT / "README.md").read_text()
-    cut = text.index("x |", text.index("<!-- results: compare-readme -->"))
+    cut = text.index("x |", text.index("<!-- results: smollm2-full-readme -->"))
     page.write_text(text[: cut - 1] + "9" + text[cut:])
     monkeypatch.setattr(results, "pages", lambda: [page])
     monkeypatch.setattr(results, "ROOT", tmp_path)

@@ -11,7 +11,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.section import kinds, sections
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.recipes.commands.cli import COMMANDS
-from draftsmith.recipes.load import recipe_names
+from draftsmith.recipes.config.load import recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

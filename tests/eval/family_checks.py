@@ -16,7 +16,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import goal_scores
 from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.families.sizes import parameter_counts
+from draftsmith.models.targets.sizes import parameter_counts
 from draftsmith.trainers.estimate.counted import Known
 from draftsmith.trainers.estimate.train_memory import _target_step, synthetic_batch
 from exact import accepted_of_drafted, chances, check_drawn

@@ -6,7 +6,7 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import Taps
 from draftsmith.data.collate import Sample, collate
-from draftsmith.models.families.table import training_of
+from draftsmith.models.targets.table import training_of
 from live_tensors import Watched
 from tiny_qwen import sample_of
 

@@ -18,10 +18,10 @@ from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
-from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.hub import read_config, target_lm_head
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.load import load_lvlm
 
 TAPS = (2, 4, 5)
 _EAGLE1 = {

@@ -67,16 +67,6 @@ def test_whether_outputs_are_identical_is_seen_before_the_numbers():
         assert names.index("identical") < min(n for n, name in enumerate(names) if name.startswith("tau"))
 
 
-def test_each_point_of_the_acceptance_curve_has_its_n():
-    """A share of 0% may be of seven cycles."""
-    report = build(measured_rows(), about={}, methods=METHODS)
-    (table,) = (table for table in report.tables if table.title == "Acceptance by depth")
-    (cell,) = (cell for cell in report.cells if (cell.benchmark, cell.method) == ("clips", "T"))
-    (row,) = (row for row in table.rows if row[:2] == ("clips", "T"))
-    assert row[2:] == tuple((d.share, d.drafted) for d in cell.summary.accepted_by_depth)
-    assert table.columns[2].shown((0.75, 1200)) == "75% of 1,200"
-
-
 def test_a_rule_that_nobody_has_shown_to_be_exact_counts_as_relaxed():
     assert not MethodInfo().relaxed and not MethodInfo(rule="block").relaxed
     assert MethodInfo(rule="my.rules:Loose").relaxed and not MethodInfo(rule="my.rules:Same", is_exact=True).relaxed

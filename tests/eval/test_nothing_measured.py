@@ -9,12 +9,11 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.findings import binding_sentence
 from draftsmith.eval.report import build, write
-from draftsmith.eval.run_folders import read_runs
-from draftsmith.eval.run_tables import cells, overview
+from draftsmith.eval.run_reports import cells, overview, read_runs
 from draftsmith.eval.tables import markdown
-from draftsmith.recipes import comparison
-from draftsmith.recipes.comparison import boards, entries, evaluation_rows, over_seeds
-from draftsmith.recipes.ending import short_table
+from draftsmith.recipes.commands import comparison
+from draftsmith.recipes.commands.comparison import boards, entries, over_seeds
+from draftsmith.recipes.config.ending import short_table
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.train.drafter import TrainedDrafter
 
@@ -63,7 +62,6 @@ def test_the_terminal_the_card_and_the_comparison_have_dashes(report, tmp_path):
     assert short_table("evaluate", report)[1].split() == ["M", "-", "3/3"]
     assert columns(overview(report), "tau", "decoding") == [None, None] and cells(report)[0].tau is None
     runs = read_runs([tmp_path / "a"])
-    assert evaluation_rows(runs) == [["evaluate", "photos", "M", "-"]]
     assert "nan" not in comparison.markdown(runs, comparison.tables_of(runs))
     found = entries(runs)
     (board,) = boards(found)

@@ -19,7 +19,7 @@ def test_drafters_of_one_method_and_contrasts_have_tables():
     some = [*measured_rows(), *(dataclasses.replace(r, drafter="seed_1") for r in measured_rows() if r.mode)]
     report = build(some, about={}, methods=METHODS, contrasts={"another seed": ("seed_1", "finetune")})
     assert [t.title for t in report.tables] == [
-        "Methods", "All results", "Cycles: trees and times", "Acceptance by depth", "By drafter",
+        "Methods", "All results", "Cycles: trees and times", "By drafter",
         "Effect of each change on tau",
     ]  # fmt: skip
     assert [line[-1] for line in report.tables[-1].rows[4:]] == ["6 requests", "2 drafters"] * 2

@@ -3,10 +3,10 @@
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
-from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.gemma.model import gemma_config
 from draftsmith.models.targets.gemma.section import GemmaTarget
+from draftsmith.models.targets.table import family_of
 from transformers import Gemma4TextConfig, Gemma4VisionConfig
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0

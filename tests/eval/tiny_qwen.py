@@ -4,10 +4,10 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.data.collate import Sample, collate
-from draftsmith.models.families.table import FAMILIES, LANGUAGE_TARGETS
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.models.targets.qwen.section import QwenSection, QwenTarget
+from draftsmith.models.targets.table import FAMILIES, LANGUAGE_TARGETS
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
 END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63

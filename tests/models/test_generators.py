@@ -9,8 +9,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.llamagen import SiblingConfig
-from draftsmith.models.families.generators import mirrored_in
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
+from draftsmith.models.targets.generators import mirrored_in
 from draftsmith.models.targets.llamagen.files import values_of
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen.transformer import LlamaGenConfig

@@ -12,9 +12,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.inline import ROPE_KEYS, new_config
 from draftsmith.recipes.commands.recipes import resolved
-from draftsmith.recipes.load import checked, find_recipe, load
-from draftsmith.recipes.messages import Written
-from draftsmith.recipes.schema import Recipe
+from draftsmith.recipes.config.load import checked, find_recipe, load
+from draftsmith.recipes.config.messages import Written
+from draftsmith.recipes.config.schema import Recipe
 from tiny_qwen import KINDS, text_config, vision_config
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

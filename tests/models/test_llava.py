@@ -10,7 +10,6 @@ from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, save_lvlm
 from draftsmith.models.drafters.modes import without_pictures
-from draftsmith.models.families.load import load_target
 from draftsmith.models.parts import PARTS, TokenIds
 from draftsmith.models.pictures import pooled_view
 from draftsmith.models.targets.base import Taps
@@ -18,6 +17,7 @@ from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.model import assemble, llava_config, pool_features, selected_features
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.llava.training import LlavaTraining
+from draftsmith.models.targets.load import load_target
 from tiny import IMAGE_ID, VOCAB, llava, request
 from torch.nn import functional as F
 from transformers import CLIPVisionConfig, LlamaConfig

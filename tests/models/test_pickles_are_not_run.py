@@ -13,15 +13,15 @@ from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
-from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.formats import lvlm
 from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
 from draftsmith.models.targets.anole.section import load_anole
 from draftsmith.models.targets.anole.vqgan import load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
-from draftsmith.models.targets.llamagen.converting import Conversion, convert
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
+from draftsmith.models.targets.llamagen.published_files import convert
+from draftsmith.models.targets.load import load_lvlm
 from draftsmith.models.targets.loading import load_weights
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
@@ -53,7 +53,7 @@ def captioner(folder):
 
 
 def converted(path):
-    convert(Conversion(str(path)), path.parent / "converted")
+    convert(str(path), path.parent / "converted")
 
 
 # What is loaded -> its file's name, the config beside it, and how the folder is read.

@@ -1,8 +1,8 @@
 """Pinned configs of published models have the published sizes."""
 
 import pytest
-from draftsmith.models.families.sizes import parameter_counts
 from draftsmith.models.hub import pinned_config, read_config
+from draftsmith.models.targets.sizes import parameter_counts
 
 # Parameters of the published weights by class and config, counted once, and the billions that their authors name.
 PUBLISHED = {

@@ -26,12 +26,12 @@ from draftsmith.models.drafters.lvlm import (
     save_lvlm,
     scale_positions,
 )
-from draftsmith.models.families.load import build_target, load_lvlm, load_target, target_config
 from draftsmith.models.hub import pinned_config
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.llava.training import LlavaTraining
+from draftsmith.models.targets.load import build_target, load_lvlm, load_target, target_config
 from pydantic import ValidationError
 from tensors import learn
 from tiled import VOCAB, look, model, processor, request, token_ids

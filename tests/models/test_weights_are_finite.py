@@ -14,19 +14,28 @@ from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, target_embedding
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole.section import load_anole
-from draftsmith.models.targets.anole.vqgan import VqGan, VqGanConfig, load_vqgan
+from draftsmith.models.targets.anole.vqgan import VqGan, load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.load import load_lvlm
 from draftsmith.models.targets.loading import load_weights
 from safetensors.torch import load_file, save_file
 from tiny import llava
-from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
+from transformers import (
+    ChameleonVQVAE,
+    ChameleonVQVAEConfig,
+    CLIPConfig,
+    CLIPModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5EncoderModel,
+)
 from visual_run import TEXT
 from visual_tiny import anole, llamagen
 from visual_tiny import target as image_target
@@ -44,10 +53,13 @@ def tokenizer(folder):
 
 
 def vq_gan(folder):
-    config = VqGanConfig(
-        base_channels=32, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=24, codebook_dim=6
+    sizes = {"base_channels": 32, "num_res_blocks": 1}
+    encoder = ChameleonVQVAE(
+        ChameleonVQVAEConfig(channel_multiplier=[1, 2], latent_channels=8, num_embeddings=24, embed_dim=6, **sizes)
     )
-    save_file(VqGan(config).state_dict(), folder / "model.safetensors")
+    decoder = VqGan(VqConfig(ch_mult=(1, 2), z_channels=8, codebook_size=24, codebook_dim=6, **sizes))
+    named = {decoder.taming_name(name): weight for name, weight in decoder.state_dict().items()}
+    save_file(encoder.state_dict() | named, folder / "model.safetensors")
 
 
 def text_encoder(folder):

@@ -8,10 +8,10 @@ import torch
 from draftsmith.core.batch import IMAGE
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.models.attention import as_interface
-from draftsmith.models.families.table import training_of
 from draftsmith.models.targets.qwen import model as qwen
 from draftsmith.models.targets.qwen.model import see_patches
 from draftsmith.models.targets.qwen.windows import WINDOWS, attend_in_windows, use_windows
+from draftsmith.models.targets.table import training_of
 from tensors import close_by_largest as close
 from torch.nn import functional as F
 

@@ -14,8 +14,8 @@ import training as runs
 import visual_tiny
 from draftsmith.data.loader import StepBatches
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
-from draftsmith.models.families.table import training_of
 from draftsmith.models.parts import PARTS
+from draftsmith.models.targets.table import training_of
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import heads_run
 import visual_run
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.train.engine import init_distributed
 from stages_run import load_spelled, run_loaded
 

@@ -2,9 +2,9 @@
 
 import pytest
 from command_line import prints
-from draftsmith.recipes.files import demo_names
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.files import demo_names
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 
 
 @pytest.mark.parametrize("name", demo_names())
@@ -19,8 +19,10 @@ def test_without_words_a_stage_has_its_kinds():
                ["demo/lvlm-distilled"])  # fmt: skip
     purposes = {}
     for name, *words in recipes:
-        for section in load([f"recipe={name}", *words]).recipe.stages.values():
-            purposes.setdefault(section.kind, set()).add(section.model_copy(update={"about": None}).purpose)
+        loaded = load([f"recipe={name}", *words])
+        stages = {stage: section.model_copy(update={"about": None}) for stage, section in loaded.recipe.stages.items()}
+        for planned in plan(loaded.recipe.model_copy(update={"stages": stages}), loaded.path):
+            purposes.setdefault(planned.stage.kind, set()).add(planned.purpose)
     assert purposes.keys() == {"generate", "train", "regenerate", "encode", "cache", "evaluate", "publish"}
     assert all(map(all, purposes.values())) and "trains the drafter: projector" in purposes["train"]
 

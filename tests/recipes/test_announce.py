@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core import ranks
-from draftsmith.recipes.announce import ANNOUNCED, announcement
 from draftsmith.recipes.commands import cli, demo
 from draftsmith.recipes.commands.demo import environment
-from draftsmith.recipes.exit_codes import MISTAKE
-from draftsmith.recipes.files import KEYS, demo_names
+from draftsmith.recipes.config.announce import ANNOUNCED, announcement
+from draftsmith.recipes.config.exit_codes import MISTAKE
+from draftsmith.recipes.config.files import KEYS, demo_names
 
 # Ends the process at its first line.
 FIRST = """
@@ -78,7 +78,7 @@ def test_examples_with_another_seed_go_to_a_folder_of_their_own():
 
 
 def test_keys_at_the_top_are_known_without_the_schema():
-    from draftsmith.recipes.schema import Recipe
+    from draftsmith.recipes.config.schema import Recipe
 
     assert {*Recipe.model_fields} <= {*KEYS}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.dry_run import dry_run
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

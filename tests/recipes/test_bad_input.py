@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import prints
-from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.launch import run_recipe
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.announce import announcement
+from draftsmith.recipes.config.launch import run_recipe
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.finished_stages import write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from fails import fails_with

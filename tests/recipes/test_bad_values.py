@@ -18,11 +18,11 @@ from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.recipes import resolved
-from draftsmith.recipes.dry_run import dry_run
-from draftsmith.recipes.launch import run_recipe
-from draftsmith.recipes.load import checked, find_recipe, load, recipe_names
-from draftsmith.recipes.messages import Written, blamed, placed
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.launch import run_recipe
+from draftsmith.recipes.config.load import checked, find_recipe, load, recipe_names
+from draftsmith.recipes.config.messages import Written, blamed, placed
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.models import target_shape
 from fails import fails_with
 

@@ -9,12 +9,12 @@ import huggingface_hub
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.models.shipped import shipped_folder
-from draftsmith.recipes import preflight_data
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.exit_codes import FAULTS, OK
-from draftsmith.recipes.load import load
-from draftsmith.recipes.preflight_data import missing_data, sections
-from draftsmith.recipes.preflight_weights import trained_outside
+from draftsmith.recipes.config import preflight_data
+from draftsmith.recipes.config.exit_codes import FAULTS, OK
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.preflight_data import missing_data, sections
+from draftsmith.recipes.config.preflight_weights import trained_outside
 from draftsmith.trainers.stages.cache import CacheStage
 from PIL import Image
 

@@ -1,9 +1,9 @@
 """What `draftsmith check` says of stages that have begun and have not finished."""
 
 import pytest
-from draftsmith.recipes.checks import stages_findings
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.checks import stages_findings
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.finished_stages import write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.train.checkpoint import State, _publish

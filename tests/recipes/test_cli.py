@@ -15,9 +15,9 @@ from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
-from draftsmith.recipes.launch import typed
-from draftsmith.recipes.load import load, recipe_names
+from draftsmith.recipes.config.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
+from draftsmith.recipes.config.launch import typed
+from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.trainers.run.launcher import num_ranks
 from fails import fails_with, raising
 

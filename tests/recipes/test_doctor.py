@@ -8,10 +8,10 @@ import urllib.request
 
 import pytest
 import torch
-from draftsmith.recipes import health
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.exit_codes import FAULTS, OK
-from draftsmith.recipes.finding import Finding, any_fault, fault, ok, shown, warning
+from draftsmith.recipes.config import health
+from draftsmith.recipes.config.exit_codes import FAULTS, OK
+from draftsmith.recipes.config.finding import Finding, any_fault, fault, ok, shown, warning
 from fails import fails_with, raising
 from packaging.utils import canonicalize_name
 

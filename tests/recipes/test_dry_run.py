@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 from command_line import prints
-from draftsmith.models.families import sizes
 from draftsmith.models.hub import pinned_config
+from draftsmith.models.targets import sizes
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.dry_run import dry_run
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate import train_stage
 from draftsmith.trainers.estimate.evaluation import describe_evaluation
 from draftsmith.trainers.estimate.models import target_lines

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.eval.report import build, write
-from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.commands.cli import COMMANDS
-from draftsmith.recipes.ending import WIDTH, ending, short_table, try_next
-from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.announce import announcement
+from draftsmith.recipes.config.ending import WIDTH, ending, short_table, try_next
+from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.plan import plan
 from recorded import first_of_each_folder
 from rows import METHODS, a_row, measured_rows, report_of
 

@@ -8,9 +8,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import as_written, redact_tree, variables_of
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.launch import _write_provenance, context_maker
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.launch import _write_provenance, context_maker
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from fails import fails_with
 
 VALUE = "companyprojectname"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.recipes import files
-from draftsmith.recipes.dry_run import dry_run
-from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config import files
+from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.plan import plan
 from recorded import first_of_each_folder
 
 

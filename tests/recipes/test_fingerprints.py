@@ -21,9 +21,9 @@ from draftsmith.data.records.table_records import TableRecords
 from draftsmith.data.records.tar_records import TarRecords
 from draftsmith.eval.quality.measure import QualityConfig
 from draftsmith.models.drafters.base import DrafterConfig
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import _outside, _settings, plan
-from draftsmith.recipes.schema import Recipe
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import _outside, _settings, plan
+from draftsmith.recipes.config.schema import Recipe
 from draftsmith.trainers.evaluate.probe_settings import Binding
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights
@@ -52,9 +52,10 @@ RECIPES = (
     ("demo/lvlm-from-nothing", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
      "stages.pretrain.packing={max_tokens: 4096}"),
     ("demo/suite", "stages.publish={kind: publish, repo: me/x, prompt: {text: hello}}"),
-    ("demo/lvlm-distilled", "stages.answers.engine={kind: sglang}"),
+    ("demo/lvlm-distilled", "stages.answers.engine={kind: vllm}"),
     ("demo/video", "stages.sparrow.source=null", "stages.sparrow.source={kind: cached_on_first_epoch}",
      "stages.sparrow.data={from: world, path: single}"),
+    ("demo/visual-ar", "stages.evaluate.methods.replaced={rule: {kind: replaced, k: 4}, temperatures: [1.0]}"),
     ("demo/visual-ar", "stages.world.textures={contrast: 20}"),
     ("llava15-68m", "stages.pretrain.data.path={kind: webdataset, path: a.tar}",
      "stages.finetune.data.path={kind: datasets, path: a, columns: {image: picture}}"),

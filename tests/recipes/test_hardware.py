@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 import pytest
 from draftsmith.models.drafters.base import PublishedDrafter
-from draftsmith.recipes.dry_run import does_not_fit
-from draftsmith.recipes.launch import run_recipe
-from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.dry_run import does_not_fit
+from draftsmith.recipes.config.launch import run_recipe
+from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.train_memory import engine_parts, micro_of
 from recorded import recorded_dry_run
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from draftsmith.recipes.uncollected import uncollected
+from draftsmith.recipes.config.uncollected import uncollected
 
 # Runs commands, and prints after each which modules are there then; at the exit, how many objects no search for garbage
 # looks at.
@@ -41,13 +41,18 @@ def run(*commands: str) -> tuple[list[set[str]], int, bool]:
 @pytest.mark.parametrize("words", ["--help", "recipes", "train --help"])
 def test_help_and_lists_import_no_torch(words):
     (modules,), *_ = run(words)
-    assert "pydantic" in modules and not modules & {"torch", "transformers", "numpy", "draftsmith.recipes.schema"}
+    assert "pydantic" in modules and not modules & {
+        "torch",
+        "transformers",
+        "numpy",
+        "draftsmith.recipes.config.schema",
+    }
 
 
 def test_a_recipe_is_read_without_the_code_of_models():
     """Recipes that name published models. transformers checks a config that a recipe spells out."""
     for words, modules in zip(SHOWN, run(*SHOWN)[0], strict=True):
-        assert "draftsmith.recipes.schema" in modules and not modules & MODELS, words
+        assert "draftsmith.recipes.config.schema" in modules and not modules & MODELS, words
 
 
 def test_a_dry_run_imports_the_models_of_its_recipe_alone():

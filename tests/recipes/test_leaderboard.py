@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
-from draftsmith.eval.run_folders import read_runs
-from draftsmith.recipes.comparison import boards, entries
+from draftsmith.eval.run_reports import read_runs
+from draftsmith.recipes.commands.comparison import boards, entries
 from safetensors.torch import save_file
 
 CELL = {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.launch import run_recipe
+from draftsmith.recipes.config.launch import run_recipe
 from draftsmith.trainers.evaluate.benchmarks import TabedBenchmark
 from draftsmith.trainers.evaluate.text import refuse_twice
 from draftsmith.trainers.run.guard import RunLock

@@ -10,8 +10,8 @@ from command_line import prints
 from draftsmith.data.pictures.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate import data as describe_data
 from draftsmith.trainers.estimate.counted import META, _attend
 from draftsmith.trainers.estimate.train_memory import lvlm_parts

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
-from draftsmith.eval.run_folders import read_runs
-from draftsmith.recipes.comparison import over_seeds
+from draftsmith.eval.run_reports import read_runs
+from draftsmith.recipes.commands.comparison import over_seeds
 
 CELL = {
     "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M",

@@ -14,9 +14,9 @@ from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.eval.policies.base import TreeSection
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.ending import try_next
-from draftsmith.recipes.launch import _write_provenance, context_maker
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.ending import try_next
+from draftsmith.recipes.config.launch import _write_provenance, context_maker
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.evaluate.methods import Method
 from fails import fails_with
 from own_package import forget, write_package

@@ -1,7 +1,7 @@
 """Which recipes measure which tables: the models, sets, lengths, truncation and methods that the papers print."""
 
 import pytest
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 
 
 def stages(name):

@@ -6,11 +6,11 @@ import shlex
 import pytest
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.files import recipe_names, with_bases
-from draftsmith.recipes.launch import run_recipe
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
-from draftsmith.recipes.preflight_parallel import check_places
+from draftsmith.recipes.config.files import recipe_names, with_bases
+from draftsmith.recipes.config.launch import run_recipe
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
+from draftsmith.recipes.config.preflight_parallel import check_places
 
 LARGE = {
     f"{method}-{size}" for method in ("specvlm", "sage")

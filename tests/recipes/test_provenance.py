@@ -2,7 +2,7 @@
 
 import subprocess
 
-from draftsmith.recipes import provenance
+from draftsmith.recipes.config import provenance
 
 
 def test_a_wheel_in_an_environment_inside_a_users_own_checkout_does_not_name_its_commit(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from small_records import talk
 
 ASKS = "Please answer with at least 1000 words."

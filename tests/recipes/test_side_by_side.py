@@ -7,11 +7,10 @@ import pytest
 import yaml
 from command_line import prints
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
-from draftsmith.eval.run_folders import read_run, read_runs
+from draftsmith.eval.run_reports import read_run, read_runs
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.comparison import (
+from draftsmith.recipes.commands.comparison import (
     differences,
-    evaluation_rows,
     markdown,
     panels,
     tables_of,
@@ -66,11 +65,10 @@ def test_what_differs_and_what_does_not(two):
     assert dict(differences(runs)) == {"stages.finetune.optim.lr": ["0.001", "0.0005"],
                                        "stages.evaluate": ['"evaluate"', "-"],
                                        "stages.finetune.steps": ["-", "9"]}  # fmt: skip
-    # Training is told by its last and best numbers, and evaluations stand beside each other.
+    # Training is told by its last and best numbers.
     assert training_rows(runs) == [["finetune", "steps", "20", "40"], ["finetune", "loss (last)", "1.5000", "1.2500"],
                                    ["finetune", "val_loss (best)", "1.8000", "-"],
                                    ["finetune", "samples/s (median)", "10.0", "-"]]  # fmt: skip
-    assert evaluation_rows(runs) == [["evaluate", "pictures", "M", "4.10 [3.90, 4.30], 1.45x", "-"]]
 
 
 def test_a_seed_that_is_not_written_is_the_default_one(two):

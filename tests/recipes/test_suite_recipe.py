@@ -3,8 +3,8 @@
 import pytest
 from command_line import prints
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 
 TARGETS = {"llava15_7b": "llava-hf/llava-1.5-7b-hf", "llava15_13b": "llava-hf/llava-1.5-13b-hf",
            "next_7b": "llava-hf/llava-v1.6-vicuna-7b-hf", "next_13b": "llava-hf/llava-v1.6-vicuna-13b-hf"}  # fmt: skip

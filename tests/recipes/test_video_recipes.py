@@ -8,12 +8,12 @@ import torch
 from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import for_decoding
-from draftsmith.models.families.load import target_config
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
-from draftsmith.recipes.load import FOLDER, load
-from draftsmith.recipes.plan import plan
+from draftsmith.models.targets.load import target_config
+from draftsmith.recipes.config.load import FOLDER, load
+from draftsmith.recipes.config.plan import plan
 from recorded import recorded_dry_run
 
 HEADS = ("pictures", "base", "mtp", "half", "blind")  # of the ablation
@@ -303,14 +303,14 @@ BAD = {
     "a drafter of another track": (QWEN, ["drafter.kind=lvlm"], "no kind of drafter for target qwen2_5_vl", "eagle3"),
     "an image drafter": (LLAVA, ["drafter.kind=llamagen"], "no kind of drafter for target llava_onevision", "kind"),
     "a head for pictures": ("recipe=demo/visual-ar", ["drafter.kind=sparrow"], "for target llamagen", "eagle"),
-    "unknown key of a head": (QWEN, ["drafter.vatta=true"], "did you mean vata?", "drafter.vatta"),
-    "unknown stage": (QWEN, ["stages.text.kind=trane"], "is no kind", "stages.text.kind"),
+    "unknown key of a head": (QWEN, ["drafter.vatta=true"], "did you mean 'vata'", "drafter.vatta"),
+    "unknown stage": (QWEN, ["stages.text.kind=trane"], "Input tag 'trane'", "stages.text.kind"),
     "a stage of another track": (QWEN, ["stages.text.kind=encode"], "which no qwen2_5_vl reads", "cache"),
     "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "built as a draft LVLM is"),
-    "unknown key of a stage": (QWEN, ["stages.text.epoch=3"], "did you mean epochs?", "stages.text.epoch"),
-    "unknown key inside a stage": (QWEN, ["stages.text.objective.featur=3"], "did you mean feature?", "objective"),
+    "unknown key of a stage": (QWEN, ["stages.text.epoch=3"], "did you mean 'epochs'", "stages.text.epoch"),
+    "unknown key inside a stage": (QWEN, ["stages.text.objective.featur=3"], "did you mean 'feature'", "objective"),
     "unknown key of a target's stage": (
-        QWEN, ["stages.text.model=target", "stages.text.trainabel=[projector]"], "did you mean trainable?", "trainabel"
+        QWEN, ["stages.text.model=target", "stages.text.trainabel=[projector]"], "did you mean 'trainable'", "trainabel"
     ),
     "a head without its start": (QWEN, ["stages.text.drafter={kind: msd}"], "starts from: scratch", "stages.text"),
     "a drafter that no stage trains": (
@@ -327,13 +327,13 @@ BAD = {
     "samples for a tree that prunes": (
         QWEN, ["stages.evaluate.methods.Sparrow.draw=sample"], "not lossless with draw: sample", "draw: top-k"
     ),
-    "unknown key of a method": (QWEN, ["stages.evaluate.methods.Sparrow.vatta=1"], "did you mean vata?", "vatta"),
+    "unknown key of a method": (QWEN, ["stages.evaluate.methods.Sparrow.vatta=1"], "did you mean 'vata'", "vatta"),
     "unknown key of a drafter of its own": (
-        QWEN, ["stages.evaluate.methods.Sparrow.drafter={kind: msd, vatta: 1}"], "did you mean vata?",
-        "unknown key stages.evaluate.methods.Sparrow.drafter.vatta",
+        QWEN, ["stages.evaluate.methods.Sparrow.drafter={kind: msd, vatta: 1}"], "did you mean 'vata'",
+        "stages.evaluate.methods.Sparrow.drafter.vatta: unknown key",
     ),
     "a sibling of no kind": (
-        SPECVLM, ["drafter.model.kind=qwen"], "drafter.model.kind: 'qwen' is no kind", "causal_lm"
+        SPECVLM, ["drafter.model.kind=qwen"], "drafter.model.kind: Input tag 'qwen'", "causal_lm"
     ),
     "a word that is no sibling": (
         SPECVLM, ["drafter.model=tarhet"], "drafter.model: input should be 'target'", "tarhet"

@@ -3,8 +3,8 @@
 import pytest
 from command_line import prints
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.plan import plan
 
 DEMO = "recipe=demo/visual-ar"
 METHOD = "stages.evaluate.methods.EAGLE-2"
@@ -44,7 +44,7 @@ BAD = {
     "unknown target": (["target.kind=llamagan"], "did you mean 'llamagen'"),
     "unknown target, nothing near": (
         ["target.kind=qqq"],
-        "kinds are 'llava', 'llava_next'",
+        "expected tags: 'llava', 'llava_next'",
     ),
     "size and shape": (["target.size=XL"], "give size"),
     "no text encoder": (["target.text_encoder=null"], "condition: text needs text_encoder"),
@@ -56,9 +56,9 @@ BAD = {
     # Drafters and stages
     "unknown head": (["drafter.kind=eagel"], "drafter.kind"),
     "unknown tree": ([f"{METHOD}.tree.kind=dynamik"], "dynamik"),
-    "unknown key of a tree": ([f"{METHOD}.tree.totl=3"], "did you mean total?"),
-    "unknown key of a method": ([f"{METHOD}.tre=3"], "did you mean tree?"),
-    "unknown key of a source": (["stages.codes.source.pth=x"], "did you mean path?"),
+    "unknown key of a tree": ([f"{METHOD}.tree.totl=3"], "did you mean 'total'"),
+    "unknown key of a method": ([f"{METHOD}.tre=3"], "did you mean 'tree'"),
+    "unknown key of a source": (["stages.codes.source.pth=x"], "did you mean 'path'"),
     "unknown preset": (["stages.evaluate.preset=eagle"], "stages.evaluate.preset"),
     "nothing to write": (["stages.codes.write=[]"], "stages.codes.write"),
     "something else to write": (["stages.codes.write=[tokens]"], "stages.codes.write"),

@@ -3,12 +3,13 @@
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.files import recipe_names
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
-from draftsmith.recipes.publish_run import publish_run
+from draftsmith.recipes.commands.publish_run import publish_run
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.publish.lineage import data_of, finished, trained_by
 from draftsmith.trainers.stages.publish import PublishStage
+from draftsmith.trainers.train.settings import trained_drafter
 
 LVLM = ("llava-ov-160m", "llava-ov-68m", "llava-ov-68m-anyres", "llava15-160m", "llava15-160m-distilled",
         "llava15-68m", "llava15-68m-distilled")  # fmt: skip
@@ -81,7 +82,7 @@ def planned(*settings: str, recipe: str = "demo/visual-ar") -> dict:
 
 def test_one_of_several_finished_drafters_must_be_named():
     """The latest was published: of demo/visual-ar the head without dropout, which is there to be compared with."""
-    with pytest.raises(UserError, match=r"head, head_without_dropout \(one of 2 finished drafters\)") as caught:
+    with pytest.raises(UserError, match=r"head \(one of 2 finished drafters\)") as caught:
         planned("stages.publish={kind: publish}")
     assert "stages.publish" in caught.value.key and "from=STAGE" in caught.value.hint
     assert planned("stages.publish={kind: publish, from: head}")["publish"].inputs["drafter"] == "head"
@@ -144,10 +145,10 @@ def of_compare(*settings):
 def test_a_draft_lvlm_of_its_own_is_trained_beside_the_recipes():
     """Heads had that alone: the costs of a draft's options could not stand in one table."""
     stages, by_name = of_compare()
-    assert by_name["draft_headless"].trained_drafter.first_token is False
-    assert by_name["draft"].trained_drafter.first_token is True
+    assert trained_drafter(by_name["draft_headless"]).first_token is False
+    assert trained_drafter(by_name["draft"]).first_token is True
     assert by_name["draft"].inputs["drafter"] == "align"
-    assert stages["draft_projected"].own_drafter.projector_input == "projected"
+    assert stages["draft_projected"].drafter.projector_input == "projected"
 
 
 @pytest.mark.parametrize(("setting", "message", "hint"), [

@@ -294,7 +294,7 @@ def preload() -> None:
     import deepspeed
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  every engine asks for it, and it imports a compiler
     import draftsmith.recipes.commands.cli
-    import draftsmith.recipes.schema
+    import draftsmith.recipes.config.schema
     import draftsmith.trainers.run.run  # noqa: F401
     import torch
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from stages_run import run_loaded
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -20,7 +20,7 @@ FORKS = multiprocessing.get_context("forkserver")
 # looks whether the optimizer is one of them.
 FORKS.set_forkserver_preload(
     ["no_garbage", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "draftsmith.recipes.commands.cli",
-     "draftsmith.recipes.launch", "draftsmith.recipes.schema", "draftsmith.trainers.run.run", "training"]
+     "draftsmith.recipes.config.launch", "draftsmith.recipes.config.schema", "draftsmith.trainers.run.run", "training"]
 )  # fmt: skip
 MAIN = "import sys; from draftsmith.recipes.commands.cli import main; sys.exit(main(sys.argv[1:]))"
 

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from draftsmith.core.results import DONE, read_mark, sums_of, write_mark
 from draftsmith.core.tracking import TrackingConfig
-from draftsmith.recipes.launch import context_maker
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.launch import context_maker
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.run import MakeContext, run_stages

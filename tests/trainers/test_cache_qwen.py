@@ -12,10 +12,10 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
+from draftsmith.models.targets.table import family_of
 from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.train.on_states import open_states
 from PIL import Image

@@ -222,7 +222,8 @@ def test_a_wheelhouse_installs_without_a_network(tmp_path):
             [command, *arguments], cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=120, check=True
         )
         assert expected in run.stdout
-    asked = "from draftsmith.recipes import health; print(health.ROOT, len(health.pins()), len(health.requirements()))"
+    asked = ("from draftsmith.recipes.config import health; "
+             "print(health.ROOT, len(health.pins()), len(health.requirements()))")  # fmt: skip
     actual = subprocess.run([str(venv / "bin" / "python"), "-c", asked], cwd=tmp_path, env=offline, capture_output=True,
                            text=True, timeout=120, check=True).stdout.split()  # fmt: skip
     assert actual[0].startswith(str(venv)) and int(actual[1]) > 50

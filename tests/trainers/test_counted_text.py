@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from draftsmith.data.shards.shards import ShardReader
-from draftsmith.recipes.dry_run import dry_run
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.plan import plan
 from stages_run import load_spelled
 from text_run import QUESTIONS, made, recipe, run
 

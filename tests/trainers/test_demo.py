@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftsmith.recipes.exit_codes import MISTAKE
+from draftsmith.recipes.config.exit_codes import MISTAKE
 from ranks_run import MAIN, run_ranks, run_recipe
 from stages_run import FEW
 from training import free_port
@@ -56,7 +56,7 @@ def test_three_seeds_of_one_draft(tmp_path):
     report = json.loads((tmp_path / "run" / "seeds" / "report.json").read_text())
     each = report["M_minus_T_by_drafter"]["pictures"]["each"]
     assert sorted(each) == ["finetune", "finetune_1", "finetune_2"]
-    requests = {(cell["benchmark"], cell["method"]): cell["requests"] for cell in report["cells"]}
+    requests = {(cell["benchmark"], cell["method"]): cell["answers"] for cell in report["cells"]}
     assert requests["pictures", "M"] == 3 * 6
     manifests = [json.loads((tmp_path / "run" / name / "draftsmith.json").read_text()) for name in each]
     assert [m["training"]["seed"] for m in manifests] == [0, 1, 2]

@@ -16,7 +16,7 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.targets.llamagen.files import save_model
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, build_transformer
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.evaluate import measuring, untimed
 from draftsmith.trainers.evaluate.kept_pictures import FOLDER
 from draftsmith.trainers.evaluate.pictures_of_rows import drawn_tokens

@@ -17,11 +17,11 @@ from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.suites.suite import read_index
 from draftsmith.eval.measured_rows import grouped, read_rows
-from draftsmith.eval.run_folders import read_run
+from draftsmith.eval.run_reports import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
 from draftsmith.eval.summary import summarize
 from draftsmith.models.drafters import HivisConfig, MsdConfig
-from draftsmith.models.families.load import load_target
+from draftsmith.models.targets.load import load_target
 from draftsmith.trainers.evaluate.methods import Method, decoding_with
 from draftsmith.trainers.evaluate.requests import at_length
 from draftsmith.trainers.evaluate.resume_log import ResumeLog

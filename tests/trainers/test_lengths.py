@@ -11,7 +11,7 @@ from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.evaluate.requests import Opening
 from fails import fails_with
 from PIL import Image

@@ -74,7 +74,7 @@ import os, signal, sys, time
 from types import SimpleNamespace
 from draftsmith.core import ranks
 from draftsmith.core.heartbeat import BOUND_S
-from draftsmith.recipes import launch
+from draftsmith.recipes.config import launch
 from draftsmith.recipes.commands import cli
 from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.stages import publish

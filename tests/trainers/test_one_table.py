@@ -150,7 +150,7 @@ def test_an_old_key_is_told_as_it_is_written_now(key):
 
 
 @pytest.mark.parametrize(("setting", "words"), [
-    ("drafters.mine={path: x}", r"drafters\.mine: its kind is missing; kinds are lvlm"),
+    ("drafters.mine={path: x}", r"drafters\.mine: its kind is missing"),
     ("methods.M={drafter: null, vata: true}", r"vata is no decoding setting of this drafter \(kind lvlm has mode\)"),
 ])  # fmt: skip
 def test_what_a_drafter_lacks_or_does_not_read_is_refused_when_the_recipe_loads(setting, words, tmp_path):

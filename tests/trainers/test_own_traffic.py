@@ -14,9 +14,9 @@ import yaml
 from command_line import prints
 from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
+from draftsmith.models.targets.table import family_of
 from draftsmith.recipes.commands.cli import main
 from PIL import Image
 from states_run import WORDS

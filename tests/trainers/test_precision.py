@@ -10,8 +10,8 @@ from draftsmith.core.section import Section
 from draftsmith.eval.pair import Pair
 from draftsmith.models.drafters import MixedConfig, PrunedConfig
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.evaluate.drafters import Drafters
 from draftsmith.trainers.publish.decoding import _typed
 from draftsmith.trainers.run import context as contexts

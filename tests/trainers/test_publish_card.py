@@ -10,7 +10,7 @@ from draftsmith.eval.cells import RELAXED, MethodInfo
 from draftsmith.eval.published_section import PublishedSection, UserRequest
 from draftsmith.eval.report import build, write
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.recipes.schema import AnyTarget
+from draftsmith.recipes.config.schema import AnyTarget
 from draftsmith.trainers.publish.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publish.decoding import _target
 from draftsmith.trainers.publish.licences import chain, own_licence, warnings

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.models.drafters import EagleConfig, LvlmConfig
-from draftsmith.recipes.load import load, recipe_names
+from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.trainers.publish.licences import chain, licence_of, own_licence, warnings
 from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, data_of, trained_by
 from draftsmith.trainers.publish.made_from import began_as

@@ -24,8 +24,8 @@ from draftsmith.eval.published_section import UserRequest
 from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.dry_run import dry_run
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.publish.folder import refuse_secrets
 from draftsmith.trainers.publish.fresh import try_folder
 from draftsmith.trainers.publish.snippets import Snippet
@@ -496,7 +496,9 @@ def test_a_crash_is_told_without_secrets(tmp_path, capfd, monkeypatch):
     assert main(["publish", str(run_of)]) == 2
     assert "not UTF-8" in capfd.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr("draftsmith.recipes.publish_run.read_yaml", lambda path, *_, **__: 1 / 0 if path else path)
+        patch.setattr(
+            "draftsmith.recipes.commands.publish_run.read_yaml", lambda path, *_, **__: 1 / 0 if path else path
+        )
         assert main(["publish", str(run_of)]) == 1
     said = capfd.readouterr().err
     assert "Traceback" in said and "SSS" not in said

@@ -9,7 +9,7 @@ from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.decoding.batched import draw_pictures
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.families.generators import load_generator
+from draftsmith.models.targets.generators import load_generator
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train_codes import TrainCodes

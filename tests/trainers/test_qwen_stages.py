@@ -6,9 +6,9 @@ import heads_run
 import pytest
 import torch
 from draftsmith.data.processor_files import load_processor
-from draftsmith.models.families.load import load_target
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.hub import tensors_under
+from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from safetensors.torch import load_file
 from tiny_qwen import text_config, vision_config

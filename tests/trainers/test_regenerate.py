@@ -18,10 +18,10 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.losses import log_probs
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava.section import LlavaTarget
+from draftsmith.models.targets.load import load_lvlm
 from draftsmith.trainers.run import precision
 from draftsmith.trainers.run import run as runner
 from draftsmith.trainers.serve import written_texts as texts

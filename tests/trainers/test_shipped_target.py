@@ -14,7 +14,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.processor_files import load_processor
 from draftsmith.models.shipped import FOLDER
 from draftsmith.recipes.commands.demo import environment
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.stages import generate
 from fails import fails_with
 from safetensors import safe_open

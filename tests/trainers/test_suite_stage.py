@@ -34,7 +34,7 @@ def output(trained, tmp_path):
 
 def cells(output):
     """(benchmark, turn, method, drafter) -> what does not depend on the clock."""
-    names = ("tau", "tau_interval", "requests", "identical", "num_accepted")
+    names = ("tau", "tau_interval", "requests", "answers", "identical", "num_accepted")
     return {
         (cell["benchmark"], cell["turn"], cell["method"], *cell["drafters"]): {name: cell[name] for name in names}
         for cell in read(output)["cells"]
@@ -227,7 +227,7 @@ def test_published_drafts_and_another_target_need_no_stage(output):
     (mine,), (twin,) = ([row[2] for row in tables["First turn"]["rows"] if row[0] == name] for name in drafts)
     assert twin >= mine
     (cell,) = cells(output / "other").values()
-    assert cell["identical"] == cell["requests"] == 4, "two requests by two drafts"
+    assert cell["identical"] == cell["answers"] == 2 * cell["requests"] == 4, "two requests by two drafts"
 
 
 def test_published_sets_out_of_reach_are_said_before_a_model_is_loaded(output, monkeypatch):

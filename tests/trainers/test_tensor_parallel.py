@@ -11,7 +11,7 @@ from pathlib import Path
 import heads_run
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.launch import run_recipe
+from draftsmith.recipes.config.launch import run_recipe
 from ranks_run import MAIN, run_ranks
 from test_stopped_stages import ASKED, FEW, results
 from training import free_port

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.tracking import TrackingConfig, WandbConfig
-from draftsmith.eval.run_tables import COLUMNS
+from draftsmith.eval.run_reports import COLUMNS
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.tracked import track_sample, tracked

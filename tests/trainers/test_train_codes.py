@@ -28,15 +28,15 @@ from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.families.generators import load_generator
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
+from draftsmith.models.targets.generators import load_generator
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER, LlamaGenTargetConfig, build_transformer
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.stages.encode import EncodeStage

@@ -7,7 +7,7 @@ import pytest
 from draftsmith.data.suites.suite import clean
 from draftsmith.eval.by_category import walltime_ratio
 from draftsmith.eval.measured_rows import PLAIN, read_rows
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from PIL import Image
 from ranks_run import run_recipe

@@ -5,16 +5,16 @@ import os
 from pathlib import Path
 
 import pytest
-from draftsmith.recipes import alike
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config import alike
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from fails import fails_with
 from ranks_run import run_ranks
 
 # Rank 1 gets other words, and may find itself at another commit or version.
 SCRIPT = """
 import json, os, sys
-from draftsmith.recipes import alike
+from draftsmith.recipes.config import alike
 from draftsmith.recipes.commands.cli import main
 
 words = sys.argv[1:]

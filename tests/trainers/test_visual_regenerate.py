@@ -13,9 +13,9 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.families.generators import Generator, load_generator
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.models.targets.generators import Generator, load_generator
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import drawn_pictures as pictures

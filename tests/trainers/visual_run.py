@@ -16,7 +16,7 @@ from draftsmith.models.targets.llamagen.section import (
     build_transformer,
 )
 from draftsmith.models.targets.llamagen.vq import VqTokenizer
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from PIL import Image

@@ -6,9 +6,8 @@ allocator are not counted.
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -64,7 +63,7 @@ class _Live(TorchDispatchMode):
     ) -> object:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype == torch.bool:
             return True  # transformers asks whether rows are whole and hold one sample each: they do
-        made = _outputs(func, args, kwargs or {})
+        made = func(*args, **(kwargs or {}))
         for tensor in _tensors((made,)):
             if tensor.is_meta:
                 self._count(tensor.untyped_storage(), args)
@@ -81,37 +80,6 @@ class _Live(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self.now -= size
         del self.held[key]
-
-
-def _outputs(func: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> object:
-    """What `func` makes. Meta kernels are slow and passes repeat few shapes: results of known shapes are made again."""
-    given = _spec((args, tuple(kwargs.items())))
-    if given is None or any(part.alias_info for part in (*func._schema.arguments, *func._schema.returns)):
-        return func(*args, **kwargs)
-    made = _output_spec(func, given)
-    return func(*args, **kwargs) if made is None else _remade(made)
-
-
-@functools.lru_cache(8192)
-def _output_spec(func: OpOverload, given: Hashable) -> Any:
-    args, kwargs = _remade(given)
-    return _spec(func(*args, **dict(kwargs)))
-
-
-def _spec(value: object) -> Any:
-    """A key that tells apart what kernels tell apart; None: there is a tensor with values."""
-    if isinstance(value, Tensor):
-        return (Tensor, value.shape, value.stride(), value.dtype) if value.is_meta else None
-    if isinstance(value, tuple | list):
-        parts = tuple(map(_spec, value))
-        return None if None in parts else (type(value), parts)
-    return type(value), value  # 1 is not 1.0
-
-
-def _remade(spec: Any) -> Any:
-    if spec[0] is Tensor:
-        return torch.empty_strided(spec[1], spec[2], dtype=spec[3], device=META)
-    return spec[0](map(_remade, spec[1])) if issubclass(spec[0], tuple | list) else spec[1]
 
 
 def _tensors(args: Sequence[object]) -> list[Tensor]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.json_types import listed
+from ...core.pictures import TEXT
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import PictureFamily, Processor, Resizing
@@ -19,8 +20,8 @@ from ...data.media import ImageReader
 from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Selection, Share, are_present, is_mixture
 from ...data.records.records import RecordFile
-from ...models.families.generators import language_section
 from ...models.hub import config_value
+from ...models.targets.generators import language_section
 from ..run.stage import Planned
 from ..train.settings import RecordsSettings
 
@@ -84,11 +85,9 @@ def samples(plan: Planned, files: OnDisk | None) -> tuple[int | None, str]:
 
 
 def text_lengths(plan: Planned, files: OnDisk, *, prompt: bool) -> np.ndarray | None:
-    """[n] ids of up to `LOOKED_AT` records, spread over all, in the stage's format, or of their prompts; None: the
-    target's tokenizer is not on this disk, or there are pictures, which take more than ids.
+    """[n] ids of the text of up to `LOOKED_AT` records, spread over all, in the stage's format, or of their prompts;
+    None: the target's tokenizer is not on this disk.
     """
-    if files.images.any() or files.clips.any():
-        return None
     stage, target = plan.stage, language_section(plan.recipe.target)
     path = target.path
     if path is None or not Path(path).is_dir():
@@ -101,7 +100,8 @@ def text_lengths(plan: Planned, files: OnDisk, *, prompt: bool) -> np.ndarray | 
                 learned=learns_answers(stage),
             )  # fmt: skip
             looked = range(0, len(data), -(-len(data) // LOOKED_AT))
-            return np.array([data.num_ids(index, prompt=prompt) for index in looked])
+            read = (data.request(i, pixels=False)[0] if prompt else data.counted(i) for i in looked)
+            return np.array([int((np.asarray(one.modality) == TEXT).sum()) for one in read])
     except UserError:
         return None  # the stage itself says what is wrong with it
 

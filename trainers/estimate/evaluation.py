@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from ...models.families.load import TargetConfig, target_config
-from ...models.families.sizes import parameter_counts
+from ...models.targets.load import TargetConfig, target_config
 from ...models.targets.section import TargetSection
+from ...models.targets.sizes import parameter_counts
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.methods import Method
 from ..evaluate.requests import frames_in

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ...core.errors import UserError
 from ...core.json_types import listed
 from ...core.section import Section, parts
-from ...models.families.load import target_config
 from ...models.hub import config_value
+from ...models.targets.load import target_config
 from ..run.stage import Planned
 from .models import target_shape
 
@@ -23,7 +23,7 @@ def check_answers(plan: Planned) -> None:
     stage, recipe = plan.stage, plan.recipe
     if recipe.target.draws_images:
         return
-    own = stage.own_target
+    own = plan.own_target
     config = target_shape(recipe) if own is None else target_config(own, None, network=False)
     positions = _of_stages(plan) or config_value(config.get_text_config(), "max_position_embeddings")
     if positions is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import ImageTargetConfig, language_section
-from ...models.families.load import target_config
-from ...models.families.sizes import parameter_lines
 from ...models.parts import TokenIds
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
+from ...models.targets.generators import ImageTargetConfig, language_section
+from ...models.targets.load import target_config
+from ...models.targets.sizes import parameter_lines
 from ..run.stage import WholeRecipe
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
@@ -20,8 +20,7 @@ def target_shape(recipe: WholeRecipe) -> Any:
     """The target's model config at full size. A synthetic dataset's vocabulary is its stage's."""
     if recipe.target.draws_images:
         return recipe.target.model_config_of()
-    sizes = [size for stage in recipe.stages.values() if (size := stage.vocabulary) is not None]
-    ids = TokenIds(sizes[0] if sizes else SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
+    ids = TokenIds(recipe.vocabulary or SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
     return target_config(language_section(recipe.target), ids, network=False)
 
 

@@ -13,9 +13,9 @@ from ...core.words import counted
 from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, record_bytes, samples_per_shard, shown
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import language_section
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
+from ...models.targets.generators import language_section
 from ..run.stage import Planned
 from ..serve.states_builder import StatesStore, wanted_taps
 from .data import OnDisk, image_reader_of, on_disk, samples, text_lengths, visual_tokens
@@ -24,6 +24,7 @@ from .models import target_shape
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+_BEGIN = 128  # ids of a prompt before the target's own: a system message and a few words
 _WORD = 1.4  # approximate ids of a word: no tokenizer is asked
 
 
@@ -117,9 +118,11 @@ def token_counts(
     limit = answer_limit(plan)
     if files is None:
         maker = plan.maker("data")
-        written = None if maker is None else maker.stage.ids_of_text
-        if written is None or limit is None:
+        if maker is None or maker.stage.kind != "prompts" or limit is None:
             return None
+        if any(split.pictures is not None for split in maker.stage.splits.values()):
+            return None
+        written = _BEGIN + maker.stage.max_new_tokens
         each = min(written + limit, stage.data.max_length)
         return number * each, 0, f"about, prompts of {written}; answers of up to {limit} each"
     exact = text_lengths(plan, files, prompt=limit is not None)

@@ -26,12 +26,12 @@ from ...models.drafters.base import DrafterConfig
 from ...models.drafters.distillation import DistillTraining, Teacher
 from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
-from ...models.families.generators import image_section, language_section
-from ...models.families.sizes import empty_model, parameter_counts
-from ...models.families.table import family_of, training_of
 from ...models.hub import config_value, rope_of
 from ...models.parts import is_tied
 from ...models.targets.base import TargetShape
+from ...models.targets.generators import image_section, language_section
+from ...models.targets.sizes import empty_model, parameter_counts
+from ...models.targets.table import family_of, training_of
 from ...models.training import ModelTraining
 from ..run.hardware import Memory
 from ..run.stage import WholeRecipe

@@ -15,9 +15,9 @@ from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
-from ...models.families.generators import language_section
-from ...models.families.sizes import Described, empty_model, parameter_counts
-from ...models.families.table import training_of
+from ...models.targets.generators import language_section
+from ...models.targets.sizes import Described, empty_model, parameter_counts
+from ...models.targets.table import training_of
 from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..train.fit import Expected, OutsideStart

@@ -13,7 +13,7 @@ from ...data.families.processor import Processor
 from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
 from ...models.drafters.modes import ImageSubstitutes
-from ...models.families.table import family_of
+from ...models.targets.table import family_of
 from ..run.context import Context
 from .evaluate_settings import EvaluateSettings
 

@@ -14,7 +14,7 @@ from ...data.stage_folders import DATASET_FOLDER
 from ...eval.measured_rows import grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
-from ...models.families.generators import Generator, image_section
+from ...models.targets.generators import Generator, image_section
 from ..run.context import Context
 from ..run.stopping import Stop
 from .drafters import Drafters

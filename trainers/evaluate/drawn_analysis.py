@@ -17,7 +17,7 @@ from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.drafters.beside import head_in
 from ...models.drafters.eagle_images import ImageEagleHead
-from ...models.families.generators import Generator, image_section
+from ...models.targets.generators import Generator, image_section
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens

@@ -17,8 +17,8 @@ from ...eval.contrasts import Comparison
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.drafters.captioners import CaptionerConfig
-from ...models.families.generators import AnyTarget
-from ...models.families.load import TargetConfig
+from ...models.targets.generators import AnyTarget
+from ...models.targets.load import TargetConfig
 from ..run.stage import Stage
 from ..serve.engines import EvaluationEngine
 from ..serve.target_engine import TransformersEngine
@@ -214,9 +214,6 @@ class EvaluateSettings(Stage):
                 )
         return self
 
-    def names_of(self, thing: str) -> list[str]:
-        return [*self.methods, *self.drafters] if thing == "drafter" else []
-
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses questions to an image generator, prompts of pictures to a language model, the trees of another
         target, and settings of decoding that the drafter does not read.
@@ -289,6 +286,7 @@ class EvaluateSettings(Stage):
                     self.engine.check_method(f"methods.{name}", method, section)
 
     def warnings(self) -> list[str]:
+        """What in these settings misleads without being wrong, by key; said when the recipe loads, and in reports."""
         return [
             f"methods.{name}: {method.rule.caution}"
             for name, method in self.methods.items()
@@ -313,10 +311,6 @@ class EvaluateSettings(Stage):
         else:
             listed = {"lengths": self.lengths}
         return {key: [*lengths] for key, lengths in listed.items() if lengths}
-
-    @property
-    def own_target(self) -> TargetConfig | None:
-        return self.target
 
     @property
     def drawing(self) -> PromptsBenchmark:

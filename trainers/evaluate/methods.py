@@ -25,7 +25,7 @@ from ...models.drafters.base import DrafterConfig, PublishedDrafter, for_decodin
 from ...models.drafters.ensemble import DraftingMode
 from ...models.drafters.jacobi import JacobiConfig
 from ...models.drafters.mixed import MixedConfig
-from ...models.families.table import IMAGE_SECTIONS
+from ...models.targets.table import IMAGE_SECTIONS
 
 
 class ExactRule(RuleSection):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.measured_rows import Row, grouped
-from ...models.families.generators import Generator
+from ...models.targets.generators import Generator
 from .measuring import Measuring
 
 

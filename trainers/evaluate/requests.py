@@ -28,7 +28,7 @@ from ...data.suites.suite import Suite, write_records
 from ...data.suites.turn_files import published_files
 from ...data.suites.turn_sets import LABELS
 from ...eval.measured_rows import Medium
-from ...models.families.generators import Generator
+from ...models.targets.generators import Generator
 from ..run.context import Context
 from ..run.stage_records import data_files, open_records
 from .benchmarks import Benchmark, SetsBenchmark

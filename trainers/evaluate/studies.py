@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ...eval.measured_rows import Row
 from ...eval.tables import ReportSection
-from ...models.families.generators import Generator
+from ...models.targets.generators import Generator
 from ..run.context import Context
 from .clip_tables import clip_tables
 from .drafters import Drafting

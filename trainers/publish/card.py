@@ -19,7 +19,7 @@ from ...eval.findings import findings, headline
 from ...eval.measured_rows import read_rows
 from ...eval.published_section import PublishedSection
 from ...eval.report import described, nulls
-from ...eval.run_tables import overview
+from ...eval.run_reports import overview
 from ...eval.tables import Items, markdown
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings

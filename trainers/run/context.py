@@ -18,10 +18,10 @@ from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lvlm import LvlmConfig
-from ...models.families.generators import AnyTarget, language_section
-from ...models.families.parallel import check_ranks
 from ...models.hub import ModelSource, read_config, vision_half
 from ...models.parts import TokenIds
+from ...models.targets.generators import AnyTarget, language_section
+from ...models.targets.parallel import check_ranks
 from .deepspeed_section import EngineConfig
 from .progress import StageLine
 from .stopping import Stop

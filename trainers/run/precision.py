@@ -21,7 +21,7 @@ from ...models.drafters.mixed import MixedConfig
 from ...models.stored import resolved_dtype
 from .context import Context
 from .matching import made_nothing
-from .stage import Planned, Stage
+from .stage import Planned
 
 AUTO = "auto"
 _ENGINE = "engine.precision"
@@ -74,7 +74,7 @@ def _resolutions(context: Context, planned: Planned) -> dict[str, str]:
     """Dotted key of the recipe -> what `auto` is for this stage on this machine."""
     device, stage = context.device(), planned.stage
     roots = {"target": context.target, "drafter": context.drafter, f"stages.{planned.name}": stage}
-    if stage.own_target is not None:
+    if planned.own_target is not None:
         del roots["target"]  # it measures another
     resolved = {}
     for root, section in roots.items():
@@ -82,15 +82,10 @@ def _resolutions(context: Context, planned: Planned) -> dict[str, str]:
             source = context.inputs.get("target") or inner.path if inner is context.target else inner.path
             resolved[f"{key}.dtype"] = resolved_dtype(inner, source, device, key=key)
     if stage.trains and context.engine.precision == AUTO:
-        resolved[_ENGINE] = _precision(context, stage, resolved)
+        held = resolved.get("target.dtype") or context.target.dtype
+        usual = context.engine.on(device, target_dtype=held).precision
+        resolved[_ENGINE] = "fp32" if planned.is_small_net else usual
     return resolved
-
-
-def _precision(context: Context, stage: Stage, resolved: Mapping[str, str]) -> str:
-    if stage.is_small_net:  # beside which no target is held
-        return "fp32"
-    held = resolved.get("target.dtype") or context.target.dtype
-    return str(context.engine.on(context.device(), target_dtype=held).precision)
 
 
 def _automatic(value: object, key: str) -> Iterator[tuple[str, Any]]:
@@ -131,11 +126,11 @@ def record_ends(context: Context, planned: Planned) -> None:
     Raises:
         UserError: the stage was begun with others: some of its answers would run on where others end.
     """
-    stage, form, path = planned.stage, planned.stage.answer_format, context.folder / BEGUN
+    form, path = planned.stage.answer_format, context.folder / BEGUN
     mark = read_mark(path)
     if form is None or mark is None:
         return
-    own = stage.own_target
+    own = planned.own_target
     processor = (context if own is None else replace(context, target=own)).processor()
     ends, recorded = end_ids(processor, form), mark.resolved or {}
     now = None if ends == (processor.eos_id,) else ", ".join(map(str, ends))

@@ -74,7 +74,7 @@ def run_stages(
         for planned in plan:
             if chosen is None or planned.name in chosen:
                 place = running.index(planned.name) + 1, len(running)
-                line = StageLine(planned.name, planned.stage.purpose, place)
+                line = StageLine(planned.name, planned.purpose, place)
                 _run_stage(planned, make_context, stop, output, line, say)
         # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()
@@ -110,7 +110,7 @@ def _run_stage(
     with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
         ranks.on_main(record_ends, context, planned)
         settled_stage(context, planned).run(context)
-        gpus = num_gpus(planned.stage.own_target or context.target)
+        gpus = num_gpus(planned.own_target or context.target)
     ranks.barrier()
     ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
 

@@ -1,6 +1,6 @@
 """What a stage of a recipe is: its settings, what it needs and makes, how it runs, and how a dry run describes it.
 
-One class for each kind of stage. A new kind is one file here and its name in the union of `recipes/schema.py`.
+One class for each kind of stage. A new kind is one file here and its name in the union of `recipes/config/schema.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...core.refused import Refused
 from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
-from ...models.families.load import TargetConfig
+from ...models.targets.generators import AnyTarget
+from ...models.targets.load import TargetConfig
 from .context import Context
 from .deepspeed_section import EngineConfig
-from .hardware import Hardware, Memory
+from .hardware import Hardware
 
 
 class Stage(Section):
@@ -40,36 +40,18 @@ class Stage(Section):
     takes_any_data: ClassVar[bool] = False
     # Names in its folder that are no results: they may change or go once it has finished.
     working: ClassVar[tuple[str, ...]] = ("checkpoints", "cache", "wandb*")
-    # Its purpose where the recipe gives none.
+    # Keys of the recipe's target that its results depend on; None: all.
+    reads_of_target: ClassVar[set[str] | None] = None
+    # What it is for, where the recipe does not say it.
     usual_purpose: ClassVar[str] = ""
 
     # What the stage is for, in one line: shown while it runs, and by a dry run. null: what its kind says.
     about: Sentence | None = None
 
     @property
-    def purpose(self) -> str:
-        """What it is for: the recipe's words, or its kind's."""
-        return self.about or self.usual_purpose
-
-    @property
     def shards(self) -> str | None:
         """Folder of the shards that are its result; None: it writes none."""
         return None
-
-    @property
-    def own_drafter(self) -> DrafterConfig | None:
-        """The drafter that it trains in place of the recipe's."""
-        return None
-
-    @property
-    def own_target(self) -> TargetConfig | None:
-        """The target that it measures in place of the recipe's."""
-        return None
-
-    @property
-    def is_small_net(self) -> bool:
-        """Whether it trains a small net of our own, or writes weights in place: in float32 alone."""
-        return False
 
     def makes(self) -> set[str]:
         """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""
@@ -83,26 +65,12 @@ class Stage(Section):
         """
         return []
 
-    @property
-    def vocabulary(self) -> int | None:
-        """Ids of the tokenizer that it makes; None: it makes none."""
-        return None
-
-    @property
-    def ids_of_text(self) -> int | None:
-        """Ids of the longest prompts that it writes, about; None: it writes none, or ones with pictures."""
-        return None
-
     def needs(self) -> dict[str, str | None]:
         """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights.
 
         Raises `Refused` where its sections take one thing from two stages.
         """
         raise NotImplementedError
-
-    def names_of(self, thing: str) -> list[str]:
-        """Names in this stage, beside earlier stages, that a thing could have been meant by."""
-        return []
 
     def uses(self) -> set[str]:
         """Things that are taken from the latest stage that makes them, and that may be missing."""
@@ -127,16 +95,10 @@ class Stage(Section):
             Refused: names the setting, and what can be used in its place.
         """
 
-    def check_named(self, trained: Mapping[str, DrafterConfig | None]) -> None:
-        """Refuses settings that do not go with drafters that earlier stages train: stage -> section."""
-
     @property
     def answer_format(self) -> PromptFormat | None:
         """The form of the requests that it lets models answer up to an end token; None: it lets none."""
         return None
-
-    def check_engine(self, engine: EngineConfig) -> None:
-        """Refuses settings that do not go with the recipe's `engine` section. Raises `Refused`."""
 
     @classmethod
     def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
@@ -147,29 +109,13 @@ class Stage(Section):
         """Does the stage's work on this rank and leaves its results in `context.folder`."""
         raise NotImplementedError
 
-    def warnings(self) -> list[str]:
-        """What in these settings misleads without being wrong, by key; said when the recipe loads, and in reports."""
-        return []
-
     def describe(self, plan: Planned) -> list[str]:
         """The stage's lines of a dry run, without its title."""
         raise NotImplementedError
 
-    def memory(self, plan: Planned) -> Memory | None:
-        """The memory of one training step on its fullest GPU, in a dry run; None: not counted."""
-        return None
-
     def unread(self) -> Mapping[str, str]:
         """Field -> why nothing reads it beside the other settings. Such fields cannot be set, and are not shown."""
         return {}
-
-    def harmless(self) -> set[str]:
-        """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
-        return set()
-
-    def reads_of_target(self, target: JsonObject) -> JsonObject:
-        """Return what the results depend on of the recipe's target, given as plain values."""
-        return target
 
     def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
         """Return what the results depend on of the recipe's drafter, a section or None; None: nothing."""
@@ -194,7 +140,7 @@ class Stage(Section):
 
 
 class WholeRecipe(Protocol):
-    """What a stage reads of the recipe around it, in dry runs: `recipes/schema.py` has it."""
+    """What a stage reads of the recipe around it, in dry runs: `recipes/config/schema.py` has it."""
 
     @property
     def target(self) -> AnyTarget: ...
@@ -208,6 +154,8 @@ class WholeRecipe(Protocol):
     def hardware(self) -> Hardware | None: ...
     @property
     def output(self) -> str: ...
+    @property
+    def vocabulary(self) -> int | None: ...
 
 
 StageT = TypeVar("StageT", bound=Stage, covariant=True)
@@ -224,21 +172,10 @@ class Planned(Generic[StageT]):
     recipe: WholeRecipe  # for dry runs
     earlier: Mapping[str, Planned] = field(default_factory=dict)  # every earlier stage by its name
     settings: JsonMapping = field(default_factory=dict)  # what the fingerprint covers, secrets hidden
-
-    @property
-    def trained_drafter(self) -> DrafterConfig | None:
-        """The section of the drafter that it trains; None: it trains none."""
-        return self.stage.own_drafter or self.recipe.drafter if "drafter" in self.stage.makes() else None
+    purpose: str = ""  # in a line: the recipe's words or its kind's
+    own_target: TargetConfig | None = None  # that it measures in place of the recipe's
+    is_small_net: bool = False  # trains a small net of our own, beside no target: in float32 alone
 
     def maker(self, thing: str) -> Planned | None:
         """The stage that makes a thing which this one takes; None: it comes from elsewhere."""
         return self.earlier.get(self.inputs.get(thing, ""))
-
-
-def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
-    """Stages that train another drafter than the recipe's -> that they do, after "which"; none where it has none."""
-    return {
-        maker.name: f"trains a drafter of its own, of kind {own.kind}, and not the recipe's"
-        for maker in makers
-        if (own := maker.trained_drafter) is not None and maker.recipe.drafter not in (None, own)
-    }

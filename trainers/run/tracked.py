@@ -14,7 +14,7 @@ from ...core.files import read_json, read_text
 from ...core.json_types import JsonObject
 from ...core.secrets import redact
 from ...core.tracking import Tracker
-from ...eval.run_tables import COLUMNS, cells, readable
+from ...eval.run_reports import COLUMNS, cells, readable
 from .context import Context
 
 _AGAIN = "run the stage again (restart=STAGE)"

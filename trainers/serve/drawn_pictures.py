@@ -13,8 +13,8 @@ from ...data.shards.shards import ShardReader, summary
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
-from ...models.families.generators import image_section, load_generator
 from ...models.hub import config_value
+from ...models.targets.generators import image_section, load_generator
 from ..run.context import Context
 
 

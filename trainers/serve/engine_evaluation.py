@@ -11,8 +11,8 @@ from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
-from ...models.families.generators import AnyTarget
 from ...models.formats.export import Exported
+from ...models.targets.generators import AnyTarget
 from .engine_section import VllmEngine
 from .target_engine import DecodedBy, Evaluated
 

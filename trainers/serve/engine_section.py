@@ -24,12 +24,12 @@ from ...data.families.processor import Processor
 from ...data.states.samples import StatesSamples
 from ...eval.engines.program import find_python, version_of
 from ...models.decoding.warp import Warp
-from ...models.families.generators import AnyTarget, language_section
-from ...models.families.table import FAMILIES
 from ...models.formats.target import export_target, vllm_reads
 from ...models.hub import read_config
 from ...models.targets.family import Family
+from ...models.targets.generators import AnyTarget, language_section
 from ...models.targets.language import LanguageTarget
+from ...models.targets.table import FAMILIES
 from ..run.context import Context
 from .engine_process import EngineProcess
 from .served import ServedAnswers, ServedStates, check_layers

@@ -39,11 +39,11 @@ from ...data.states.identity import states_identity, target_identity
 from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_counts
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import language_section
-from ...models.families.load import load_target
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
+from ...models.targets.generators import language_section
 from ...models.targets.language import LanguageTarget
+from ...models.targets.load import load_target
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop

@@ -18,7 +18,7 @@ from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 

@@ -26,7 +26,7 @@ from ...data.states.samples import SeededCollate
 from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..estimate.states_size import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage

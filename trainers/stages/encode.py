@@ -29,7 +29,7 @@ from ...data.records.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget, ImageTargetConfig, image_section
+from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage

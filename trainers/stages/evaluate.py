@@ -15,9 +15,10 @@ from ...models.drafters.captioners import LvlmCaptions
 from ..estimate.evaluation import describe_evaluation
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..run.context import Context
-from ..run.stage import Planned, other_drafters
+from ..run.stage import Planned
 from ..train.engine import init_distributed
 from ..train.on_codes import lacking
+from ..train.settings import other_drafters
 
 
 class EvaluateStage(EvaluateSettings):

@@ -34,7 +34,7 @@ from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
 from ...data.stage_folders import DATASET_FOLDER, TOKENIZER
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 
@@ -65,6 +65,7 @@ Frames = Annotated[int, Field(ge=2, le=10**5)]
 
 class GenerateStage(Stage):
     holds_models: ClassVar[bool] = False
+    reads_of_target: ClassVar[set[str]] = {"kind", "path", "revision"}  # they decide the processor
     usual_purpose: ClassVar[str] = "draws the synthetic dataset"
     # Kinds of scenario whose records have no picture.
     without_pictures: ClassVar[frozenset[str]] = WITHOUT_PICTURES
@@ -223,10 +224,6 @@ class GenerateStage(Stage):
                 if key in tower and tower[key] != dict(self)[key]:
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
                     raise Refused(key, problem, "write the same in both")
-
-    def reads_of_target(self, target: JsonObject) -> JsonObject:
-        """Return the target's family and where it lies: they decide the processor."""
-        return {key: target[key] for key in ("kind", "path", "revision") if key in target}
 
     def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
         """Nothing."""

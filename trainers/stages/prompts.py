@@ -29,7 +29,7 @@ from ...data.shards.shards import claim
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
@@ -40,7 +40,6 @@ from ..train.engine import init_distributed
 _TRIED = "tried"  # folder of the shards of each split
 _TOPIC = "{topic}"
 _MOST_TRIES = 4  # for each prompt that is wanted
-_SHORT = 128  # ids
 Phrase = Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)]
 
 
@@ -127,12 +126,6 @@ class PromptsStage(Stage):
     def mixtures(self) -> dict[str, dict[str, str]]:
         """There are none."""
         return {}
-
-    @property
-    def ids_of_text(self) -> int | None:
-        # What stands before the target's own tokens is a system message and a few words.
-        has_pictures = any(split.pictures is not None for split in self.splits.values())
-        return None if has_pictures else _SHORT + self.max_new_tokens
 
     def written(self, is_suite: bool) -> list[str]:
         return [] if is_suite else [*self.splits]

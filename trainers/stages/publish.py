@@ -31,7 +31,7 @@ from ...data.families.table import picture_family_of
 from ...eval.published import assemble
 from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..publish import folder as folders
 from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section
@@ -45,6 +45,7 @@ from ..publish.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, trans
 from ..run.context import Context
 from ..run.matching import begun
 from ..run.stage import Planned, Stage
+from ..train.settings import trained_drafter
 from .evaluate import EvaluateStage
 
 REPOSITORY, RESULT = "repository", "published.json"
@@ -189,7 +190,7 @@ class PublishStage(Stage):
         trained, evaluation = plan.maker("drafter"), plan.maker("report")
         assert evaluation is not None, "needs() names it"
         target = evaluation.stage.target or plan.recipe.target
-        drafter = plan.recipe.drafter if trained is None else trained.trained_drafter
+        drafter = plan.recipe.drafter if trained is None else trained_drafter(trained)
         assert drafter is not None, "needs() names it"
         method = drafter.kind
         name = self.base_model or target.path

@@ -23,7 +23,7 @@ from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, fini
 from ...data.stage_folders import CODES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..estimate.data import on_disk, samples
 from ..run.context import Context
 from ..run.progress import of_shards
@@ -88,6 +88,7 @@ class RegenerateStage(Stage):
         return dict.fromkeys(PICTURES, "texts have none")
 
     def harmless(self) -> set[str]:
+        """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
         # Pictures alone, whose fingerprints never had it; those of texts stay as they were.
         return {"batch_size"} if self.data is None else set()
 

@@ -18,14 +18,15 @@ from ...core.errors import did_you_mean
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from ..estimate.train_stage import start_line
 from ..run.context import Context
-from ..run.stage import Planned, other_drafters
+from ..run.hardware import Memory
+from ..run.stage import Planned
 from ..train.engine import init_distributed
 from ..train.fit import fit, seed_all
 from ..train.loop import Training
-from ..train.settings import HeadSettings, TrainSettings
+from ..train.settings import HeadSettings, TrainSettings, other_drafters
 
 
 class Chosen(JsonObject):
@@ -54,11 +55,6 @@ class TrainStage(TrainSettings):
             )
         return stage
 
-    @property
-    def purpose(self) -> str:
-        """What it is for: the recipe's words, or whose weights are trained."""
-        return self.about or f"trains the {self.trained}"
-
     def makes(self) -> set[str]:
         return {self.model}
 
@@ -72,7 +68,7 @@ class TrainStage(TrainSettings):
 
     def run(self, context: Context) -> None:
         init_distributed()
-        context = replace(context, drafter=self.own_drafter or context.drafter)
+        context = replace(context, drafter=self.drafter or context.drafter)
         seed = context.seed if self.seed is None else self.seed
         seed_all(seed)
         training = self.open(context, seed)
@@ -84,8 +80,12 @@ class TrainStage(TrainSettings):
 
     def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
         """Nothing, where it trains another model, or a drafter of its own; a captioner is built as the draft is."""
-        is_read = self.model in ("drafter", "captioner") and self.own_drafter is None
+        is_read = self.model in ("drafter", "captioner") and self.drafter is None
         return super().reads_of_drafter(drafter) if is_read else None
+
+    def memory(self, plan: Planned) -> Memory | None:
+        """The memory of one training step on its fullest GPU, in a dry run; None: not counted."""
+        raise NotImplementedError
 
     def describe(self, plan: Planned) -> list[str]:
         started = [] if self.outside is None else [start_line(self.outside)]

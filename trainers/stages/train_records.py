@@ -16,7 +16,7 @@ from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
 from ..train.loop import Training
 from ..train.on_records import check_positions, open_records
-from ..train.settings import RecordsSettings
+from ..train.settings import RecordsSettings, trained_drafter
 from .train import TrainStage, take_data
 
 
@@ -54,7 +54,7 @@ class TrainRecords(RecordsSettings, TrainStage):
         return {
             maker.name: "trains a drafter with other settings"
             for maker in makers
-            if thing == "drafter" and maker.trained_drafter != (self.drafter or maker.recipe.drafter)
+            if thing == "drafter" and trained_drafter(maker) != (self.drafter or maker.recipe.drafter)
         }
 
     def runs_target(self) -> dict[str, str]:

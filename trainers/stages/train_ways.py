@@ -15,7 +15,7 @@ from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters import DRAFTER
 from ...models.drafters.base import DrafterConfig
-from ...models.families.generators import AnyTarget
+from ...models.targets.generators import AnyTarget
 from .train import Chosen
 from .train_codes import TrainCodes
 from .train_records import TrainRecords

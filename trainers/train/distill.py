@@ -24,11 +24,11 @@ from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
-from ...models.families.generators import language_section
-from ...models.families.load import target_weights
-from ...models.families.table import family_of, training_of
 from ...models.parts import placeholder_ids
 from ...models.stored import resolved_dtype
+from ...models.targets.generators import language_section
+from ...models.targets.load import target_weights
+from ...models.targets.table import family_of, training_of
 from ...models.training import ModelTraining
 from ..run.context import Context
 from .engine import Engine

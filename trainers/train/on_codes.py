@@ -20,9 +20,9 @@ from ...data.shards.codes import CodeCollate, PictureCollate, ShardData, ShardSa
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
-from ...models.families.generators import ImageTargetConfig, image_section, load_generator
 from ...models.targets.base import DrawingTarget
 from ...models.targets.drawing import TEXT_ENCODER
+from ...models.targets.generators import ImageTargetConfig, image_section, load_generator
 from ..readers import Reader, captioned, new_reader
 from ..run.context import Context
 from ..run.stage import Planned

@@ -20,13 +20,13 @@ from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
 from ...models.drafters.made_for import tested_with
-from ...models.families.generators import language_section
-from ...models.families.load import build_target, target_config, target_weights
-from ...models.families.table import family_of
 from ...models.hub import read_config
 from ...models.lora import merge_adapters
 from ...models.parts import language_model_of
 from ...models.shipped import shipped_name
+from ...models.targets.generators import language_section
+from ...models.targets.load import build_target, target_config, target_weights
+from ...models.targets.table import family_of
 from ...models.training import ModelTraining
 from ..run import stage_records as records
 from ..run.context import Context

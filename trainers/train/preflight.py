@@ -14,7 +14,7 @@ from ...core.errors import UserError
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
-from ...models.families.table import family_of
+from ...models.targets.table import family_of
 from ...models.training import ModelTraining
 
 _LOOKED_AT = 64  # samples that token counts are estimated from

@@ -6,6 +6,7 @@ What a stage takes, makes and says of itself is in `trainers/stages/train_*.py`;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -27,6 +28,7 @@ from ...models.drafters.distillation import CrossEntropyObjective, DistillObject
 from ...models.drafters.head_objective import HeadObjective
 from ...models.lora import LoraConfig
 from ...models.parts import Part
+from ..run.stage import Planned
 from ..serve.states_builder import check_answers
 from .fit import FitSettings
 from .states_source import OnlineStates, StatesSource
@@ -90,11 +92,6 @@ class TrainSettings(FitSettings):
     def trained(self) -> str:
         """Whose weights are trained, in words."""
         return self.model
-
-    @property
-    def own_drafter(self) -> DrafterConfig | None:
-        """The drafter that it trains in place of the recipe's."""
-        return self.drafter
 
     @property
     def share_held_out(self) -> float:
@@ -323,6 +320,22 @@ class RecordsSettings(TrainSettings):
             if distills.temperature != 1:
                 raise ValueError("probabilities: kept were taken at temperature 1: set objective.temperature to 1")
         return self
+
+
+def trained_drafter(planned: Planned) -> DrafterConfig | None:
+    """The section of the drafter that a stage trains; None: it trains none."""
+    stage = planned.stage
+    trains = isinstance(stage, TrainSettings) and stage.model == "drafter"
+    return stage.drafter or planned.recipe.drafter if trains else None
+
+
+def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
+    """Stages that train another drafter than the recipe's -> that they do, after "which"; none where it has none."""
+    return {
+        maker.name: f"trains a drafter of its own, of kind {own.kind}, and not the recipe's"
+        for maker in makers
+        if (own := trained_drafter(maker)) is not None and maker.recipe.drafter not in (None, own)
+    }
 
 
 def row_tokens(stage: StatesSettings | RecordsSettings, name: str, lengths: np.ndarray) -> int | None:

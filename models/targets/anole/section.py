@@ -72,12 +72,10 @@ class AnoleTargetConfig(ImageTargetSection):
 
     @property
     def num_codes(self) -> int:
-        """Tokens of an image."""
         return 1024
 
     @property
     def codebook_size(self) -> int:
-        """Number of codes of its image tokenizer."""
         shape: Any = self.model_config_of().vq_config
         return int(shape.num_embeddings)
 
@@ -93,7 +91,6 @@ class AnoleTargetConfig(ImageTargetSection):
 
     @property
     def guidance(self) -> Guidance:
-        """`cfg_scale` as the rule that combines the scores of both rows, for all tokens."""
         return Guidance(self.cfg_scale)
 
     def model_config_of(self) -> ChameleonConfig:
@@ -102,11 +99,9 @@ class AnoleTargetConfig(ImageTargetSection):
         return _chameleon(read_config(source, key="target.path", revision=self.revision, network=False), self.path)
 
     def mirrored(self) -> TargetShape:
-        """A layer of Chameleon's."""
         return anole_shape(self.model_config_of())
 
     def count(self) -> dict[str, int]:
-        """Parameters of the transformer."""
         import transformers
 
         with torch.device("meta"):
@@ -114,7 +109,6 @@ class AnoleTargetConfig(ImageTargetSection):
         return {"transformer": sum(p.numel() for p in model.parameters())}
 
     def load(self, folders: Folders, *, device: torch.device) -> AnoleTarget:
-        """The published weights."""
         return load_anole(
             self.path,
             revision=self.revision,
@@ -129,17 +123,14 @@ class AnoleTargetConfig(ImageTargetSection):
         return _TextIds(self)
 
     def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
-        """Return a function from a sample to the text ids [t] of its caption."""
         text = _TextIds(self)
         return lambda sample: text(sample.info["caption"], None)
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
-        """The VQ-GAN's decoder."""
         vqgan = load_vqgan(self._vq_path("drawn"), revision=self.vq_revision).to(device)
         return Drawer(lambda codes: to_pixels(vqgan.decode(codes.to(device))).cpu(), vqgan.codebook.detach(), 4)
 
     def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """The VQ-GAN's encoder."""
         encoder: Any = load_encoder(self._vq_path("encoded"), revision=self.vq_revision)
         encoder.to(device)
         return lambda pixels: encode_images(encoder, to_model(pixels.to(device))).cpu()

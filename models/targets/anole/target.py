@@ -136,7 +136,6 @@ class AnoleTarget:
 
     @property
     def config(self) -> ChameleonConfig:
-        """transformers' config of the model."""
         return self.model.config
 
     @property
@@ -146,12 +145,10 @@ class AnoleTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the device of the embedding."""
         return self.decoder.device
 
     @property
     def embedding(self) -> Tensor:
-        """[V,D] what a token enters as: a head starts from the same rows."""
         return self.model.model.embed_tokens.weight
 
     def scores(self, feature: Tensor) -> Tensor:
@@ -167,7 +164,6 @@ class AnoleTarget:
         return self.forbid(self.guidance(self.scores(feature), steps))
 
     def codes(self, tokens: Sequence[int]) -> Tensor:
-        """Emitted tokens as codes of the image tokenizer."""
         return torch.tensor(tokens) - self.ids.first_image
 
     @torch.inference_mode()

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from pydantic import ValidationError
 
-from ....core.errors import UserError, did_you_mean
+from ....core.errors import UserError
 from ....core.json_types import JsonMapping, JsonObject
 from ....core.pretrained import CPU
 from ....core.section import Section
@@ -124,7 +124,6 @@ def _config(schema: type[C], model_type: str, values: JsonMapping, path: Path) -
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        unknown = first["type"] == "extra_forbidden"
-        hint = did_you_mean(key, schema.model_fields) if unknown else "restore the file, or fix the key"
+        hint = "restore the file, or fix the key"
         where = f"{path}, key {key}" if key else str(path)
         raise UserError(f"{key or 'the config'}: {first['msg']}", where=where, hint=hint) from error

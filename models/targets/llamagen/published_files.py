@@ -1,6 +1,8 @@
-"""Published `.pt` files: weights without running anything that is in the file, and the config behind their shapes.
+"""Published LlamaGen files as directories that recipes read, or in LANTERN's layout and back.
 
-LlamaGen's files hold no config: names and shapes tell all of it but the heads, the image size and the group norms.
+The files: t2i_XL_stage1_256.pt, t2i_XL_stage2_512.pt and vq_ds16_t2i.pt in peizesun/llamagen_t2i on the Hub, c2i_*.pt
+and vq_ds16_c2i.pt in FoundationVision/LlamaGen. Nothing that is in them is run. They hold no config: names and shapes
+tell all of it but the heads, the image size and the group norms.
 """
 
 from __future__ import annotations
@@ -17,14 +19,103 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ....core.errors import UserError, did_you_mean, first_line
+from ....core.files import check_new, new_folder
+from ....core.finite import check_weights
 from ....core.json_types import JsonObject
-from ...folders import State
-from .lantern_layout import LAYER
+from ....core.section import torch_dtype
+from ...folders import State, check_shapes, shapes_of, write_folder
+from . import files
+from .lantern_layout import LAYER, to_lantern
 from .transformer import SIZES, LlamaGenConfig
 from .vq import VqConfig
 
 # Where training scripts put the weights: DDP, DeepSpeed, others; FSDP files are the bare dict.
 WRAPPERS = ("model", "module", "state_dict")
+
+
+def convert(
+    source: str,
+    destination: Path,
+    *,
+    to: str = "draftsmith",
+    dtype: str | None = None,
+    revision: str | None = None,
+    **of_pickle: Any,
+) -> list[str]:
+    """Writes a new directory, which appears whole or not at all. No code in a file is run.
+
+    Args:
+        source: a .pt file, our directory, one of LANTERN's layout, or a Hub id of such.
+        to: "draftsmith" or "lantern".
+        dtype: type to store; None: as found.
+        revision: branch, tag or commit of a Hub id.
+        of_pickle: of a .pt file: vq (it is an image tokenizer), image_size, size and heads as of `grid_of` and
+            `infer_config`.
+
+    Returns:
+        Lines on what was read, left out and written.
+
+    Raises:
+        UserError: the destination exists; a file is none of LlamaGen, or holds NaN; an option does not apply.
+    """
+    check_new(destination)
+    if of_pickle.get("vq") and to == "lantern":
+        raise UserError("LANTERN's layout is for the transformer", hint="leave out --vq or --to lantern")
+    left_out: list[str] = []
+    config: LlamaGenConfig | VqConfig
+    if source.endswith((".pt", ".pth", ".bin")) or Path(source).is_file():
+        state, config, left_out = _read_pickle(Path(source), **of_pickle)
+    else:
+        if unread := [name for name, value in of_pickle.items() if value]:
+            problem = f"--{unread[0].replace('_', '-')} is for .pt files; a directory says what it is"
+            raise UserError(problem, where=source, hint="leave it out")
+        state, config = files.read_llamagen(source, revision=revision)
+    if dtype:
+        state = {name: tensor.to(torch_dtype(dtype)) for name, tensor in state.items()}
+    buffers = {"quantize.codebook_used", "cls_embedding.uncond_embedding"}
+    count = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
+    values = files.values_of(config)
+    if isinstance(config, VqConfig):
+        what = f"VQ tokenizer, {config.factor} pixels per code"
+    else:
+        shape = (config.num_layers, config.num_heads, config.dim)
+        size = next((name for name, published in SIZES.items() if published == shape), "of no published size")
+        what = (
+            f"LlamaGen {size}, {config.condition}-conditional, {shape[0]} layers, {shape[1]} heads, "
+            f"width {shape[2]}, {config.grid}x{config.grid} codes"
+        )
+        if to == "lantern":
+            state, values = to_lantern(state, config)
+    with new_folder(destination) as folder:
+        write_folder(folder, values, state)
+    types = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}))
+    return [
+        f"read      {source}: {what}",
+        f"weights   {count:,} parameters in {len(state)} tensors, {types}",
+        f"left out  {', '.join(left_out) or 'nothing'}",
+        f"written   {destination} ({to})",
+    ]
+
+
+def _read_pickle(
+    path: Path, *, vq: bool = False, image_size: int | None = None, size: str | None = None, heads: int | None = None
+) -> tuple[State, LlamaGenConfig | VqConfig, list[str]]:
+    """Weights and config of an official `.pt` file, and names of what it holds besides."""
+    loaded = load_pickle(path)
+    state = weights_in(loaded, where=str(path))
+    aside = [str(name) for name in loaded if name not in state and name not in WRAPPERS]
+    config: LlamaGenConfig | VqConfig
+    if vq:
+        config = infer_vq_config(state, where=str(path))
+    else:
+        grid = grid_of(path.name, image_size)
+        config = infer_config(state, grid=grid, size=size, num_heads=heads, where=str(path))
+    expected = files.shapes_for(config)
+    unknown = [name for name in state if name not in expected]
+    state = {name: tensor for name, tensor in state.items() if name in expected}
+    check_shapes(shapes_of(state), expected, where=str(path))
+    check_weights(state, path)
+    return state, config, [*aside, *unknown]
 
 
 def load_pickle(path: Path) -> dict[str, object]:
@@ -115,31 +206,35 @@ def infer_config(
 
 
 def infer_vq_config(state: Mapping[str, Tensor], *, where: str = "") -> VqConfig:
-    """The config behind an official tokenizer's state dict (32 groups, which the file does not hold)."""
-    base = _shape(state, "encoder.conv_in.weight", where)[0]
-    blocks = re.compile(r"encoder\.conv_blocks\.(\d+)\.res\.(\d+)\.conv1\.weight")
+    """The config behind a tokenizer's state dict, LlamaGen's or Chameleon's, whose names differ in the levels alone.
+    Both have 32 groups, which the file does not hold.
+    """
+    hint = "give a published tokenizer"
+    base = _shape(state, "encoder.conv_in.weight", where, hint)[0]
+    blocks = re.compile(r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.(\d+)\.conv1\.weight")
     channels = {(int(m[1]), int(m[2])): state[name].shape[0] for name in state if (m := blocks.fullmatch(name))}
-    levels = sorted({level for level, _ in channels})
-    rows, width = _shape(state, "quantize.embedding.weight", where)
+    levels = sorted(level for level, block in channels if block == 0)
+    rows, width = _shape(state, "quantize.embedding.weight", where, hint)
     try:
         return VqConfig(
             base_channels=base,
             ch_mult=tuple(channels[level, 0] // base for level in levels),
             num_res_blocks=1 + max((block for _, block in channels), default=0),
-            z_channels=_shape(state, "quant_conv.weight", where)[1],
+            z_channels=_shape(state, "quant_conv.weight", where, hint)[1],
             codebook_size=rows,
             codebook_dim=width,
         )
     except ValidationError as error:
-        raise UserError(error.errors()[0]["msg"], where=where or None, hint="give a published tokenizer") from error
+        raise UserError(error.errors()[0]["msg"], where=where or None, hint=hint) from error
 
 
-def _shape(state: Mapping[str, Tensor], name: str, where: str) -> tuple[int, ...]:
+def _shape(
+    state: Mapping[str, Tensor],
+    name: str,
+    where: str,
+    hint: str = "give LlamaGen's transformer, or --vq for its tokenizer",
+) -> tuple[int, ...]:
     if name not in state:
         first = ", ".join(list(state)[:3])
-        raise UserError(
-            f"{name} is missing; the file begins with {first}",
-            where=where or None,
-            hint="give a LlamaGen transformer, or --vq for its tokenizer",
-        )
+        raise UserError(f"{name} is missing; the file begins with {first}", where=where or None, hint=hint)
     return tuple(state[name].shape)

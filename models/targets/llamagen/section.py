@@ -116,7 +116,6 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return 16 if self.own_vq is None else self.own_vq.factor
 
     def model_config_of(self) -> LlamaGenConfig:
-        """The transformer's shape."""
         grid = self.image_size // self.factor
         if self.shape is not None:
             return LlamaGenConfig(**{**self.shape.model_dump(), "grid": grid, "condition": self.condition})
@@ -124,7 +123,6 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return published(self.size, grid=grid, condition=self.condition)
 
     def provides(self) -> set[str]:
-        """Things that need no stage: they come from outside."""
         things = {"target"} if self.path is not None else set()
         things |= {"vq"} if self.own_vq is None else set()
         # An inline text encoder is trained with the target.
@@ -133,12 +131,10 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     @property
     def num_codes(self) -> int:
-        """Tokens of an image."""
         return (self.image_size // self.factor) ** 2
 
     @property
     def codebook_size(self) -> int:
-        """Number of codes of the image tokenizer."""
         return self.model_config_of().vocab_size if self.own_vq is None else self.own_vq.codebook_size
 
     @property
@@ -148,15 +144,12 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     @property
     def guidance(self) -> Guidance:
-        """`cfg_scale` and `cfg_interval` as the rule that combines the scores of both rows."""
         return Guidance(self.cfg_scale, self.cfg_interval)
 
     def mirrored(self) -> TargetShape:
-        """Return what heads mirror, as LANTERN's published heads do."""
         return llamagen_shape(self.model_config_of())
 
     def count(self) -> dict[str, int]:
-        """Parameters of the transformer, and of the parts that the recipe spells out."""
         with torch.device("meta"):
             parts: dict[str, nn.Module] = {"transformer": LlamaGen(self.model_config_of())}
             if self.own_vq is not None:
@@ -205,7 +198,6 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return functools.partial(_sample_label, _Label.of(self)) if self.condition == "class" else _sample_features
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
-        """The image tokenizer's decoder."""
         vq, grid = self._vq(folders, device), self.model_config_of().grid
 
         def pictures(codes: Tensor) -> Tensor:
@@ -214,7 +206,6 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return Drawer(pictures, vq.quantize.embedding.weight.detach())
 
     def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """The image tokenizer's encoder."""
         vq = self._vq(folders, device)
         return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
 
@@ -225,13 +216,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
     def caption_encoder(
         self, folders: Folders, *, device: torch.device
     ) -> Callable[[Sequence[str]], list[Tensor]] | None:
-        """The T5 encoder; None of a class-conditional one."""
         return text_features(self, folders, device=device).encode if self.reads_features else None
 
     def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
-        """Raises `UserError` where it is class-conditional and has no class of these labels, or is asked by text and a
-        caption is empty.
-        """
         if self.condition != "class":
             super().check_labels(asked)
             return

@@ -46,7 +46,6 @@ class LlamaGenTarget:
 
     @property
     def config(self) -> LlamaGenConfig:
-        """The transformer's shape, with its grid and kind of condition."""
         return self.model.config
 
     @property
@@ -56,16 +55,13 @@ class LlamaGenTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the device of the embedding."""
         return self.model.tok_embeddings.weight.device
 
     @property
     def embedding(self) -> Tensor:
-        """[V,D] what a token enters as: a head starts from the same rows."""
         return self.model.tok_embeddings.weight
 
     def scores(self, feature: Tensor) -> Tensor:
-        """[...,D] -> [...,V] float32, each row's own."""
         return self.model.output(feature).float()
 
     def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
@@ -73,7 +69,6 @@ class LlamaGenTarget:
         return self.guidance(self.scores(feature), steps, banned=False)  # every id is a code
 
     def codes(self, tokens: Sequence[int]) -> Tensor:
-        """Emitted tokens as codes of the image tokenizer."""
         return torch.tensor(tokens)
 
     @torch.inference_mode()

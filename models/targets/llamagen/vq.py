@@ -221,9 +221,13 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Vectors to images: the encoder's mirror, with one more block in each level."""
+    """Vectors to images: the encoder's mirror, with one more block in each level.
 
-    def __init__(self, config: VqConfig):
+    Args:
+        attends: the coarsest level has attention (Chameleon's has none).
+    """
+
+    def __init__(self, config: VqConfig, *, attends: bool = True):
         super().__init__()
         channels, last = config.channels, len(config.channels) - 1
         self.conv_in = nn.Conv2d(config.z_channels, channels[-1], 3, padding=1)
@@ -234,7 +238,7 @@ class Decoder(nn.Module):
                 channels[number],
                 config.num_res_blocks + 1,
                 config.groups,
-                attends=number == last,
+                attends=attends and number == last,
                 upsample=number > 0,
             )
             for number in reversed(range(len(channels)))

@@ -159,8 +159,8 @@ datasets:
 BAD_ENTRIES = {
     "{kind: tables, path: x}": ("entry 1", "datasets", "kinds are datasets"),
     "{kind: datasets}": ("entry 1", "path: Field required", "datasets"),
-    "{kind: datasets, path: x, splt: train}": ("entry 1", "unknown key 'splt'", "split"),
-    "{kind: datasets, path: x, columns: {imge: a}}": ("entry 1", "unknown key 'columns.imge'", "image"),
+    "{kind: datasets, path: x, splt: train}": ("entry 1", "splt: unknown key", "split"),
+    "{kind: datasets, path: x, columns: {imge: a}}": ("entry 1", "columns.imge: unknown key", "image"),
     '{kind: webdataset, path: x.tar, sampling_strategy: "last:5"}': ("entry 1", "last:5", "first:500"),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 from draftsmith.data.dataset import ConversationDataset
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from PIL import Image
 from small_records import talk
 

@@ -20,7 +20,7 @@ from draftsmith.models.drafters.mtp import PREFIX, MtpConfig
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.hub import tensors_under
 from draftsmith.models.targets.base import language_shape
-from draftsmith.recipes.load import load
+from draftsmith.recipes.config.load import load
 from exact import chances, check_drawn
 from family_checks import all_logits, longer
 from pydantic import ValidationError

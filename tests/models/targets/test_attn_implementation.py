@@ -11,11 +11,11 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig
-from draftsmith.models.families.load import load_target
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
+from draftsmith.recipes.config.load import load
+from draftsmith.recipes.config.plan import plan
 
 CPU = torch.device("cpu")
 FAMILIES = {

@@ -11,8 +11,8 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.families.load import load_target
 from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
+from draftsmith.models.targets.load import load_target
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -21,13 +21,13 @@ from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
-from draftsmith.models.families.load import build_target, check_kind, load_target
-from draftsmith.models.families.sizes import parameter_counts
-from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.models.targets.gemma.section import GemmaTargetConfig
+from draftsmith.models.targets.load import build_target, check_kind, load_target
+from draftsmith.models.targets.sizes import parameter_counts
+from draftsmith.models.targets.table import training_of
 from draftsmith.models.targets.verification import why_not
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from heads_tiny import config_of

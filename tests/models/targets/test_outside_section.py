@@ -7,12 +7,12 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.families.load import check_kind
-from draftsmith.models.families.table import FAMILIES, family_of, text_of
 from draftsmith.models.targets.causal.training import CausalTraining
 from draftsmith.models.targets.family import Family, Pictures, Text
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.load import check_kind
 from draftsmith.models.targets.section import TargetSection
+from draftsmith.models.targets.table import FAMILIES, family_of, text_of
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from transformers import CLIPVisionConfig, GraniteConfig, LlamaConfig, LlavaConfig
 

@@ -14,10 +14,10 @@ from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
-from draftsmith.models.families.load import load_target
-from draftsmith.models.families.parallel import check_cut, parallel_plan
 from draftsmith.models.targets.causal.section import CausalTargetConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.load import load_target
+from draftsmith.models.targets.parallel import check_cut, parallel_plan
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from ranks_run import run_ranks
 from tiny_saved import ALL, SIZES, saved

@@ -10,8 +10,8 @@ from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.data.collate import Sample, collate
-from draftsmith.models.families.load import load_target
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
+from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from safetensors.torch import load_file, save_file
 from tiled import SIDE, model, processor, request

@@ -17,8 +17,8 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import save_lvlm
-from draftsmith.models.families.load import load_target
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
+from draftsmith.models.targets.load import load_target
 from draftsmith.trainers.run.context import Context
 from tiled import VOCAB as ROWS
 from tiled import model as made_model

@@ -17,15 +17,15 @@ from draftsmith.core.refused import Refused
 from draftsmith.core.states import Taps
 from draftsmith.eval.policies import Chain, Dynamic, Product, Static
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.families.load import build_target, check_kind, load_target
-from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.models.targets.internvl.model import see_tiles
 from draftsmith.models.targets.internvl.section import InternVLTargetConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.load import build_target, check_kind, load_target
 from draftsmith.models.targets.mistral.section import MistralTargetConfig
+from draftsmith.models.targets.table import training_of
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from heads_tiny import config_of
 from tiny import llava

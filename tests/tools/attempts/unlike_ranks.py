@@ -73,7 +73,7 @@ def _other(
 
 def _of_code(choose: Callable[[Sequence[str]], str], arguments: list[str], key: str) -> tuple[str, str, str, Work]:
     """The odd rank finds itself at another commit, or a package in another version."""
-    from draftsmith.recipes import alike, provenance
+    from draftsmith.recipes.config import alike, provenance
 
     usual = {"commit": provenance.commit() or "", **provenance.packages()}
     name = "commit" if key == "commit" else choose(provenance.PACKAGES)

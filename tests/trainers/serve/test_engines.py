@@ -21,7 +21,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import DflashConfig, Eagle3Config, PeagleConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.qwen.model import qwen_config
-from draftsmith.recipes.launch import run_recipe
+from draftsmith.recipes.config.launch import run_recipe
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import engine_section, served

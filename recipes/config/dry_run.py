@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ..core import ranks
-from ..core.errors import UserError
-from ..core.json_types import listed, text_at
-from ..core.section import within
-from ..data.captioned.prompts import PromptSource
-from ..data.records.patterns import unmatched
-from ..data.records.tar_records import TarRecords
-from ..models.inline import building
-from ..trainers.estimate.auto_dtypes import dtype_text, precision_text
-from ..trainers.estimate.long_answers import check_answers
-from ..trainers.estimate.models import mirrored_shape, target_lines, target_shape
-from ..trainers.run.stage import Planned
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.json_types import listed, text_at
+from ...core.section import within
+from ...data.captioned.prompts import PromptSource
+from ...data.records.patterns import unmatched
+from ...data.records.tar_records import TarRecords
+from ...models.inline import building
+from ...trainers.estimate.auto_dtypes import dtype_text, precision_text
+from ...trainers.estimate.long_answers import check_answers
+from ...trainers.estimate.models import mirrored_shape, target_lines, target_shape
+from ...trainers.run.hardware import Memory
+from ...trainers.run.stage import Planned
+from ...trainers.stages.train import TrainStage
 from .preflight_data import prompts_of, sections
 from .schema import Recipe
 from .uncollected import uncollected
@@ -60,10 +62,14 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
             with building(f"stages.{plan.name}"):
                 check_answers(plan)
                 lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan), *_prompts(plan)]
-                if (memory := plan.stage.memory(plan)) is not None:
+                if (memory := _memory(plan)) is not None:
                     path = recipe.target.path
                     lines += memory.lines(recipe.hardware, is_here=path is None or Path(path).is_dir())
     return "\n".join(lines)
+
+
+def _memory(plan: Planned) -> Memory | None:
+    return plan.stage.memory(plan) if isinstance(plan.stage, TrainStage) else None
 
 
 def _title(plan: Planned) -> str:
@@ -75,7 +81,7 @@ def _title(plan: Planned) -> str:
 def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> list[str]:
     """Names of the stages that would run and do not fit the recipe's hardware."""
     running = [plan for plan in planned if stages is None or plan.name in stages]
-    memories = {plan.name: plan.stage.memory(plan) for plan in running if recipe.hardware is not None}
+    memories = {plan.name: _memory(plan) for plan in running if recipe.hardware is not None}
     return [name for name, memory in memories.items() if memory is not None and not memory.fits(recipe.hardware)]
 
 

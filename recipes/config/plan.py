@@ -9,21 +9,25 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.errors import UserError, did_you_mean
-from ..core.fields import PLACES
-from ..core.json_types import Json, JsonObject, listed, object_at, parts, text_at
-from ..core.secrets import redact_tree
-from ..core.section import FINGERPRINT
-from ..core.weights_identity import weights_identity
-from ..data.records.mixture import identities
-from ..data.records.records import file_identity
-from ..data.records.tars import expand_paths
-from ..data.suites.suite import INDEX, suite_identity
-from ..data.suites.turn_sets import TURN_SETS
-from ..models.shipped import shipped_folder
-from ..trainers.run.finished_stages import named_weights
-from ..trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
-from ..trainers.run.stage import Planned, Stage
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import PLACES
+from ...core.json_types import Json, JsonObject, listed, object_at, parts, text_at
+from ...core.secrets import redact_tree
+from ...core.section import FINGERPRINT
+from ...core.weights_identity import weights_identity
+from ...data.records.mixture import identities
+from ...data.records.records import file_identity
+from ...data.records.tars import expand_paths
+from ...data.suites.suite import INDEX, suite_identity
+from ...data.suites.turn_sets import TURN_SETS
+from ...models.shipped import shipped_folder
+from ...trainers.run.finished_stages import named_weights
+from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ...trainers.run.stage import Planned, Stage
+from ...trainers.stages.evaluate import EvaluateStage
+from ...trainers.stages.regenerate import RegenerateStage
+from ...trainers.stages.train import TrainStage
+from ...trainers.stages.train_codes import TrainCodes
 from .preflight_data import sections as data_sections
 from .schema import Recipe
 
@@ -48,7 +52,15 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
-        planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, stored))
+        usual = f"trains the {stage.trained}" if isinstance(stage, TrainStage) else stage.usual_purpose
+        planned.append(
+            Planned(
+                name, stage, inputs, fingerprint, recipe, earlier, stored,
+                purpose=stage.about or usual,
+                own_target=stage.target if isinstance(stage, EvaluateStage) else None,
+                is_small_net=isinstance(stage, TrainCodes) and stage.is_small_net,
+            )
+        )  # fmt: skip
     return planned
 
 
@@ -79,50 +91,43 @@ def _maker(
     inputs: Mapping[str, Planned],
 ) -> str | None:  # fmt: skip
     """The stage that is named, or the latest of those that `Stage.misfits` leaves."""
-    where, key, stage = str(path), f"stages.{name}", recipe.stages[name]
+    stage = recipe.stages[name]
     # "drafter/finetune": one of several things of a kind.
     named, thing = thing, thing.split("/")[0]
     misfits = stage.misfits(named, _makers(earlier, thing), inputs)
     makers = [p.name for p in _makers(earlier, thing)]
     fitting = [maker for maker in makers if maker not in misfits]
+
+    def refuse(problem: str, hint: str | None) -> UserError:
+        return UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
+
     if wanted is not None:
+        taken = f"takes its {thing} from {wanted!r}, which"
+        names = [p.name for p in earlier]
         if wanted in misfits:
             instead = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
-            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which {misfits[wanted]}", key=key,
-                            where=where, hint=instead)  # fmt: skip
+            raise refuse(f"{taken} {misfits[wanted]}", instead)
         if wanted in makers:
             return wanted
-        names = [p.name for p in earlier]
         if wanted in names:
-            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which makes none", key=key, where=where,
-                            hint=did_you_mean(wanted, makers))  # fmt: skip
+            raise refuse(f"{taken} makes none", did_you_mean(wanted, makers))
         if wanted in recipe.stages and wanted != name:
-            raise UserError(
-                f"stage {name!r} takes its {thing} from {wanted!r}, which runs later", key=key, where=where,
-                hint=f"stages run in the order written, and those that a recipe adds run last: `order` lists all of "
-                f"them in another order, or give what reads {wanted!r} a stage of its own",
-            )  # fmt: skip
-        others = [other for other in stage.names_of(thing) if other != wanted]
-        raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", key=key,
-                        where=where, hint=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
+            raise refuse(f"{taken} runs later", f"stages run in the order written, and those that a recipe adds run "
+                         f"last: `order` lists all of them in another order, or give what reads {wanted!r} a stage of "
+                         "its own")  # fmt: skip
+        named = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
+        others = [other for other in named if other != wanted]
+        raise refuse(f"{taken} is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
     if fitting:
         return fitting[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
         return None
     if makers:
-        alike: dict[str, list[str]] = {}
-        for maker, reason in misfits.items():
-            alike.setdefault(reason, []).append(maker)
-        reasons = "; ".join(f"{', '.join(those)} ({reason})" for reason, those in alike.items())
-        raise UserError(f"stage {name!r} needs a {thing}, and none of the earlier stages' is it: {reasons}",
-                        key=key, where=where, hint=stage.mend(thing))  # fmt: skip
+        reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
+        raise refuse(f"needs a {thing}, and none of the earlier stages' is it: {reasons}", stage.mend(thing))
     outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
-    raise UserError(
-        f"stage {name!r} needs a {thing} and no earlier stage makes one",
-        key=key,
-        where=where,
-        hint=f"put the stage that makes it before this one{outside}",
-    )
+    hint = f"put the stage that makes it before this one{outside}"
+    raise refuse(f"needs a {thing} and no earlier stage makes one", hint)
 
 
 def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: Path) -> None:
@@ -150,10 +155,11 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     """
     stage = recipe.stages[name]
     section = _without_places(stage.model_dump(mode="json", context=FINGERPRINT))
-    for harmless in ("log_every", "num_workers", "checkpoints", "expected", "about", *stage.harmless()):
-        section.pop(harmless, None)
+    harmless = stage.harmless() if isinstance(stage, RegenerateStage) else set()
+    for key in ("log_every", "num_workers", "checkpoints", "expected", "about", *harmless):
+        section.pop(key, None)
     drafter = _without_places(stage.reads_of_drafter(recipe.drafter))
-    target = _without_places(stage.reads_of_target(recipe.target.model_dump(mode="json")))
+    target = _without_places(recipe.target.model_dump(mode="json", include=stage.reads_of_target))
     by_name = {p.name: p.fingerprint for p in earlier}
     # What the recipe's own stages write changes with each run.
     written = [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]

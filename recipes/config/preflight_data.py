@@ -14,28 +14,28 @@ from typing import ClassVar
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ..core.errors import NotFound, UserError, first_line
-from ..core.pages import page
-from ..core.section import Section, parts
-from ..core.words import counted
-from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
-from ..data.captioned.items import Source
-from ..data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
-from ..data.dataset import ConversationData
-from ..data.families.processor import Processor
-from ..data.records.mixture import Name, Selection, are_present, missing_files, missing_hint
-from ..data.records.table_records import TableRecords
-from ..data.stage_folders import DATASET_FOLDER
-from ..data.suites.suite import INDEX, read_index
-from ..data.suites.turn_files import PUBLISHED, published_files, published_records
-from ..data.suites.turn_sets import TURN_SETS
-from ..models.families.generators import AnyTarget, image_section
-from ..trainers.estimate.data import learns_answers
-from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
-from ..trainers.run.context import Context
-from ..trainers.run.stage import Planned, Stage
-from ..trainers.run.stage_records import data_files
-from ..trainers.stages.encode import EncodeStage, resolved
+from ...core.errors import NotFound, UserError, first_line
+from ...core.pages import page
+from ...core.section import Section, parts
+from ...core.words import counted
+from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
+from ...data.captioned.items import Source
+from ...data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
+from ...data.dataset import ConversationData
+from ...data.families.processor import Processor
+from ...data.records.mixture import Name, Selection, are_present, missing_files, missing_hint
+from ...data.records.table_records import TableRecords
+from ...data.stage_folders import DATASET_FOLDER
+from ...data.suites.suite import INDEX, read_index
+from ...data.suites.turn_files import PUBLISHED, published_files, published_records
+from ...data.suites.turn_sets import TURN_SETS
+from ...models.targets.generators import AnyTarget, image_section
+from ...trainers.estimate.data import learns_answers
+from ...trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
+from ...trainers.run.context import Context
+from ...trainers.run.stage import Planned, Stage
+from ...trainers.run.stage_records import data_files
+from ...trainers.stages.encode import EncodeStage, resolved
 from .finding import Finding, Level, fault, ok, tried, warning
 from .preflight_samples import DataSection, sample_findings
 
@@ -212,19 +212,12 @@ def absent(
 def absent_records(subject: str, files: Sequence[Name], context: Context) -> Finding:
     """Of a section's files, some of which are missing."""
     missing = missing_files(files)
-    # Of the section alone: what a mixture or tars name is not mended with its `path`. A stage may still write ours.
-    named = {str(Path(file)) for file in files if isinstance(file, str | Path)}
-    folders = [p for p in missing if p in named and Path(p).is_dir() and not _is_ours(p, context)]
-    is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
-    others = [path for path in missing if path not in folders]
-    found = absent(subject, others, context, missing_hint(files), is_fetched=is_fetched)
-    if not folders:
-        return found
-    what = "; ".join(f"{path} is a folder, and a file of records is expected" for path in folders)
-    if len(files) == 1:
+    folders = [path for path in missing if Path(path).is_dir() and not _is_ours(path, context)]
+    if folders:
+        what = "; ".join(f"{path} is a folder, and a file of records is expected" for path in folders)
         return fault(subject, what, f"name a file: {subject}.path={folders[0]}/...")
-    hint = f"name files in the place of {counted(len(folders), 'folder')} in {subject}.path"
-    return fault(subject, f"{what}; {found.what}", f"{hint}; {found.hint}") if others else fault(subject, what, hint)
+    is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
+    return absent(subject, missing, context, missing_hint(files), is_fetched=is_fetched)
 
 
 def _is_ours(path: str, context: Context) -> bool:

@@ -7,7 +7,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from ..core.json_types import JsonObject
+from ...core.json_types import JsonObject
 
 PACKAGES = (
     "torch",
@@ -54,7 +54,7 @@ def version_of(name: str) -> str | None:
 
 def _git(*arguments: str) -> str | None:
     """Output of git in this checkout; None for an installed wheel, whatever checkout its environment lies in."""
-    folder = Path(__file__).resolve().parents[1]
+    folder = Path(__file__).resolve().parents[2]
     if not (folder / ".git").exists():
         return None
     try:

@@ -15,19 +15,18 @@ from types import SimpleNamespace
 
 from safetensors import safe_open
 
-from ..core.errors import UserError
-from ..core.json_types import JsonMapping, JsonObject
-from ..core.markdown import plain
-from ..core.pretrained import reading_safetensors
-from ..core.results import DONE, read_mark
-from ..core.tracking import unit
-from ..eval.intervals import student_half_width
-from ..eval.run_folders import Run
-from ..eval.run_tables import Cell
-from ..eval.tables import Column, Table, interval, text, words
-from ..eval.tables import markdown as table_markdown
-from ..trainers.publish.lineage import trained_by
-from .schema import Recipe
+from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
+from ...core.markdown import plain
+from ...core.pretrained import reading_safetensors
+from ...core.results import DONE, read_mark
+from ...core.tracking import unit
+from ...eval.intervals import student_half_width
+from ...eval.run_reports import Cell, Run
+from ...eval.tables import Column, Table, text, words
+from ...eval.tables import markdown as table_markdown
+from ...trainers.publish.lineage import trained_by
+from ..config.schema import Recipe
 
 # Of a stage's numbers, those that the table shows, and which end of them is the good one.
 BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
@@ -50,11 +49,6 @@ SEEDS = (
     "tau: its mean over the seeds, with Student's 95% interval, which two seeds do not give. Measured: the mean over "
     "the seeds of the speedup of decoding, with the lowest and the highest. Each run trained everything anew from its "
     "seed."
-)
-EVALUATION = (
-    "tau: tokens emitted after the prefill over verification passes, bonus token included, with its 95% interval; "
-    "then the measured speedup of decoding. Each speedup holds at the tau before it; those of runs on different "
-    "machines cannot be compared."
 )
 
 # The leaderboard: each method's results, its drafter's memory, and the cost of its training
@@ -252,7 +246,7 @@ def _spread(each: Sequence[Cell]) -> tuple:
     )  # fmt: skip
 
 
-# Runs side by side: settings that differ, training curves, evaluation tables
+# Runs side by side: settings that differ, training curves
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
@@ -291,28 +285,15 @@ def training_rows(runs: Sequence[Run]) -> list[list[str]]:
     return rows
 
 
-def evaluation_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """stage, set, method, then tau with its interval and the speedup of each run; cells that any of them measured."""
-    found: dict[tuple[str, str, str], dict[int, str]] = {}
-    for index, run in enumerate(runs):
-        for stage, cell in ((stage, cell) for stage, each in run.evaluations.items() for cell in each):
-            spread = f" {interval(cell.tau_interval)}" if cell.tau_interval else ""
-            speedup = f", {cell.DSR:.2f}x" if cell.DSR is not None else ""
-            shown = "-" if cell.tau is None else f"{cell.tau:.2f}{spread}{speedup}"
-            found.setdefault((stage, cell.where, cell.method), {})[index] = shown
-    return [[*place, *(by_run.get(i, "-") for i in range(len(runs)))] for place, by_run in found.items()]
-
-
 def tables_of(runs: Sequence[Run]) -> list[Table]:
-    """The leaderboard, runs over their seeds, then settings that differ, training and evaluation with a column for
-    each run; those that have lines.
+    """The leaderboard, runs over their seeds, then settings that differ and training with a column for each
+    run; those that have lines.
     """
     names, settings = [run.name for run in runs], [[key, *values] for key, values in differences(runs)]
     each = [
         *boards(entries(runs)), *over_seeds(runs),
         words(["setting", *names], settings, title="Settings that differ"),
         words(["stage", "metric", *names], training_rows(runs), title="Training"),
-        words(["stage", "measured on", "method", *names], evaluation_rows(runs), title="Evaluation", note=EVALUATION),
     ]  # fmt: skip
     return [table for table in each if table.rows]
 

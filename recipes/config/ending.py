@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.errors import UserError
-from ..core.files import LOG_BYTES, read_json
-from ..core.json_types import JsonObject
-from ..core.section import written_kind
-from ..eval.run_tables import Cell, cells
-from ..trainers.publish.lineage import finished
+from ...core.errors import UserError
+from ...core.files import LOG_BYTES, read_json
+from ...core.json_types import JsonObject
+from ...core.section import written_kind
+from ...eval.run_reports import Cell, cells
+from ...trainers.publish.lineage import finished
 from .announce import shown_place
 from .schema import Recipe
 
@@ -107,18 +107,14 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
         last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
         what = "build the drafter's folder and decode one prompt with it"
         # A head of another package is what its author ran all of this for.
-        own = [
-            n
-            for n in last
-            if (kept := trained.get(n)) is not None and kept.own_drafter and ":" in kept.own_drafter.kind
-        ]
+        own = [n for n in last if (kept := trained.get(n)) is not None and kept.drafter and ":" in kept.drafter.kind]
         for name in dict.fromkeys([*own[-1:], last[0]]):
             offered.append((f"draftsmith publish {output}" + (f" from={name}" if len(last) > 1 else ""), what))
     if path.parent.name == "demo":
         offered.append(("draftsmith recipes demo", "the other demos"))
     elif trained and recipe.target.path is not None:  # engines know these drafters by their names
         name, stage = list(trained.items())[-1]
-        kind = written_kind(stage.own_drafter or recipe.drafter)
+        kind = written_kind(stage.drafter or recipe.drafter)
         prompts = ["--prompts", "text"] if kind == "lvlm" else []
         words = ["draftsmith", "export", str(place / name), str(place / f"{name}-vllm"), "--to", "vllm", *prompts]
         if kind in ("eagle", "eagle3", "lvlm"):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from ..core.errors import UserError
-from ..core.files import read_yaml
-from ..core.json_types import JsonObject
-from ..core.results import BEGUN, DONE, read_mark
-from ..core.secrets import redact_argument
-from .launch import context_maker, describe, say
-from .load import load
-from .messages import blamed
+from ...core.errors import UserError
+from ...core.files import read_yaml
+from ...core.json_types import JsonObject
+from ...core.results import BEGUN, DONE, read_mark
+from ...core.secrets import redact_argument
+from ..config.launch import context_maker, describe, say
+from ..config.load import load
+from ..config.messages import blamed
 
 KIND = "publish"
 
@@ -33,12 +33,12 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
         UserError: it would be uploaded, and nobody is logged in to the Hub.
         Stopped: the run was asked to stop; what the Hub has by then stays there.
     """
-    from ..trainers.publish.hub_upload import usable_token
-    from ..trainers.run.guard import RunLock
-    from ..trainers.run.matching import is_done
-    from ..trainers.run.run import run_stages
-    from ..trainers.stages.publish import PublishStage
-    from .plan import plan
+    from ...trainers.publish.hub_upload import usable_token
+    from ...trainers.run.guard import RunLock
+    from ...trainers.run.matching import is_done
+    from ...trainers.run.run import run_stages
+    from ...trainers.stages.publish import PublishStage
+    from ..config.plan import plan
 
     own = {field.alias or name for name, field in PublishStage.model_fields.items()}
     name, known = _stage(run)

@@ -20,10 +20,10 @@ from ...core.errors import UserError
 from ...core.import_paths import OrImported
 from ...core.json_types import JsonMapping
 from ..folders import CONFIG
-from ..targets.base import DrawingTarget, TargetShape
-from ..targets.drawing import Conditions, Folders, ImageTargetSection
-from ..targets.section import TargetSection
+from .base import DrawingTarget, TargetShape
+from .drawing import Conditions, Folders, ImageTargetSection
 from .load import TargetConfig
+from .section import TargetSection
 from .table import IMAGE_SECTIONS, IMAGE_TARGETS, LANGUAGE_TARGETS
 
 # A recipe's `target` that draws.

@@ -5,7 +5,7 @@ import json
 import pytest
 from draftsmith.eval import tables
 from draftsmith.eval.report import build, write
-from draftsmith.eval.run_tables import COLUMNS, cells, overview, readable
+from draftsmith.eval.run_reports import COLUMNS, cells, overview, readable
 from draftsmith.eval.summary import summarize
 
 from .rows import random_rows, report_of

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.errors import UserError
-from ..core.results import DONE, read_mark
-from ..core.section import within
-from ..eval.quality import QualityConfig
-from ..eval.quality import check as check_quality
-from ..trainers.run.deepspeed_section import check_engine
-from ..trainers.run.matching import begun, made_nothing, stage_state
-from ..trainers.run.run import built_on, look_at_results
-from ..trainers.run.stage import Planned, Stage, WholeRecipe
-from ..trainers.train import checkpoint
+from ...core.errors import UserError
+from ...core.results import DONE, read_mark
+from ...core.section import within
+from ...eval.quality import QualityConfig
+from ...eval.quality import check as check_quality
+from ...trainers.run.deepspeed_section import check_engine
+from ...trainers.run.matching import begun, made_nothing, stage_state
+from ...trainers.run.run import built_on, look_at_results
+from ...trainers.run.stage import Planned, Stage, WholeRecipe
+from ...trainers.train import checkpoint
 from .finding import Finding, fault, ok, tried, warning
 from .launch import looked_at
 from .load import Loaded

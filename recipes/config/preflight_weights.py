@@ -9,11 +9,11 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from ..core.json_types import text_at
-from ..core.section import parts
-from ..models.drafters.base import PublishedDrafter
-from ..trainers.run.stage import Stage, WholeRecipe
-from ..trainers.train.fit import OutsideStart
+from ...core.json_types import text_at
+from ...core.section import parts
+from ...models.drafters.base import PublishedDrafter
+from ...trainers.run.stage import Stage, WholeRecipe
+from ...trainers.train.fit import OutsideStart
 from .finding import Finding, fault, ok
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")

@@ -15,39 +15,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..core.batch import TEXT, Batch, Request
-from ..core.errors import UserError, first_line
-from ..core.section import torch_dtype
-from ..core.words import counted
-from ..data.collate import Sample, collate
-from ..data.dataset import ConversationDataset
-from ..data.families.processor import Processor
-from ..data.records.mixture import Name
-from ..data.records.skipped import Listed
-from ..data.sources import answered
-from ..models.drafters.base import DrafterConfig
-from ..models.drafters.lvlm import LvlmConfig
-from ..models.drafters.plain_module import ShapeAlone
-from ..models.families.generators import language_section
-from ..models.families.load import target_config
-from ..models.families.sizes import empty_model
-from ..models.families.table import family_of, training_of
-from ..models.targets.base import Taps
-from ..trainers.estimate.auto_dtypes import held_dtype
-from ..trainers.estimate.counted import META, most_bytes
-from ..trainers.estimate.models import mirrored_shape, target_shape
-from ..trainers.estimate.train_memory import synthetic_batch
-from ..trainers.estimate.train_stage import model_of
-from ..trainers.run.stage import Planned, WholeRecipe
-from ..trainers.train.preflight import render
-from ..trainers.train.settings import RecordsSettings, StatesSettings
+from ...core.batch import TEXT, Batch, Request
+from ...core.errors import UserError, first_line
+from ...core.words import counted
+from ...data.collate import Sample, collate
+from ...data.dataset import ConversationDataset
+from ...data.families.processor import Processor
+from ...data.records.mixture import Name
+from ...data.records.skipped import Listed
+from ...data.sources import answered
+from ...models.drafters.lvlm import LvlmConfig
+from ...models.drafters.plain_module import ShapeAlone
+from ...models.targets.base import Taps
+from ...models.targets.generators import language_section
+from ...models.targets.load import target_config
+from ...models.targets.sizes import empty_model
+from ...models.targets.table import family_of, training_of
+from ...trainers.estimate.counted import META, most_bytes
+from ...trainers.estimate.models import target_shape
+from ...trainers.estimate.train_memory import synthetic_batch
+from ...trainers.estimate.train_stage import model_of
+from ...trainers.run.stage import Planned, WholeRecipe
+from ...trainers.train.preflight import render
+from ...trainers.train.settings import RecordsSettings, StatesSettings
 from .finding import Finding, fault, ok, tried, warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 SHOWN_IDS = 1200  # characters of a rendered sample
-_LENGTH = 64  # ids of the batch that a model without records is run over
+_LENGTH = 2048  # ids of the batch that a model without records is run over: a picture of every family fits
 _CURE = "use the tokenizer and image processor that belong to these weights, or fix the config's sizes"
 
 
@@ -149,8 +146,11 @@ def model_findings(recipe: WholeRecipe) -> list[Finding]:
     if isinstance(drafter, LvlmConfig):
         configs["drafter"] = drafter.config_beside(target)
 
+    def train(model: Any, batch: Batch) -> object:
+        return training_of(model, (), gradient_checkpointing=False).hidden_states(batch)
+
     def look(config: PreTrainedConfig) -> str:
-        return _Forward(config)([synthetic_batch(config, 1, _LENGTH)], 0)
+        return _Forward(config, train)([synthetic_batch(config, 1, _LENGTH)], 0)
 
     return [tried(f"forward of {key}", lambda config=config: look(config), _CURE) for key, config in configs.items()]
 
@@ -168,8 +168,9 @@ def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
             return module.scores(module.hidden_states(batch))
 
         return _Forward(config, train)
-    section = language_section(recipe.target if stage.own_target is None else stage.own_target)
-    config = target_shape(recipe) if stage.own_target is None else target_config(section, None, network=False)
+    own = plan.own_target
+    section = language_section(own or recipe.target)
+    config = target_shape(recipe) if own is None else target_config(section, None, network=False)
 
     def target_of(model: Any) -> Any:
         return section.target(model, num_token_ids=config.get_text_config().vocab_size, image_token_id=None)
@@ -182,36 +183,28 @@ def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
     def read(model: Any, batch: Batch) -> object:
         target = target_of(model)
         head = (stage.drafter or recipe.drafter) if isinstance(stage, StatesSettings) else None
-        if head is None:
+        module = None if head is None else head.empty(target.shape)
+        if head is None or module is None:  # a drafter of somebody else's may build none without weights
             return target.states(batch, Taps(feature=True))
         states = target.states(batch, head.taps_for(target.shape, training=True))
-        return _train_head(head, stage, recipe, batch, states)
+        training = head.training_objective(module, ShapeAlone(target.shape, torch.bfloat16), stage.objective)
+        return training.eval()(batch, replace(states, positions=batch.positions))
 
     return _Forward(config, read, None if data.learned else viewed)
-
-
-def _train_head(head: DrafterConfig, stage: StatesSettings, recipe: WholeRecipe, batch: Batch, states: Any) -> object:
-    shape = mirrored_shape(recipe)
-    module = head.empty(shape)
-    if module is None:  # a drafter of somebody else's may build none without weights
-        return None
-    held = torch_dtype(held_dtype(recipe.target))
-    training = head.training_objective(module.to(held), ShapeAlone(shape, held), stage.objective)
-    return training.eval()(batch, replace(states, positions=batch.positions))
 
 
 class _Forward:
     """Runs batches through a model of `config` without weights.
 
     Args:
-        run: model and batch -> what the stage computes of it; None: the decoder's own pass.
+        run: model and batch -> what the stage computes of it.
         viewed: request -> the same as the target reads it; None: samples are read as the data cuts them.
     """
 
     def __init__(
         self,
         config: PreTrainedConfig,
-        run: Callable[[Any, Batch], object] | None = None,
+        run: Callable[[Any, Batch], object],
         viewed: Callable[[Sample], Sample] | None = None,
     ):
         self.config, self.run, self.viewed = config, run, viewed
@@ -229,7 +222,7 @@ class _Forward:
         heads, groups = text.num_attention_heads, text.num_key_value_heads
         if heads % groups:  # kernels without values do not compare them
             raise UserError(f"{heads} attention heads are no multiple of {groups} (num_key_value_heads)", hint=_CURE)
-        name, model = "", empty_model(self.config)
+        name, model = "", empty_model(self.config, torch.bfloat16)
         tables = model.get_input_embeddings(), model.get_output_embeddings()
         rows = min(len(table.weight) for table in tables if table is not None)
         if largest >= rows:
@@ -258,10 +251,4 @@ class _Forward:
                     f"the vision tower gives {given}",
                     hint="use the processor of this tower: patch_size and crop_size must be the tower's",
                 )  # fmt: skip
-        if self.run is not None:
-            return self.run(model, batch)
-        prompts = decoder.prompts(
-            batch.ids, batch.modality, batch.pixels if shown else None, batch.pictures,
-            on_host=(batch.on_host("modality"), None),
-        )  # fmt: skip
-        return decoder.logits(decoder.run(prompts, decoder.new_cache(batch.ids.shape[1])).feature)
+        return self.run(model, batch)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ..core.errors import UserError, did_you_mean, shown_value
-from ..core.import_paths import ALLOW_IMPORT, NotImported
-from ..core.interpolation import resolved
-from ..core.json_types import Json, JsonObject, listed, object_at, walk
-from ..core.secrets import redact_argument
+from ...core.errors import UserError, did_you_mean, shown_value
+from ...core.import_paths import ALLOW_IMPORT, NotImported
+from ...core.interpolation import resolved
+from ...core.json_types import Json, JsonObject, listed, object_at, walk
+from ...core.secrets import redact_argument
 from .files import (
     FOLDER,
     KEYS,

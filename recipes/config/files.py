@@ -14,13 +14,13 @@ from pathlib import Path
 
 import yaml
 
-from ..core import interpolation
-from ..core.checksums import SUMS
-from ..core.errors import UserError, did_you_mean, nearest, shown_value
-from ..core.json_types import Json, JsonObject, all_are, object_at
-from ..core.secrets import redact_argument
+from ...core import interpolation
+from ...core.checksums import SUMS
+from ...core.errors import UserError, did_you_mean, nearest, shown_value
+from ...core.json_types import Json, JsonObject, all_are, object_at
+from ...core.secrets import redact_argument
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 # Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
 KEYS = ("extends", "order", "target", "drafter", "stages", "engine", "hardware", "tracking", "seed", "output")
 _WITH_FOLDER = ("demo", "smollm2")  # of the recipes' names

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.errors import UserError
-from ..core.interpolation import resolved
+from ...core.errors import UserError
+from ...core.interpolation import resolved
 from .load import read_words
 
 ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it

@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from ..parts import Part
-from ..targets.anole.section import AnoleTargetConfig, refuse_lumina
-from ..targets.causal.family import CAUSAL
-from ..targets.causal.section import CausalTargetConfig
-from ..targets.drawing import ImageTargetSection
-from ..targets.family import Family, Text, tower_type
-from ..targets.gemma.section import GemmaTargetConfig
-from ..targets.internvl.section import InternVLTargetConfig
-from ..targets.llamagen.section import LlamaGenTargetConfig
-from ..targets.llava.section import LlavaTargetConfig
-from ..targets.mistral.section import MistralTargetConfig
-from ..targets.qwen.section import QwenTargetConfig
-from ..targets.qwen35.section import Qwen35TargetConfig
-from ..targets.section import TargetSection
 from ..training import ModelTraining
+from .anole.section import AnoleTargetConfig, refuse_lumina
+from .causal.family import CAUSAL
+from .causal.section import CausalTargetConfig
+from .drawing import ImageTargetSection
+from .family import Family, Text, tower_type
+from .gemma.section import GemmaTargetConfig
+from .internvl.section import InternVLTargetConfig
+from .llamagen.section import LlamaGenTargetConfig
+from .llava.section import LlavaTargetConfig
+from .mistral.section import MistralTargetConfig
+from .qwen.section import QwenTargetConfig
+from .qwen35.section import Qwen35TargetConfig
+from .section import TargetSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

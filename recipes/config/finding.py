@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.errors import UserError
-from ..core.secrets import redact
+from ...core.errors import UserError
+from ...core.secrets import redact
 from .exit_codes import FAULTS, OK
 
 Level = Literal["ok", "warning", "fault"]

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from transformers import AutoTokenizer
 
-from ..core.errors import UserError, did_you_mean
-from ..core.files import new_folder
-from ..core.generation_config import generation_ends
-from ..core.json_types import JsonObject
-from ..core.pretrained import reading_pretrained
-from ..core.results import check_written
-from ..data.processor_files import load_processor
-from ..models.drafters.base import TargetIdentity
-from ..models.drafters.eagle_images import save_eagle
-from ..models.drafters.lvlm import save_lvlm
-from ..models.drafters.made_for import tested_with
-from ..models.families.generators import mirrored_in
-from ..models.families.table import IMAGE_SECTIONS, family_of
-from ..models.folders import find_folder, read_values
-from ..models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
-from ..models.formats.dflash import BLOCK_KINDS
-from ..models.formats.heads import LanguageHead
-from ..models.hub import read_config, target_embedding
-from ..models.shipped import opened_target, shipped_name
-from ..models.targets.base import language_shape
+from ...core.errors import UserError, did_you_mean
+from ...core.files import new_folder
+from ...core.generation_config import generation_ends
+from ...core.json_types import JsonObject
+from ...core.pretrained import reading_pretrained
+from ...core.results import check_written
+from ...data.processor_files import load_processor
+from ...models.drafters.base import TargetIdentity
+from ...models.drafters.eagle_images import save_eagle
+from ...models.drafters.lvlm import save_lvlm
+from ...models.drafters.made_for import tested_with
+from ...models.folders import find_folder, read_values
+from ...models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
+from ...models.formats.dflash import BLOCK_KINDS
+from ...models.formats.heads import LanguageHead
+from ...models.hub import read_config, target_embedding
+from ...models.shipped import opened_target, shipped_name
+from ...models.targets.base import language_shape
+from ...models.targets.generators import mirrored_in
+from ...models.targets.table import IMAGE_SECTIONS, family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..core import ranks
-from ..core.errors import UserError
-from ..core.files import read_yaml, write_whole
-from ..core.import_paths import code_of, kinds_within
-from ..core.json_types import JsonMapping, JsonObject, object_at
-from ..core.secrets import redact, redact_argument, redact_output, redact_tree
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.files import read_yaml, write_whole
+from ...core.import_paths import code_of, kinds_within
+from ...core.json_types import JsonMapping, JsonObject, object_at
+from ...core.secrets import redact, redact_argument, redact_output, redact_tree
 from .announce import ANNOUNCED, announcement
 from .exit_codes import FAULTS, OK
 from .load import Loaded, load
@@ -25,7 +25,7 @@ from .messages import blamed
 from .uncollected import leave_at_once
 
 if TYPE_CHECKING:
-    from ..trainers.run.stage import Planned
+    from ...trainers.run.stage import Planned
     from .schema import Recipe
 
 RECIPE, ABOUT = "recipe.yaml", "run.yaml"  # what a run writes of itself into its folder
@@ -61,8 +61,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.
     """
     loaded = load(list(arguments))
-    from ..trainers.run.deepspeed_section import check_engine
-    from ..trainers.run.run import check_stages, pending_restart, run_stages
+    from ...trainers.run.deepspeed_section import check_engine
+    from ...trainers.run.run import check_stages, pending_restart, run_stages
     from .alike import check_alike
     from .dry_run import check_models
     from .ending import ending
@@ -75,17 +75,16 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         planned = plan(recipe, loaded.path)
         check_places(recipe, planned, options.stages)
         check_parallel(recipe, planned, options.stages, dry_run=options.dry_run)
-        for one in planned:
-            for text in one.stage.warnings():
-                say(f"warning: stages.{one.name}.{text}")
+        for key, text in recipe.warnings():
+            say(f"warning: {key}.{text}")
         if options.dry_run:
             return describe(recipe, planned, options.stages)
         check_models(recipe)
     from transformers.utils import logging as hf_logging
 
-    from ..trainers.run.guard import RunLock, end_with_launcher
-    from ..trainers.run.progress import watched
-    from ..trainers.train.engine import init_distributed
+    from ...trainers.run.guard import RunLock, end_with_launcher
+    from ...trainers.run.progress import watched
+    from ...trainers.train.engine import init_distributed
 
     redact_output()
     if not end_with_launcher():
@@ -164,7 +163,7 @@ def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str]
 
 def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) -> None:
     """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
-    from ..trainers.run.run import is_done
+    from ...trainers.run.run import is_done
     from .preflight_data import missing_data
     from .preflight_weights import weight_findings
 
@@ -183,8 +182,8 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
 
     A look indexes the data.
     """
-    from ..core.results import DONE, read_mark
-    from ..trainers.run.run import built_on
+    from ...core.results import DONE, read_mark
+    from ...trainers.run.run import built_on
     from .finding import any_fault
     from .preflight_data import data_findings
 
@@ -216,10 +215,10 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     Args:
         tell: what a stage says goes there.
     """
-    from ..trainers.run.context import Context
-    from ..trainers.run.precision import settled
-    from ..trainers.run.progress import StageLine
-    from ..trainers.run.stopping import Stop
+    from ...trainers.run.context import Context
+    from ...trainers.run.precision import settled
+    from ...trainers.run.progress import StageLine
+    from ...trainers.run.stopping import Stop
 
     recipe = loaded.recipe
 
@@ -269,7 +268,7 @@ def _tell_changed(code: JsonMapping, output: Path, stages: Iterable[str]) -> Non
     """A warning for each class of another package whose package is another than when this run was started last. Like a
     version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
     """
-    from ..core.results import DONE, read_mark
+    from ...core.results import DONE, read_mark
 
     before = output / ABOUT
     recorded = object_at(read_yaml(before, JsonObject, hint=""), "code") if before.is_file() else None

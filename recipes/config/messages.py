@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..core.errors import UserError, did_you_mean, nearest, shown_value
-from ..core.json_types import JsonObject, object_at, parts
-from ..core.refused import Refused
-from ..core.secrets import as_written, redact_argument, redact_tree, variables_of
+from ...core.errors import UserError, did_you_mean, nearest, shown_value
+from ...core.json_types import JsonObject, object_at, parts
+from ...core.refused import Refused
+from ...core.secrets import as_written, redact_argument, redact_tree, variables_of
 from .files import KEYS
 
 _MOST = 8  # problems that a message names
@@ -31,7 +31,7 @@ class Written:
     def place(self, key: str) -> str:
         """Where the value of a key stands: on the command line, or in the file."""
         for setting, text in reversed(self.settings):
-            if f"{key}.".startswith(f"{setting}.") or (key and setting.startswith(f"{key}.")):
+            if key and (f"{key}.".startswith(f"{setting}.") or setting.startswith(f"{key}.")):
                 return "command line: " + redact_argument(f"{setting}={shown_value(text)}")
         return str(self.path)
 
@@ -47,14 +47,13 @@ def blamed(written: Written) -> Iterator[None]:
 
 def placed(error: UserError, written: Written) -> UserError:
     """The error of a section, which knows its key and not where that is written."""
-    key = error.key
-    is_ours = key is not None and key.split(".")[0] in KEYS
-    if error.where is not None and not is_ours:
+    key = error.key if error.key is not None and error.key.split(".")[0] in KEYS else None
+    if error.where is not None and key is None:
         return error  # of a file of data, or of weights
-    place = written.place(key) if key is not None and is_ours else str(written.path)
-    # The key is what the command line shows, or the problem.
-    if key is not None and "command line: " not in place and not error.begins_with_key:
-        place = f"{place}, key {key}"
+    place = written.place(key or "")
+    # The command line shows the key, or the problem does.
+    if error.key is not None and "command line: " not in place and not error.begins_with_key:
+        place = f"{place}, key {error.key}"
     where = place if error.where in (None, str(written.path)) else f"{error.where}; {place}"
     return UserError(_cut(error.problem), where=where, hint=_cut(error.hint or "") or None)
 

@@ -13,15 +13,15 @@ import platform
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from .. import __version__
-from ..core import ranks
-from ..core.errors import UserError
-from ..core.import_paths import code_of, kinds_within
-from ..core.json_types import JsonObject, flat
-from ..core.secrets import redact, redact_tree
-from ..data.records.records import of_any_copy
-from ..trainers.run.matching import is_done
-from ..trainers.run.stage import Planned
+from ... import __version__
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.import_paths import code_of, kinds_within
+from ...core.json_types import JsonObject, flat
+from ...core.secrets import redact, redact_tree
+from ...data.records.records import of_any_copy
+from ...trainers.run.matching import is_done
+from ...trainers.run.stage import Planned
 from .load import Loaded
 from .plan import plan
 from .provenance import commit, packages

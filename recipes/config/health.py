@@ -20,13 +20,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..core import ranks
-from ..core.errors import UserError, first_line
-from ..core.tracking import wandb_login
+from ...core import ranks
+from ...core.errors import UserError, first_line
+from ...core.tracking import wandb_login
 from .finding import Finding, fault, ok, tried, warning
 from .provenance import version_of
 
-ROOT = Path(__file__).resolve().parents[1]  # the checkout, or the installed package
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
 GIB = 2**30
 
 
@@ -108,7 +108,7 @@ def devices() -> list[Finding]:
 
 def deepspeed() -> list[Finding]:
     """DeepSpeed's version and ops; fault where it cannot be imported."""
-    from ..trainers.train.engine import deepspeed_state
+    from ...trainers.train.engine import deepspeed_state
 
     try:
         state = deepspeed_state()

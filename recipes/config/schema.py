@@ -15,32 +15,33 @@ from pydantic import (
     model_validator,
 )
 
-from ..core.errors import UserError, nearest
-from ..core.fields import Place, Seed, file_name
-from ..core.import_paths import OUTSIDE
-from ..core.json_types import JsonObject, object_at, text_at, walk
-from ..core.refused import Refused
-from ..core.secrets import as_written, variables_of, written_over
-from ..core.section import Section, kinds, sections, within, written_kind
-from ..core.tracking import TrackingConfig
-from ..data.captioned.prompts import PromptSource
-from ..models.drafters import DRAFTER, AnyDrafter
-from ..models.drafters.base import DrafterConfig, PublishedDrafter
-from ..models.families.generators import AnyTarget
-from ..models.families.table import REFUSED
-from ..trainers.run.deepspeed_section import EngineConfig
-from ..trainers.run.hardware import Hardware
-from ..trainers.run.stage import Stage
-from ..trainers.stages.cache import CacheStage
-from ..trainers.stages.encode import EncodeStage
-from ..trainers.stages.evaluate import EvaluateStage
-from ..trainers.stages.generate import GenerateStage
-from ..trainers.stages.prompts import PromptsStage
-from ..trainers.stages.publish import PublishStage
-from ..trainers.stages.regenerate import RegenerateStage
-from ..trainers.stages.train import TrainStage
-from ..trainers.stages.train_ways import AnyTrain, chosen
-from ..trainers.train.fit import SCRATCH
+from ...core.errors import UserError, nearest
+from ...core.fields import Place, Seed, file_name
+from ...core.import_paths import OUTSIDE
+from ...core.json_types import JsonObject, object_at, text_at, walk
+from ...core.refused import Refused
+from ...core.secrets import as_written, variables_of, written_over
+from ...core.section import Section, kinds, sections, within, written_kind
+from ...core.tracking import TrackingConfig
+from ...data.captioned.prompts import PromptSource
+from ...models.drafters import DRAFTER, AnyDrafter
+from ...models.drafters.base import DrafterConfig, PublishedDrafter
+from ...models.targets.generators import AnyTarget
+from ...models.targets.table import REFUSED
+from ...trainers.run.deepspeed_section import EngineConfig
+from ...trainers.run.hardware import Hardware
+from ...trainers.run.stage import Stage
+from ...trainers.stages.cache import CacheStage
+from ...trainers.stages.encode import EncodeStage
+from ...trainers.stages.evaluate import EvaluateStage
+from ...trainers.stages.generate import GenerateStage
+from ...trainers.stages.prompts import PromptsStage
+from ...trainers.stages.publish import PublishStage
+from ...trainers.stages.regenerate import RegenerateStage
+from ...trainers.stages.train import TrainStage
+from ...trainers.stages.train_records import TrainRecords
+from ...trainers.stages.train_ways import AnyTrain, chosen
+from ...trainers.train.fit import SCRATCH
 
 AnyStage = Annotated[
     GenerateStage | PromptsStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,
@@ -136,6 +137,16 @@ class Recipe(Section):
         """The stages that train a drafter."""
         return {n: s for n, s in self.stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Ids of the tokenizer that a stage makes; None: none makes one."""
+        return next((s.vocabulary for s in self.stages.values() if isinstance(s, GenerateStage)), None)
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """(key of a stage, what in its settings misleads without being wrong)."""
+        evaluations = [(f"stages.{n}", s) for n, s in self.stages.items() if isinstance(s, EvaluateStage)]
+        return [(key, text) for key, stage in evaluations for text in stage.warnings()]
+
     @model_validator(mode="after")
     def _told_apart(self) -> Recipe:
         """Names differ by more than their case, which not every file system keeps; each place is published to once."""
@@ -154,14 +165,16 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _read_by_something(self) -> Recipe:
         # A stage without a drafter of its own trains the recipe's.
-        trained = {name: stage.own_drafter or self.drafter for name, stage in self.heads.items()}
+        trained = {name: stage.drafter or self.drafter for name, stage in self.heads.items()}
         self._check_places()
         for name, stage in self.stages.items():
             try:
                 stage.check(self.target, self.drafter)
                 check_classes(stage, self.target)
-                stage.check_named(trained)
-                stage.check_engine(self.engine)
+                if isinstance(stage, EvaluateStage):
+                    stage.check_named(trained)
+                if isinstance(stage, TrainRecords):
+                    stage.check_engine(self.engine)
                 stage.needs()
             except Refused as refused:
                 raise refused.under(f"stages.{name}") from None
@@ -173,7 +186,7 @@ class Recipe(Section):
         if (
             isinstance(own, PublishedDrafter)
             and own.beside_path()
-            and not any(s.own_drafter is None and s.from_stage == SCRATCH for s in self.heads.values())
+            and not any(s.drafter is None and s.from_stage == SCRATCH for s in self.heads.values())
         ):
             keys = [f"drafter.{field}" for field in own.beside_path()]
             problem = (

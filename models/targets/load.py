@@ -14,10 +14,10 @@ from ...core.section import torch_dtype
 from ..hub import read_config
 from ..parts import TokenIds
 from ..stored import resolved_dtype
-from ..targets.language import LanguageTarget
-from ..targets.loading import load_weights
-from ..targets.section import TargetSection
+from .language import LanguageTarget
+from .loading import load_weights
 from .parallel import check_ranks, parallel_plan
+from .section import TargetSection
 from .table import FAMILIES, LANGUAGE_TARGETS, family_of
 
 if TYPE_CHECKING:

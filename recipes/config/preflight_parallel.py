@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ..core import ranks
-from ..core.errors import UserError
-from ..core.json_types import text_at, value_at, walk
-from ..core.placement import check_one_rank
-from ..core.section import Section
-from ..models.families.load import target_config
-from ..models.families.parallel import check_cut, check_ranks
-from ..trainers.estimate.models import target_shape
-from ..trainers.run.stage import Planned
-from ..trainers.stages.train import TrainStage
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.json_types import text_at, value_at, walk
+from ...core.placement import check_one_rank
+from ...core.section import Section
+from ...models.targets.load import target_config
+from ...models.targets.parallel import check_cut, check_ranks
+from ...trainers.estimate.models import target_shape
+from ...trainers.run.stage import Planned
+from ...trainers.stages.train import TrainStage
 from .schema import Recipe
 
 _SIZE = "tensor_parallel_size"
