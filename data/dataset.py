@@ -21,9 +21,9 @@ from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import Encoded, PromptFormat, check_template, encode
-from .families.processor import Aspect, Processor, Resizing
+from .families.processor import Processor, Resizing
 from .media import ImageReader, Media
-from .pictures.tiles import Convention, Size
+from .pictures.tiles import Aspect, Convention, Size
 from .pictures.videos import VideoSettings
 from .records.missing import Look
 from .records.mixture import CURES, Name, RecordSources, Selection, identities

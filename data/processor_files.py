@@ -67,6 +67,8 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
     if not _IMAGE_KEYS & set(settings):
         images, about = _published(source, revision)
         settings = {**about, **settings}
+    if settings.get("patch_size") is None:  # processors' files do not say it before transformers 4.45
+        settings["patch_size"] = _patch_size(source, revision)
     family = family or _family_of(settings, source, revision)
     return family.read(Files(tokenizer, settings, images, source, revision, key))
 
@@ -97,6 +99,16 @@ def with_own_image_processor(
         picture_family=PICTURE_FAMILIES[family],
         resolutions=(),
     )
+
+
+def _patch_size(source: str | Path, revision: str | None) -> int | None:
+    """Of the tower of the model whose processor this is, as transformers reads its config; None: it has none."""
+    from transformers import AutoConfig
+
+    vision = _json(source, "config.json", revision).get("vision_config") or {}
+    if vision and "patch_size" not in vision:  # its class has it
+        vision = AutoConfig.from_pretrained(source, revision=revision).vision_config.to_dict()
+    return vision.get("patch_size")
 
 
 def _json(source: str | Path, name: str, revision: str | None) -> JsonObject:
@@ -163,4 +175,4 @@ def _published(source: str | Path, revision: str | None) -> tuple[JsonMapping | 
             + json.dumps(wanted),
         )
     about = {"processor_class": family.processor_class, "image_grid_pinpoints": config.get("image_grid_pinpoints")}
-    return images, about | {"patch_size": vision.get("patch_size")}
+    return images, about

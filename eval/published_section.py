@@ -13,9 +13,9 @@ from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.json_types import JsonObject
 from ..core.section import Section
 from ..data.conversations import PromptFormat
-from ..data.families.processor import Aspect, Processor, Resizing
+from ..data.families.processor import Processor, Resizing
 from ..data.media import ImageReader
-from ..data.pictures.tiles import Convention
+from ..data.pictures.tiles import Aspect, Convention
 from ..data.pictures.videos import VideoSettings
 from ..models.drafters.modes import Mode
 from .policies import TreeConfig

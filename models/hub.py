@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import read_json
 from ..core.finite import check_module, check_weights
-from ..core.json_types import JsonObject
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.pretrained import (
     INDEX,
     RESTORE,
@@ -63,6 +63,17 @@ def num_experts(text: PreTrainedConfig) -> int:
 def has_windows(text: PreTrainedConfig) -> bool:
     """Whether some layers of a text config see a window of positions and others all (Gemma 4)."""
     return "sliding_attention" in (config_value(text, "layer_types") or ())
+
+
+def sees_window(values: JsonMapping) -> bool:
+    """Whether some layers see a window of positions alone.
+
+    Args:
+        values: of transformers' text config, or of what a head's config.json says of its layer.
+    """
+    kinds = {*(values.get("layer_types") or ())}
+    uses = values.get("sliding_window") is not None and values.get("use_sliding_window") is not False
+    return bool(kinds - {"full_attention"}) or uses
 
 
 def kv_shapes(text: PreTrainedConfig) -> list[tuple[int, int]]:
@@ -194,7 +205,7 @@ _NAMES = (
 
 _SCORES = ("lm_head.weight", "language_model.lm_head.weight")
 _NORMS = tuple(name.replace("embed_tokens", "norm") for name in _NAMES)
-_CALLED = {_NAMES: "token embedding", _SCORES: "LM head", _NORMS: "final norm"}
+_CALLED = {_NAMES: "token embedding", _SCORES: "LM head", _SCORES + _NAMES: "LM head", _NORMS: "final norm"}
 
 
 def target_embedding(source: str | None, *, where: str, revision: str | None = None) -> Tensor:
@@ -207,8 +218,10 @@ def target_embedding(source: str | None, *, where: str, revision: str | None = N
 
 
 def target_lm_head(source: str | None, *, where: str, tied: bool) -> Tensor:
-    """[V,D] that scores a target's tokens: where its tables are tied, the embedding. Raises as `target_embedding`."""
-    return _table(source, _NAMES if tied else _SCORES, where=where, revision=None)
+    """[V,D] that scores a target's tokens: the LM head that its files hold, else of tied tables the embedding.
+    transformers keeps two stored tables apart, whatever the config says. Raises as `target_embedding`.
+    """
+    return _table(source, _SCORES + (_NAMES if tied else ()), where=where, revision=None)
 
 
 def target_norm(source: str | None, *, where: str) -> Tensor:

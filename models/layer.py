@@ -12,6 +12,7 @@ from typing import Literal
 
 from ..core.errors import UserError
 from ..core.json_types import JsonMapping, JsonObject
+from .hub import sees_window
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,28 @@ def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject
     return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}
 
 
+def refuse_window(values: JsonMapping, where: str) -> None:
+    """Raises `UserError` for a published head whose layer sees a window of positions: ours sees all of the past."""
+    if sees_window(values):
+        window = values.get("sliding_window")
+        raise UserError(f"the head's layer sees a window of positions alone (sliding_window: {window})", where=where,
+                        hint="such heads are not read")  # fmt: skip
+
+
 def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
     base from there or from `rope_theta` beside it.
 
     Raises:
-        UserError: two bases are named, and readers differ on which one they take (transformers 5: the inner one).
+        UserError: two bases are named, and readers differ on which one they take (transformers 5: the inner one); or
+            a part of each attention head turns alone, which no head's layer does.
     """
     rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
     kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
+    for share in (one.get("partial_rotary_factor") for one in (values, *(kinds or [rope]))):
+        if share not in (None, 1.0):
+            raise UserError(f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head",
+                            where=str(where), hint="such heads are not read")  # fmt: skip
     inner = [one["rope_theta"] for one in (kinds or [rope]) if one.get("rope_theta") is not None]
     bases = [*inner, *([] if values.get("rope_theta") is None else [values["rope_theta"]])]
     if any(base != bases[0] for base in bases):

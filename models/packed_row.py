@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..core.batch import Batch
 from ..core.states import uploaded
 from .attention import GROUPED, use_own
-from .hub import config_value, recurrent_layers
+from .hub import recurrent_layers, sees_window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -128,9 +128,7 @@ def reads_bounds(config: PreTrainedConfig, states: Tensor) -> bool:
 
 def _takes_a_mask(config: PreTrainedConfig) -> bool:
     """Whether all layers read one boolean mask [B,1,T,T]: torch's attention, and no sliding windows."""
-    kinds = set(config_value(config, "layer_types") or ())
-    whole = kinds == {"full_attention"} if kinds else config_value(config, "sliding_window") is None
-    return config._attn_implementation in ("sdpa", GROUPED) and whole
+    return config._attn_implementation in ("sdpa", GROUPED) and not sees_window(vars(config))
 
 
 def _run(decoder: Any, **inputs: Any) -> Tensor:

@@ -56,7 +56,7 @@ EXTRAS = {
     ),
     "studies": (
         "eval/studies/",
-        *(f"trainers/evaluate/{n}.py" for n in ("clip_tables", "drawn_analysis", "probes", "recorded_weights")),
+        *(f"trainers/evaluate/{n}.py" for n in ("drawn_analysis", "probes", "recorded_weights")),
     ),
     "shapes": ("data/shapes/", "models/shapes_reader.py", "trainers/stages/generate.py"),
 }  # fmt: skip

@@ -20,17 +20,15 @@ from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import Newline, Picture
 from ..pictures.picture_files import MAX_CANVAS, check_area
-from ..pictures.tiles import Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
+from ..pictures.tiles import Aspect, Size, Tiling, cut, is_tiled, next_resolutions, onevision_resolutions, tiled_picture
 from .processor import (
     CLIP_STATISTICS,
     SIGLIP_STATISTICS,
-    Aspect,
     Files,
     PictureFamily,
     Processor,
     Resizing,
     image_settings,
-    is_tiled,
     pil,
     text_processor,
     tile_images,
@@ -173,9 +171,8 @@ class LlavaFamily(PictureFamily):
         return None
 
     def read(self, files: Files) -> Processor:
-        # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
-        patch, pinpoints = files.settings.get("patch_size") or 14, files.settings.get("image_grid_pinpoints") or ()
-        made = self.processor(files.tokenizer, tile_images(files), int(patch), files.key)
+        pinpoints = files.settings.get("image_grid_pinpoints") or ()
+        made = self.processor(files.tokenizer, tile_images(files), files.patch_size, files.key)
         return replace(made, resolutions=tuple((int(a), int(b)) for a, b in pinpoints))
 
     def processor(self, tokenizer: PreTrainedTokenizerFast, images: object, patch_size: int, key: str) -> Processor:

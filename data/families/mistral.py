@@ -85,8 +85,8 @@ class PixtralFamily(WholeFamily):
         return [columns] * rows
 
     def read(self, files: Files) -> Processor:
-        patch, merge = (int(files.settings.get(name) or 0) for name in ("patch_size", "spatial_merge_size"))
-        return self.processor(files.tokenizer, files.images("Pixtral"), patch or 16, merge or 1, files.key)
+        merge = int(files.settings.get("spatial_merge_size") or 1)
+        return self.processor(files.tokenizer, files.images("Pixtral"), files.patch_size, merge, files.key)
 
     def processor(
         self, tokenizer: PreTrainedTokenizerFast, images: object, patch: int, merge: int, key: str

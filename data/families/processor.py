@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from PIL import Image
@@ -23,7 +23,7 @@ from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import Picture
 from ..pictures.picture_marks import mark_of
-from ..pictures.tiles import Convention, Size
+from ..pictures.tiles import Aspect, Convention, Size
 from ..pictures.videos import Clip, VideoSettings
 from ..pictures.visual_budget import FrameTokens, tile_frames
 from .prompt_templates import LLAMA3, Template
@@ -31,7 +31,6 @@ from .prompt_templates import LLAMA3, Template
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
 # The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.
 Limits = tuple[int | None, int | None]
 NO_TOKEN = -1
@@ -42,11 +41,6 @@ CLIP_STATISTICS = {
     "resample": 3,
 }
 SIGLIP_STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
-
-
-def is_tiled(aspect: Aspect, num_images: int) -> bool:
-    """Whether the pictures of a sample are cut into tiles."""
-    return aspect == "anyres" or (aspect == "anyres_max_9" and num_images == 1)
 
 
 @dataclass(frozen=True)
@@ -86,6 +80,17 @@ class Files:
         if self.published is not None:
             return pil(name)(**self.published)
         return pil(name).from_pretrained(self.source, revision=self.revision)
+
+    @property
+    def patch_size(self) -> int:
+        """Side in pixels of the tower's patches. Raises `UserError` where neither these files nor the model's say."""
+        patch = self.settings.get("patch_size")
+        if not isinstance(patch, int):
+            raise UserError(
+                f"{self.key}: neither its files nor a config.json beside them say patch_size", where=str(self.source),
+                hint="write patch_size, the side in pixels of the tower's patches, into processor_config.json",
+            )  # fmt: skip
+        return patch
 
 
 @dataclass(frozen=True)

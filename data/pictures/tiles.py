@@ -19,7 +19,14 @@ from ...core.pictures import Picture, TileGrid
 Convention = Literal["hf", "original"]
 Size = tuple[int, int]  # width, height
 
+Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
+
 SHRINK_ABOVE = 1.1  # OneVision shrinks grids whose side exceeds the cap's by more than this
+
+
+def is_tiled(aspect: Aspect, num_images: int) -> bool:
+    """Whether the pictures of a sample are cut into tiles."""
+    return aspect == "anyres" or (aspect == "anyres_max_9" and num_images == 1)
 
 
 @dataclass(frozen=True)

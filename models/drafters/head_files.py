@@ -23,7 +23,7 @@ from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
-from ..layer import LayerShape, stretched, written_rope
+from ..layer import LayerShape, refuse_window, stretched, written_rope
 from ..targets.base import Target, TargetShape
 from .base import DrafterConfig, TargetIdentity
 from .head_module import StateHead
@@ -229,6 +229,7 @@ def stored_layer(config: HeadSettings, folder: Path, mirrored: LayerShape, state
 def _written_fields(values: JsonMapping, folder: Path) -> JsonObject:
     """Field of the layer -> value, of the keys that a published config has."""
     layer = values.get("transformer_layer_config") or values
+    refuse_window(layer, str(folder / CONFIG))
     rope = written_rope(layer, folder / CONFIG)
     try:
         written = _Written.model_validate({**layer, "rope_theta": rope.get("rope_theta")})

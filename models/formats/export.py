@@ -21,7 +21,8 @@ from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.mtp import MtpConfig
 from ..folders import read_values, write_folder
-from ..hub import config_value, target_embedding, target_lm_head, target_norm
+from ..hub import target_embedding, target_lm_head, target_norm
+from ..parts import is_tied
 from ..targets.table import family_of
 from . import dflash, eagle, eagle3, lvlm, medusa, mtp, patched_lvlm
 from .expressible import ENGINES, Engine, Prompts, check_expressible
@@ -161,8 +162,7 @@ def _head(
         copied = target_embedding(weights, where="target")
         notes.append(_COPIED.format("embedding"))
     if source.layout == "medusa" and source.head.draft_ids is None:
-        tied = bool(config_value(whose.text, "tie_word_embeddings", False))
-        copied = target_lm_head(weights, where="target", tied=tied)
+        copied = target_lm_head(weights, where="target", tied=is_tied(whose.config))
         notes.append(_COPIED.format("LM head"))
     is_middle = engine == "vllm" and source.layout == "eagle" and pictures and plugins_name(source.config) == "middle"
     if is_middle:

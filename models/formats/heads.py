@@ -23,6 +23,7 @@ from ..drafters.made_for import OtherTarget
 from ..drafters.medusa import MedusaConfig
 from ..folders import check_shapes, shapes_of
 from ..hub import usual_heads
+from ..layer import refuse_window
 from ..targets.base import language_shape
 from . import dflash, eagle, eagle3, medusa
 from .llama_layer import layer_settings
@@ -86,6 +87,7 @@ def import_head(
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
         raise UserError("not one Llama layer with SiLU", where=where, hint="such heads are not read")
+    refuse_window(layer, where)
     of_layer, sections = layer_settings(layer, text, where)
     if is_eagle3:
         eagle3.refuse_variants(values, state, where)

@@ -50,7 +50,8 @@ def layer_settings(values: JsonObject, text: PreTrainedConfig, where: str) -> tu
     where there is one position.
 
     Raises:
-        UserError: the head stretches its positions otherwise than the target, or its config names two bases.
+        UserError: the head stretches its positions otherwise than the target, or its config has what `written_rope`
+            refuses.
     """
     rope, targets = written_rope(values, Path(where) / CONFIG), rope_of(text)
     own, theirs = stretched(rope, values.get("max_position_embeddings")), stretched(targets)

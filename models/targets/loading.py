@@ -12,6 +12,7 @@ from ...core.finite import check_module
 from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import check_quantised, reading_pretrained
 from ..hub import config_value, read_config
+from ..parts import is_tied
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -85,6 +86,8 @@ def load_weights(
     if device_map is not None:
         check_spread(model, device_map, offload=offload, key=section)
     check_module(model, source)
+    if is_tied(model.config) and not model.all_tied_weights_keys:  # the files hold two tables, which transformers keeps
+        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
     return model
 
 

@@ -90,21 +90,6 @@ def test_no_place_of_a_machine_is_kept():
         assert re.findall(r"(?<![\w.:/<])/(?:[\w.-]+/)+[\w.-]*", path.read_text()) == [], path.name
 
 
-def test_the_fastest_method_of_each_run_is_held_to_its_bound(tables, monkeypatch):
-    def cell(method, speed, low, relaxed=False):
-        return {"method": method, "DSR": speed, "DSR_spread": [low, 3.0], "relaxed": relaxed}
-
-    runs = [{"cells": [cell("a", 2.5, 2.0), cell("b", 2.1, 1.0), cell("c", 9.0, 8.0, relaxed=True)]},
-            {"cells": [cell("b", 1.9, 1.5)]}, {"cells": [cell("a", 2.2, 1.05)]}]  # fmt: skip
-    monkeypatch.setattr(tables, "runs_of", lambda recipe: runs)
-    assert tables.fastest("any", lambda cell: True, 2.0) == [
-        "2x, lower quartile above 1.1",
-        "2.50x [2.00, 3.00], 1.90x [1.50, 3.00], 2.20x [1.05, 3.00] (a; b): **missed** by 2 of 3",
-    ]
-    del runs[1:]
-    assert "missed" not in tables.fastest("any", lambda cell: True, 2.0)[1]
-
-
 def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(results, "ROOT", tmp_path)

@@ -114,6 +114,18 @@ def test_two_rotary_bases_are_refused(tmp_path, rope):
     assert "config.json" in str(refusal.value)
 
 
+@pytest.mark.parametrize(("said", "problem"), [
+    ({"sliding_window": 64}, "sees a window"),
+    ({"layer_types": ["sliding_attention"], "sliding_window": 64, "use_sliding_window": True}, "sees a window"),
+    ({"partial_rotary_factor": 0.5}, "turns all of each attention head"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "turns all of each attention head"),
+])  # fmt: skip
+def test_a_layer_that_ours_is_not_is_refused(tmp_path, said, problem):
+    values, state, _ = checkpoint(tmp_path, kind="msd")
+    with pytest.raises(UserError, match=problem):
+        read("msd", published(tmp_path / "theirs", values | said, state))
+
+
 @pytest.mark.parametrize("inside", ["rope_parameters", "rope_scaling"])
 def test_a_base_inside_the_rotation_is_read(tmp_path, inside):
     values, state, _ = checkpoint(tmp_path, kind="msd")

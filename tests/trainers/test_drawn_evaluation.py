@@ -18,8 +18,7 @@ from draftsmith.models.targets.llamagen.files import save_model
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, build_transformer
 from draftsmith.recipes.config.load import load
 from draftsmith.trainers.evaluate import measuring, untimed
-from draftsmith.trainers.evaluate.kept_pictures import FOLDER
-from draftsmith.trainers.evaluate.pictures_of_rows import drawn_tokens
+from draftsmith.trainers.evaluate.kept_pictures import FOLDER, drawn_tokens
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from notebooks import run_notebook

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from ...data.families.processor import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
+from ...data.pictures.tiles import is_tiled
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
 from ...models.targets.generators import language_section

@@ -33,10 +33,10 @@ from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
 from .engine_measuring import ServedMeasuring
 from .evaluate_settings import EvaluateSettings
-from .many_turns import TurnsRun, turn_runs
 from .methods import decoding_with
 from .reporting import Reporting, device_name
 from .requests import ConversationSet, Opening
+from .turns import TurnsRun, turn_runs
 
 EXPORTS = "exported"  # folder of the exported drafters, in the stage's
 _SUFFIX = "arctic_inference"  # the module that vLLM's suffix method needs

@@ -31,7 +31,6 @@ from .benchmarks import (
     clip_sets,
     of_class,
 )
-from .clock import ClockName
 from .methods import PRESETS, RENAMED, Method, check_method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
@@ -96,7 +95,7 @@ class EvaluateSettings(Stage):
     repeats: int = Field(1, ge=1)
     # Whose seconds count. thread: of the thread that decodes, which other work on the machine does not stretch; on a
     # CPU, with OMP_NUM_THREADS=1.
-    clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
+    clock: Literal["wall", "thread"] = Field("wall", exclude_if=lambda value: value == "wall")
     # On a GPU: whether passes of the target, of heads and of draft LVLMs are CUDA graphs, as far as captures succeed.
     graphs: bool = Field(True, exclude_if=lambda value: value)
     # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.

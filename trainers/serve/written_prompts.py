@@ -20,7 +20,8 @@ from ...core.json_types import JsonObject
 from ...data.conversations import PromptFormat, encode
 from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
-from ...data.families.processor import Aspect, Processor
+from ...data.families.processor import Processor
+from ...data.pictures.tiles import Aspect
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.targets.language import LanguageTarget

@@ -23,8 +23,8 @@ from ...core.refused import Refused
 from ...core.section import Section
 from ...core.words import counted
 from ...data.conversations import PromptFormat
-from ...data.families.processor import Aspect
 from ...data.pictures.picture_files import SUFFIXES
+from ...data.pictures.tiles import Aspect
 from ...data.shards.shards import claim
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.warp import Warp

@@ -11,7 +11,7 @@ from torch import nn
 
 from ....core.errors import UserError
 from ...decoding.decoder import CachedDecoder
-from ...hub import config_value, read_config
+from ...hub import read_config, sees_window
 from ...inline import InlineModel
 from ...parts import TokenIds
 from ..family import Family
@@ -102,9 +102,5 @@ def check_windows(config: PreTrainedConfig) -> None:
     Args:
         config: transformers' text config.
     """
-    if {*(config_value(config, "layer_types") or ())} - {"full_attention"} or _window(config):
+    if sees_window(vars(config)):
         raise UserError(f"some layers of {config.model_type} see a window alone", key="target", hint=_HINT)
-
-
-def _window(config: PreTrainedConfig) -> bool:
-    return config_value(config, "sliding_window") is not None and config_value(config, "use_sliding_window", True)

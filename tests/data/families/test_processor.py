@@ -115,7 +115,7 @@ def test_without_image_settings_qwens_are_the_published_ones(family, patch, leas
 
 def test_a_tower_without_published_settings_is_refused_with_the_file_to_write(tmp_path):
     processor("llava").tokenizer.save_pretrained(tmp_path)
-    config = {"model_type": "llava", "vision_config": {"model_type": "own_vision", "image_size": 30}}
+    config = {"model_type": "llava", "vision_config": {"model_type": "own_vision", "image_size": 30, "patch_size": 5}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     refused = fails_with("has no preprocessor_config", load_processor, tmp_path)
     path, text = re.search(r"write (\S+) .*?(\{.*\})", refused.hint).groups()
@@ -150,3 +150,15 @@ def _name_class(folder, file, name):
         settings = json.loads(path.read_text()) if path.exists() else {}
         settings.pop("processor_class", None)
         path.write_text(json.dumps(settings | ({"processor_class": name} if other == file and name else {})))
+
+
+def test_a_patch_size_that_the_processor_s_files_leave_out_is_the_model_s(tmp_path):
+    made = processor("llava")
+    made.save(tmp_path)
+    path = tmp_path / "processor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": None}))
+    with pytest.raises(UserError, match="say patch_size"):
+        load_processor(tmp_path)
+    vision = {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "vision_config": vision}))
+    assert load_processor(tmp_path).patch_size == 8

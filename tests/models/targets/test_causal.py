@@ -1,5 +1,7 @@
 """A text target whose rotations change with the length of the text: exact up to the length they are fixed for."""
 
+import json
+
 import pytest
 import torch
 from draftsmith.core.batch import Request
@@ -11,8 +13,11 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.hub import target_lm_head
+from draftsmith.models.parts import is_tied
 from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
-from draftsmith.models.targets.load import load_target
+from draftsmith.models.targets.load import build_target, load_target
+from draftsmith.models.targets.table import training_of
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,6 +43,19 @@ def target(kind: str) -> CausalTarget:
 def asked(length: int) -> Request:
     ids = torch.randint(3, 40, (length,), generator=torch.Generator().manual_seed(1))
     return Request(ids, torch.zeros(length, dtype=torch.int8), None, "a record")
+
+
+def test_two_stored_tables_stay_apart_whatever_the_config_says(tmp_path):
+    """As transformers reads such a folder. The loaded config says so, else training would tie them."""
+    model = target("dynamic").decoder.model
+    model.save_pretrained(tmp_path)
+    head = model.lm_head.weight.detach().clone()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    section = CausalTargetConfig(kind="causal_lm", path=str(tmp_path))
+    trained = training_of(build_target(section, None), ("language_model",), gradient_checkpointing=False).model
+    assert torch.equal(trained.lm_head.weight, head) and not is_tied(trained.config)
+    assert torch.equal(target_lm_head(str(tmp_path), where="", tied=True), head)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
