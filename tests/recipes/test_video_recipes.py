@@ -7,6 +7,7 @@ import pytest
 import torch
 from command_line import prints
 from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.base import for_decoding
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
@@ -85,7 +86,7 @@ def test_every_row_of_the_ablation_is_measured():
     rows = []
     for method in loaded.stages["ablation"].methods.values():
         trained = loaded.stages[method.drafter].drafter or loaded.drafter
-        config = trained.for_decoding(**method.settings)
+        config = for_decoding(trained, **method.settings)
         ivsb = config.ivsb and config.visual(training=True) == "direct"
         rows.append((config.mtp_steps > 0, ivsb, config.visual(training=False) == "none"))
     on, off = True, False
@@ -114,7 +115,7 @@ def test_a_row_of_the_ablation_reads_the_layer_that_the_paper_names():
 
 def held(recipe, method):
     """What a method's head holds of the visual tokens while it decodes, and what it saw of them in training."""
-    config = (recipe.stages[method.drafter].drafter or recipe.drafter).for_decoding(**method.settings)
+    config = for_decoding(recipe.stages[method.drafter].drafter or recipe.drafter, **method.settings)
     share = 0.0 if config.visual(training=False) == "none" else config.held_visual_share
     return share, config.attention_queries, config.trained_visual_share
 
