@@ -105,21 +105,6 @@ def test_ranks_in_step_do_all(together, monkeypatch):
     assert list(dealt(queue, pytest.fail, in_step=True)) == [(0, 3), (0, 1)]
 
 
-def test_what_others_have_taken_is_told(together, monkeypatch):
-    """Items, not draws; also what is taken behind this rank's last one, and where rank 0 has ended."""
-    together(3)
-    queue, told = [[(0, n), (1, n)] for n in range(4)] + [[(0, 4)]], []
-    for draws, items, others in (
-        ([1, 2, 5], [1, 2], [2, 0, 3]), ([7], [], [9]), ([0, 1, 2, 3, 4, 8], [0, 1, 2, 3, 4], [0] * 6),
-        ([ranks.sys.maxsize], [], [9]),
-    ):  # fmt: skip
-        numbers = iter(draws)
-        monkeypatch.setattr(ranks, "draw", lambda name, numbers=numbers: next(numbers))
-        told.clear()
-        assert list(dealt(queue, told.append, in_step=False)) == [item for n in items for item in queue[n]]
-        assert told == others
-
-
 def test_each_draws_what_is_left_in_any_log(together, monkeypatch, tmp_path):
     """As rank 0 has read it, whatever the ranks of an earlier run were."""
     together(2)

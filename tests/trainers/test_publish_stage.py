@@ -398,15 +398,6 @@ def test_weights_of_another_shape_are_named_even_with_a_list_that_agrees(change,
     assert "model.safetensors" in caught.value.problem and says in caught.value.problem
 
 
-def test_other_weights_of_the_right_shape_do_something_else(published, folder):
-    state = load_file(folder / "model.safetensors")
-    save_file({name: value.flip(0).contiguous() for name, value in state.items()}, folder / "model.safetensors",
-              {"format": "pt"})  # fmt: skip
-    write_sums(folder)
-    with pytest.raises(UserError, match="stored prompt has tau"):
-        reproduce(folder, target=published / "target")
-
-
 def test_a_disk_that_takes_no_more(published):
     """The operating system refuses the write; what the run has made stays."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -117,16 +117,3 @@ def test_trackers_and_readers_of_data_are_a_ranks_own(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     alike._compare([started(), started(f"output={link}")], [])
-
-
-def test_of_long_values_the_end_is_told_too(tmp_path):
-    """Paths mostly differ there."""
-    folder = tmp_path.joinpath(*["runs of this month"] * 6)
-    one, other = (alike.facts(load(["recipe=demo/lvlm", f"output={folder / name}"]), []) for name in ("one", "other"))
-    told = refusal(one, other)
-    assert 'month/one" on rank 0' in told and 'month/other" on rank 1' in told and len(told) < 250, told
-
-
-def test_of_many_ranks_the_first_four_are_named():
-    every = [{"seed": ("0", "0")}] * 4 + [{"seed": ("1", "1")}] * 5
-    assert alike._told(every, "seed") == "seed is 0 on ranks 0, 1, 2, 3 and 1 on ranks 4, 5, 6, 7, ..."
