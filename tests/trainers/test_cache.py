@@ -13,7 +13,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
-from draftsmith.data.shards.shards import ShardReader, shard_path
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
 from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
@@ -138,24 +138,6 @@ def test_a_dtypes_loss_is_taken_a_few_places_at_a_time(monkeypatch):
     for dtype, result in whole.items():
         assert few[dtype]["kl"] == pytest.approx(result["kl"], rel=0.02)
         assert few[dtype]["agreement"] == result["agreement"]
-
-
-def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path, monkeypatch):
-    wrote, real = [], build.Builder.write
-
-    def dying(builder, index, *rest):
-        if len(wrote) == 2:
-            shard_path(builder.folder, index).with_suffix(".safetensors.partial").write_bytes(b"half of it")
-            raise KeyboardInterrupt
-        wrote.append(index)
-        real(builder, index, *rest)
-
-    monkeypatch.setattr(build.Builder, "write", dying)
-    fails_with("", cached, made, tmp_path / "cache", error=KeyboardInterrupt)
-    monkeypatch.setattr(build.Builder, "write", lambda b, index, *rest: wrote.append(index) or real(b, index, *rest))
-    cached(made, tmp_path / "cache")
-    assert wrote == list(range(len(wrote))), "a finished shard was made again"
-    assert shards(tmp_path / "cache") == shards(kept.folder)
 
 
 def test_a_disk_that_is_too_small_stops_the_stage_with_nothing_written(made, tmp_path, monkeypatch):

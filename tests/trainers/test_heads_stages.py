@@ -142,23 +142,6 @@ def test_the_notebooks_draw_the_papers_figures(finished, tmp_path, monkeypatch):
     assert without_bonus == pytest.approx(summarize(rows).num_accepted)
 
 
-def test_a_killed_run_goes_on_behind_what_it_kept(finished):
-    output, _ = finished
-    rows = output / "evaluate" / "rows"
-
-    def kept():
-        return {str(path.relative_to(rows)): path.read_text() for path in rows.rglob("*.jsonl")}
-
-    before = kept()
-    (rows / "SEED-Bench" / "T1-6-0.jsonl").unlink()
-    (output / "evaluate" / "done.json").unlink()
-    told = run(output, stages=["evaluate"])
-    assert "SEED-Bench: 1 requests decoded" in told
-    after = kept()
-    assert after.keys() == before.keys()
-    assert {name for name in before if after[name] != before[name]} <= {"SEED-Bench/T1-6-0.jsonl"}
-
-
 SMALL = [
     "stages.evaluate.benchmarks.sets.sets=[clips-6]", "stages.evaluate.benchmarks.sets.data.max_samples=2",
     "stages.evaluate.probes=null",
@@ -300,19 +283,3 @@ def test_damaged_files_are_told_by_name(finished, tmp_path):
     for name, expected in READ.items():
         load = readers.get(name) or readers[name.rpartition("/")[0]]
         assert set(DAMAGES) - told(output / name, load) <= expected, name
-
-
-def test_a_damaged_row_is_decoded_again(finished, tmp_path, capsys):
-    """A row that is not UTF-8, and one that was cut off: the others are kept, and the results are the same."""
-    output = Path(shutil.copytree(finished[0], tmp_path / "run"))
-    whole = (output / "evaluate" / "rows.jsonl").read_bytes()
-    damaged = sorted((output / "evaluate" / "rows").rglob("T0-6-0.jsonl"))[:2]
-    for path, damage in zip(damaged, ("not UTF-8", "cut in half"), strict=True):
-        path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    for path in damaged:
-        assert not ResumeLog(path.with_name("T0-6")).values
-        assert f"note: {path}, line 1 is damaged, and its item is worked on again" in capsys.readouterr().err
-    (output / "evaluate" / "done.json").unlink()
-    run(output, stages=["evaluate"])
-    tokens = [json.loads(line)["tokens"] for line in (output / "evaluate" / "rows.jsonl").read_bytes().splitlines()]
-    assert tokens == [json.loads(line)["tokens"] for line in whole.splitlines()]
