@@ -25,7 +25,6 @@ from draftsmith.trainers.train.on_states import open_states
 from draftsmith.trainers.train.states_source import Cached, Online
 from fails import fails_with
 from safetensors.torch import load_file, save_file
-from states_fake import SPARROW, D, padded, row
 from states_run import RECORDS, cached, context, stage, synthetic
 
 
@@ -116,28 +115,6 @@ def test_text_embeddings_and_scores_are_never_kept(made, tmp_path):
     for _, tensors, info in map(ShardReader(asked.folder / "states").__getitem__, range(RECORDS)):
         assert tensors.keys() == {"ids", "modality", "loss_mask", "positions", "feature", "layer_000"}
         assert len(tensors["layer_000"]) == int((tensors["modality"] != 0).sum()) == 9 * info["visual"]
-
-
-def test_a_dtypes_loss_is_taken_a_few_places_at_a_time(monkeypatch):
-    """Scores of a long answer over 152,000 ids, five times in float64, would not fit beside a target."""
-    batches = [padded([row(n, SPARROW) for n in numbers]) for numbers in ((1, 2, 3), (6, 7))]
-    head = torch.randn(50, D, generator=torch.Generator().manual_seed(0)) / 10
-    seen: list[int] = []
-
-    def scores(states):
-        seen.append(len(states))
-        return states.float() @ head.T
-
-    pairs = [(batch, batch.states) for batch in batches]
-    whole = build.dtype_loss(iter(pairs), scores)
-    assert max(seen) > 2
-    seen.clear()
-    monkeypatch.setattr(build, "_PLACES", 2)
-    few = build.dtype_loss(iter(pairs), scores)
-    assert max(seen) == 2
-    for dtype, result in whole.items():
-        assert few[dtype]["kl"] == pytest.approx(result["kl"], rel=0.02)
-        assert few[dtype]["agreement"] == result["agreement"]
 
 
 def test_a_disk_that_is_too_small_stops_the_stage_with_nothing_written(made, tmp_path, monkeypatch):

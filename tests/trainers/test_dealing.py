@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 from called_ranks import call_two_ranks
 from draftsmith.core import ranks
-from draftsmith.trainers.evaluate import resume_log
-from draftsmith.trainers.evaluate.resume_log import ResumeLog, dealt, resumed_in_turn, units
+from draftsmith.trainers.evaluate.resume_log import dealt, resumed_in_turn, units
 from draftsmith.trainers.run.stopping import Stop
 from ranks_run import FORKS
 
@@ -103,33 +102,6 @@ def test_ranks_in_step_do_all(together, monkeypatch):
     monkeypatch.setattr(ranks, "draw", lambda name: pytest.fail("ranks in step draw nothing"))
     queue = [[(0, 3)], [(0, 1)]]
     assert list(dealt(queue, pytest.fail, in_step=True)) == [(0, 3), (0, 1)]
-
-
-def test_each_draws_what_is_left_in_any_log(together, monkeypatch, tmp_path):
-    """As rank 0 has read it, whatever the ranks of an earlier run were."""
-    together(2)
-    for part, kept in enumerate(([0, 3], [1])):
-        log = ResumeLog(tmp_path / f"log-{part}")
-        for index in kept:
-            log.add(str(index), index)
-    left, done = [], []
-
-    def work(part, index):
-        done.append((part, index))
-        return index
-
-    def finish(value):  # the other rank has drawn the second place of the queue
-        ResumeLog(tmp_path / "log-0").add("2", 2)
-        return [value]
-
-    places = iter([0, 2, 3, 4])
-    monkeypatch.setattr(ranks, "draw", lambda name: next(places))
-    monkeypatch.setattr(resume_log.ranks, "gather", finish)
-    stems = [tmp_path / "log-0", tmp_path / "log-1"]
-    expected = lambda part, index: [9, 5, 7, 1, 2][index]  # noqa: E731
-    values = resumed_in_turn(stems, [5, 2], work, Stop(), before=lambda *about: left.append(about), expected=expected)
-    assert left == [(0, [1, 2, 4]), (1, [0])]
-    assert done == [(1, 0), (0, 1), (0, 4)] and values == [[0, 1, 2, 3, 4], [0, 1]]
 
 
 def measure(folder, rank):

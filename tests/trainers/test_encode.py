@@ -2,8 +2,6 @@
 
 import io
 import json
-import tarfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -246,29 +244,3 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
 
 
 # What it takes
-
-
-def test_memory_does_not_grow_with_the_pictures(tmp_path, made):
-    """Python's own allocations; the models are left out, since they take the same for any number."""
-
-    def tar(count: int) -> Path:
-        path = tmp_path / f"{count}.tar"
-        with tarfile.open(path, "w") as file:
-            for number in range(count):
-                for name, data in ((f"{number}.png", noise(number)), (f"{number}.txt", b"a picture")):
-                    info = tarfile.TarInfo(name)
-                    info.size = len(data)
-                    file.addfile(info, io.BytesIO(data))
-        return path
-
-    peaks = {}
-    for count in (50, 150, 450):  # the first one fills caches of libraries
-        source = {"kind": "webdataset", "path": str(tar(count))}
-        chosen = stage(tmp_path, source=source, write=["pixels"], samples_per_shard=50)
-        tracemalloc.start()
-        reader, _ = run(tmp_path / str(count), made, chosen)
-        peaks[count] = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert len(reader) == count
-    # 300 pictures more take 230 kB as pixels alone; what grows is the manifest, by a line for each shard.
-    assert peaks[450] - peaks[150] < 75_000, peaks

@@ -2,14 +2,11 @@
 
 import json
 import os
-import shutil
 import sys
-from dataclasses import replace
 
 import pytest
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
-from draftsmith.trainers.train import fit
 from fails import fails_with
 from own_package import RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
@@ -47,35 +44,6 @@ def test_outputs_are_plain_decodings_and_the_report_names_what_drafted(finished)
     assert {row["temperature"] for row in rows} == {0.0, 1.0}
     for name in ("head/draftsmith.json", "publish/repository/draftsmith.json"):
         assert len(json.loads((finished / name).read_text())["code"]["sha256"]) == 64, name
-
-
-def test_a_resumed_training_is_bit_equal(finished, tmp_path, monkeypatch):
-    real = fit.train
-
-    def train(engine, training, *rest, **named):
-        seen = []
-
-        def dying(batch):
-            seen.append(batch)
-            if len(seen) > 3:
-                raise RuntimeError("as if killed")
-            return training.source(batch)
-
-        return real(engine, replace(training, source=dying), *rest, **named)
-
-    output = tmp_path / "run"
-    for stage in ("world", "target"):
-        shutil.copytree(finished / stage, output / stage)
-    with monkeypatch.context() as patch:
-        patch.setattr(fit, "train", train)
-        fails_with("as if killed", run, output, stages=["head"], error=RuntimeError)
-    said = run(output, stages=["head"])
-    assert any("resuming from" in line and "step 2" in line for line in said), said
-    weights = "head/model.safetensors"
-    assert (output / weights).read_bytes() == (finished / weights).read_bytes()
-    lines = [(place / "head" / "metrics.jsonl").read_text().splitlines() for place in (output, finished)]
-    losses = [{row["step"]: row["loss"] for row in map(json.loads, one) if "loss" in row} for one in lines]
-    assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
 def test_opening_the_folder_imports_only_by_leave(finished, folder):

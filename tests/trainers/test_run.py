@@ -375,29 +375,6 @@ def test_a_restart_of_what_does_not_run_is_refused(tmp_path):
     assert kept(tmp_path) == []
 
 
-def test_killed_while_folders_move_the_next_start_completes_it(tmp_path, monkeypatch):
-    output, there = tmp_path / "run", tmp_path / "there"
-    there.touch()
-    plan = fragile(there)
-    run(output, *plan)
-    real, moved = os.replace, []
-
-    def dying(source, destination):
-        if str(destination).endswith(".before-1"):
-            if moved:
-                raise KeyboardInterrupt
-            moved.append(source)
-        real(source, destination)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("draftsmith.trainers.run.restart.os.replace", dying)
-        fails_with("", start, output, plan, error=KeyboardInterrupt)
-    assert kept(output) == ["note.before-1"] and (output / "second").is_dir()
-    start(output, plan)
-    assert kept(output) == ["note.before-1", "second.before-1"]
-    assert (output / "second" / "tried.txt").is_file()
-
-
 def test_a_damaged_record_of_restarts_is_named(tmp_path):
     run(tmp_path, planned())
     (tmp_path / ".restarts.json").write_text('{"restarts": ')
