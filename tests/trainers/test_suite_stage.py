@@ -153,9 +153,7 @@ def test_a_suite_and_files_stand_in_one_report(output):
     assert {key[:2] for key in cells(output)} == {("Spot", "first"), ("seen", "")}
     names = {path.stem for path in (output / "evaluate" / "weights").glob("*.json")}
     assert names == {"seen-draft-MT-adaptive", "Spot-first-draft-MT-adaptive"}
-    (section,) = (section for section in read(output)["sections"] if section["name"] == "weights")
-    assert [row[0] for row in section["tables"][0]["rows"]] == ["seen", "Spot, first"]
-    assert "](weights/Spot-first-draft-MT-adaptive.png)" in (output / "evaluate" / "report.md").read_text()
+    assert "Traces of 1 requests of each set are in weights/." in (output / "evaluate" / "report.md").read_text()
 
 
 def test_what_several_ranks_kept_is_read_by_all(tmp_path, monkeypatch):
