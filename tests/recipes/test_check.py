@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.models.shipped import shipped_folder
+from draftsmith.models.folders import shipped_folder
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import preflight_data
 from draftsmith.recipes.config.exit_codes import FAULTS, OK

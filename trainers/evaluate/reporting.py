@@ -20,7 +20,7 @@ from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid
 from ...eval.measured_rows import Row
 from ...eval.tables import Figure, ReportSection, Table
-from ...models.shipped import shipped_name
+from ...models.folders import shipped_name
 from ..run.context import Context
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
