@@ -2,7 +2,6 @@
 
 Five of six layers see a window of positions; in the larger models the tokens of one picture see each other there. The
 last layers of the smaller models read keys and values of an earlier one, and a table of its own feeds each layer.
-Windows are counted in positions, and a tree's nodes of one depth share a position: the cache knows that of each key.
 Letters: R rows, N new positions, K past and new positions, D width, L layers, E width of a layer's own embedding, V
 vocabulary, P patches, n visual tokens.
 """
@@ -21,48 +20,8 @@ from ....core.states import uploaded
 from ...attention import added
 from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, PromptRows, with_features
-from ...decoding.model_cache import ModelCache
 from ...hub import own_layers
 from .model import apart, blocks_of, capped, layer_tables, see_whole, windowed
-
-
-class WindowedCache(ModelCache):
-    """A cache as any other, whose `place` is called before the forward that writes keys and values.
-
-    Args:
-        num_layers: that have keys and values of their own; layers that share another's write none.
-    """
-
-    def __init__(self, num_layers: int, capacity: int):
-        super().__init__(num_layers, capacity)
-        self._positions: Tensor | None = None  # [R,L] int64
-
-    def place(self, positions: Tensor, rows: int) -> Tensor:
-        """Write the positions [1,N] or [R,N] of N new tokens after `length`. Returns those of all places, [R,K]."""
-        if self._positions is None:
-            self._positions = torch.zeros(rows, self.capacity, dtype=torch.int64, device=positions.device)
-        end = self.length + positions.shape[1]
-        assert end <= self.capacity, f"cache of {self.capacity} positions asked to hold {end}"
-        self._positions[:, self.length : end] = positions
-        return self._positions[:, :end]
-
-    def empty(self) -> None:
-        """Forget all positions."""
-        super().empty()
-        self._positions = None
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order."""
-        super().select_rows(rows)
-        if self._positions is not None:
-            self._positions = self._positions[list(rows)]
-
-    def _gather(self, written: Sequence[int]) -> None:
-        super()._gather(written)
-        if self._positions is not None and list(written) != list(range(len(written))):
-            start = self.length
-            index = uploaded(torch.tensor([start + place for place in written]), self._positions.device)
-            self._positions[:, start : start + len(written)] = self._positions[:, index]
 
 
 class GemmaDecoder(CachedDecoder):
@@ -83,6 +42,7 @@ class GemmaDecoder(CachedDecoder):
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
+        from .windowed import WindowedCache
 
         return WindowedCache(self._own_layers, capacity)
 
@@ -148,6 +108,7 @@ class GemmaDecoder(CachedDecoder):
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
         more: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
+        from .windowed import WindowedCache
 
         assert isinstance(cache, WindowedCache), "a cache that knows no positions"
         own, tables = embeds[..., : self._width], embeds[..., self._width :]

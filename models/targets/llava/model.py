@@ -3,7 +3,8 @@
 The drafters of the `lvlm` track and the demo's tiny target are of the same classes (TABED, appendix H.1:
 drafts are LLaVA-1.5 with a small language model), so they share one training forward. LLaVA-NeXT and
 LLaVA-OneVision are the same parts and a newline, `packing.py`.
-Letters: B rows, T tokens, I images or tiles, P patches, C width of the tower, D width, V vocabulary, S supervised tokens.
+Letters: B rows, T tokens, I images or tiles, P patches, C width of the tower, D width, V vocabulary, S supervised
+tokens.
 """
 
 from __future__ import annotations
