@@ -118,17 +118,6 @@ def adapt() -> Rows:
     return rows
 
 
-@table
-def suite() -> Rows:
-    """tau of every mode and ensemble on each set's first turns, the mean of second turns, and the speedup."""
-    measured = runs_of("suite")[0]["suite"]
-    first, averages = measured["First turn"], measured["Averages"]
-    sets = [name for name in next(iter(first.values())) if not name.endswith("Avg.")]
-    rows = [[method, *(f"{values[name]:.2f}" for name in sets), f"{averages[method]['Second turn']:.2f}",
-             f"{averages[method]['DSR']:.2f}x"] for method, values in first.items()]  # fmt: skip
-    return [["method", *sets, "second turns, mean", "DSR"], *rows]
-
-
 # demo/compare
 
 SETS = ("single", "pairs", "clips")
