@@ -99,14 +99,6 @@ class LvlmConfig(PublishedDrafter):
         """transformers' class that holds its weights."""
         return "llava_onevision" if self.newline else "llava"
 
-    @property
-    def drafting_mode(self) -> EnsembleConfig:
-        return self.mode
-
-    @property
-    def has_own_image_processor(self) -> bool:
-        return self.pictures == "own"
-
     @model_validator(mode="after")
     def _one_source(self) -> LvlmConfig:
         if self.path is None and (self.language_model is None or self.vision_tower is None):

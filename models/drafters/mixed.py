@@ -39,10 +39,6 @@ class MixedConfig(DrafterConfig):
     def provides(self) -> set[str]:
         return {"drafter"}
 
-    @property
-    def mixed(self) -> tuple[Any, ...]:
-        return self.members
-
     @model_validator(mode="after")
     def _fits(self) -> MixedConfig:
         self.weights.check(len(self.members))

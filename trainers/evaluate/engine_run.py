@@ -21,6 +21,7 @@ from ...eval.engines.program import check_plugin, find_python, version_of
 from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN, Row, read_rows
 from ...models.drafters.base import PublishedDrafter
+from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.formats import Prompts, export_drafter, read_export
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
@@ -216,7 +217,7 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
             stage.engine.check_method(key, method, config)
             policy = method.policy(seed=context.seed)
             drafting = Drafting(name, source.name, method, config, None, policy, method.rule_at)
-            own = config.lookup_in_vllm
+            own = config.lookup_in_vllm if isinstance(config, NgramConfig | SuffixConfig) else None
             speculative = own and {"method": config.kind, "num_speculative_tokens": method.chain or 0, **own}
             settings: JsonMapping = {}
             if speculative is None:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
+from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.targets.generators import AnyTarget
 from .engine_section import VllmEngine
 from .target_engine import DecodedBy, Evaluated
@@ -74,7 +75,7 @@ class VllmEvaluation(VllmEngine):
         if changed:
             problem = "vLLM's drafters have no such setting: an exported drafter decodes as it was trained"
             raise Refused(f"{key}.{changed[0]}", problem, f"leave it out, or {_OURS}")
-        if drafter is None or drafter.lookup_in_vllm is not None:
+        if drafter is None or isinstance(drafter, NgramConfig | SuffixConfig):
             return
         if reasons := drafter.exports("vllm"):
             raise Refused(f"{key}.drafter", "; ".join(reasons), _OURS)
