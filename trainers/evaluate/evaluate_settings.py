@@ -15,7 +15,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.contrasts import Comparison
 from ...models.drafters import AnyDrafter
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.drafters.captioners import CaptionerConfig
 from ...models.targets.generators import AnyTarget
 from ...models.targets.load import TargetConfig
@@ -31,7 +31,7 @@ from .benchmarks import (
     clip_sets,
     of_class,
 )
-from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
+from .methods import PRESETS, RENAMED, Method, check_method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
@@ -257,7 +257,7 @@ class EvaluateSettings(Stage):
             if self.clock == "thread" and section.base_kind == "pruned":
                 raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
         for key, section in self._own_drafters():
-            for field in section.beside_path():
+            for field in section.beside_path() if isinstance(section, PublishedDrafter) else ():
                 problem = f"nothing reads it beside {key}.path, whose weights bring it with them"
                 raise Refused(f"{key}.{field}", problem, "leave one of them out (null)")
         return self
@@ -356,7 +356,7 @@ class EvaluateSettings(Stage):
 def _check_settings(name: str, method: Method, drafter: DrafterConfig) -> None:
     try:
         decoding_with(drafter, method.settings, None)
-        drafter.check_method(method.tree.kind, method.rule.kind)
+        check_method(method, drafter)
     except Refused as refused:
         raise refused.under(f"methods.{name}") from refused
     except UserError as error:

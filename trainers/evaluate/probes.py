@@ -28,6 +28,7 @@ from ...eval.studies.video import video_sections
 from ...eval.tables import Column, ReportSection, Table, text
 from ...models.decoding.warp import Warp
 from ...models.drafters.head_config import FusedHeadConfig
+from ...models.drafters.head_settings import HeadSettings
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from .benchmarks import SetsBenchmark, of_class
@@ -73,7 +74,7 @@ class Probing:
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
         for name, drafting in self.drafting.items():
-            if drafting.config.parts is None:
+            if not isinstance(drafting.config, HeadSettings):
                 continue
             for part in (p for p in sets if p.benchmark == first):
                 try:
