@@ -31,11 +31,11 @@ from ..data.pictures.picture_marks import IMAGE_MARK
 from ..data.processor_files import load_processor
 from ..models.decoding.warp import Warp
 from ..models.drafters import DRAFTER
-from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions
+from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, for_decoding
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
+from ..models.folders import opened_target
 from ..models.hub import is_somewhere
-from ..models.shipped import opened_target
 from ..models.stored import check_types
 from ..models.targets.generators import AnyTarget, image_section
 from .loop import Decoding, Generation, generate
@@ -208,7 +208,7 @@ def _sections(section: PublishedSection, path: Path, allow_import: bool) -> tupl
     config = _checked(written, _TARGET, f"{path}, {KEY}.target", allow_import)
     trained = _checked(section.drafter, DRAFTER, f"{path}, {KEY}.drafter", allow_import)
     try:
-        trained.for_decoding(**_changed(section))
+        for_decoding(trained, **_changed(section))
     except ValueError as error:  # pydantic's, too
         where = f"{path}, {KEY}.decoding"
         raise UserError(f"no settings of this drafter: {first_line(error)}", where=where, hint=_PUBLISHER) from error
@@ -275,7 +275,7 @@ def _answering(pair: Pair, folder: Path, section: PublishedSection, trained: Dra
         )  # fmt: skip
     substitutes = ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id)
     # The proposal that decoded the stored prompt: as trained, with the decoding's own settings.
-    decoded = trained.for_decoding(**_changed(section))
+    decoded = for_decoding(trained, **_changed(section))
     drafter = _checked_drafter(pair, folder, trained, decoded, DraftingOptions(substitutes))
     own_image_processor = load_processor(folder) if section.drafter.get("pictures") == "own" else None
     listed = section.decoding.end_ids

@@ -56,7 +56,7 @@ EXTRAS = {
     ),
     "studies": (
         "eval/studies/",
-        *(f"trainers/evaluate/{n}.py" for n in ("clip_tables", "drawn_analysis", "probes", "recorded_weights")),
+        *(f"trainers/evaluate/{n}.py" for n in ("drawn_analysis", "probes", "recorded_weights")),
     ),
     "shapes": ("data/shapes/", "models/shapes_reader.py", "trainers/stages/generate.py"),
 }  # fmt: skip
@@ -74,7 +74,7 @@ _TESTS = (
     "models/targets/test_hybrid.py", "models/targets/test_outside_section.py", "models/targets/test_towers.py",
     "recipes/test_fingerprints.py", "recipes/test_imports.py", "recipes/test_leaderboard.py",
     "recipes/test_over_seeds.py", "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",
-    "trainers/serve", "trainers/test_demo_ov.py", "trainers/test_distill_demo.py", "trainers/test_heads_stages.py",
+    "trainers/serve", "trainers/test_heads_stages.py",
     "trainers/test_judge.py", "trainers/test_outside_start.py", "trainers/test_recorded_ends.py",
     "trainers/test_suite_stage.py", "trainers/test_tower_stages.py", "trainers/test_weights_stage.py",
 )  # fmt: skip
@@ -87,7 +87,7 @@ METHODS = ("dflash", "dflash2", "dspark", "eagle", "eagle3", "hivis", "lantern",
 # its files on disk, what opens it, its loop.
 IN_EACH_ROOM = ("base", "section", "config", "settings", "files", "load", "loop")
 # The same in the folder of each target family: its record, model, decoder, target, training and packing of rows.
-IN_EACH_FAMILY = ("family", "model", "decoder", "target", "training", "packing")
+IN_EACH_FAMILY = ("model", "decoder", "target", "training", "packing")
 # Rooms whose files are called by what users type: a command, a kind of stage.
 TYPED = ("recipes/commands", "trainers/stages")
 

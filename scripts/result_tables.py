@@ -8,9 +8,7 @@ from results import (
     RESULTS,
     Cell,
     Rows,
-    all_same,
     cells_of,
-    contrasts_of,
     each,
     each_and_mean,
     mean_of,
@@ -118,17 +116,6 @@ def adapt() -> Rows:
     return rows
 
 
-@table
-def suite() -> Rows:
-    """tau of every mode and ensemble on each set's first turns, the mean of second turns, and the speedup."""
-    measured = runs_of("suite")[0]["suite"]
-    first, averages = measured["First turn"], measured["Averages"]
-    sets = [name for name in next(iter(first.values())) if not name.endswith("Avg.")]
-    rows = [[method, *(f"{values[name]:.2f}" for name in sets), f"{averages[method]['Second turn']:.2f}",
-             f"{averages[method]['DSR']:.2f}x"] for method, values in first.items()]  # fmt: skip
-    return [["method", *sets, "second turns, mean", "DSR"], *rows]
-
-
 # demo/compare
 
 SETS = ("single", "pairs", "clips")
@@ -222,7 +209,7 @@ def video() -> Rows:
 
 # demo/visual-ar and its family
 
-TEXTURES, BLOCKS, PLAIN = "visual-ar-textures", "visual-ar-blocks", "plain decoding"
+TEXTURES, PLAIN = "visual-ar-textures", "plain decoding"
 
 
 def score(recipe: str, method: str, temperature: float, metric: str) -> float:
@@ -254,97 +241,6 @@ def textures() -> Rows:
 
 
 # What was required before measuring, beside what was measured
-
-
-@table
-def blocks_bounds() -> Rows:
-    rows = [["what", "bound", "measured"], ["outputs identical to plain decoding (greedy)", "all", all_same(BLOCKS)]]
-
-    def less(name: str, t: int) -> str:
-        return ", ".join(contrasts_of(BLOCKS, name, f"captions, T = {t}"))
-
-    above = f"T = 0: {less('chains of seven', 0)}; T = 1: {less('chains of seven', 1)}"
-    rows.append(["tau of a DFlash chain of 7 minus that of EAGLE's chain of 7", "at or above 0", above])
-    for name, what, bound in (
-        ("sampled chains of seven", "the same for sampled chains, T = 1", "at or above 0"),
-        ("sampled DSpark less DFlash", "tau of a sampled DSpark chain of 7, T = 1, minus DFlash's", "above 0"),
-        ("sampled DSpark less EAGLE", "the same, minus EAGLE's", "above 0"),
-        ("the code above", "DSpark that also reads the code above, minus DSpark", "-"),
-    ):
-        rows.append([what, bound, less(name, 1)])
-    ours, theirs = (drafting(cells_of(BLOCKS, f"{name}, chain of 7")) for name in ("DFlash", "EAGLE"))
-    shares = each([one / other for one, other in zip(ours, theirs, strict=True)])
-    rows.append(["time of a cycle's drafting, DFlash over EAGLE's seven passes", "at most 1/3",
-                 f"{shares} ({span(ours)} and {span(theirs)} ms)"])  # fmt: skip
-    return rows
-
-
-def fastest(recipe: str, wanted: Callable[[Cell], bool], least: float, *, exact: bool = True) -> list[str]:
-    """Bound and measured speedup of a recipe's fastest method in each run; runs below the bound are counted."""
-    best = [max((cell for cell in run["cells"] if bool(cell["relaxed"]) != exact and wanted(cell)),
-                key=lambda cell: cell["DSR"]) for run in runs_of(recipe)]  # fmt: skip
-    missed = sum(cell["DSR"] < least or cell["DSR_spread"][0] <= 1.1 for cell in best)
-    shown = ", ".join(map(speed_of_run, best)) + f" ({'; '.join(dict.fromkeys(cell['method'] for cell in best))})"
-    shown += f": **missed** by {missed} of {len(best)}" if missed else ""
-    return [f"{least:g}x, lower quartile above 1.1", shown]
-
-
-@table
-def demo_bounds() -> Rows:
-    """Bounds of the demos that a run missed, each with a value for every seed."""
-    first = "lvlm-from-nothing"
-    rows = [["demo", "what", "bound", "measured, seed by seed"]]
-    for recipe in (first, "compare", "video"):
-        rows.append([f"`demo/{recipe}`", "greedy outputs identical to plain decoding", "all", all_same(recipe)])
-    for key, what, bound in (("accuracy", "with", "at least 75%"), ("blind_accuracy", "without", "at most 25%")):
-        values = ", ".join(f"{run['binding'][key]:.1%}" for run in runs_of(first))
-        rows.append([f"`demo/{first}`", f"the target names the right attribute {what} the picture", bound, values])
-    for recipe, name, least in ((first, "text", 2), (first, "pictures", 2), ("compare", "single", 2),
-                                ("compare", "pairs", 2), ("compare", "clips", 1.5)):  # fmt: skip
-        found = fastest(recipe, lambda cell, name=name: cell["benchmark"] == name, least)  # type: ignore[misc]
-        rows.append([f"`demo/{recipe}`", f"fastest exact method on {name}", *found])
-    for name, facts in FACTS.items():
-        found = fastest("video", lambda cell, name=name: (cell["benchmark"], cell["budget"]) == (name, "1998"), 1.5)  # type: ignore[misc]
-        rows.append(["`demo/video`", f"fastest exact method at 1,998 visual tokens, {facts}", *found])
-    for recipe, t, exact, least in (("visual-ar", 0.0, True, 1.3), ("visual-ar", 1.0, True, 1.3),
-                                    ("visual-ar", 0.0, False, 1.6), ("visual-ar", 1.0, False, 1.6),
-                                    (TEXTURES, 1.0, False, 1.6)):  # fmt: skip
-        found = fastest(recipe, lambda cell, t=t: cell["temperature"] == t, least, exact=exact)  # type: ignore[misc]
-        rows.append([f"`demo/{recipe}`", f"fastest {'exact' if exact else 'relaxed'} method, T = {t:g}", *found])
-    head, *rows = rows + [["`demo/dflash`", *line] for line in dflash_bounds()]
-    return [head, *(row for row in rows if "**missed**" in row[-1])]
-
-
-def dflash_bounds() -> Rows:
-    """What, bound and measured, for each run of demo/dflash."""
-
-    def less(name: str, temperature: int, least: float = 0) -> str:
-        place = f"tales, T = {temperature}"
-        highs = [one["interval"][1] for run in runs_of("dflash") for one in run["contrasts"]
-                 if (one["name"], one["place"]) == (name, place)]  # fmt: skip
-        below = sum(high < least for high in highs)
-        missed = f" (**missed**: below {least:g} by its interval in {below} of {len(highs)} runs)" if below else ""
-        return ", ".join(contrasts_of("dflash", name, place)) + missed
-
-    def share(method: str, temperature: int) -> str:
-        times = (drafting(sampled(name) if temperature else cells_of("dflash", name)) for name in (method, "EAGLE-3"))
-        return each([ours / theirs for ours, theirs in zip(*times, strict=True)])
-
-    blocks = ("DFlash", "DSpark", "DFlash 2", "P-EAGLE")
-    return [
-        ["outputs identical to plain decoding (greedy)", "all", all_same("dflash")],
-        ["tau of a DFlash block of 7, T = 0, minus that of EAGLE-3's chain of 7", "at or above 0",
-         less("chains of seven", 0)],
-        ["the same for P-EAGLE", "at or above 0", less("P-EAGLE less EAGLE-3", 0)],
-        ["tau of a DFlash block of 7, T = 1, minus that of EAGLE-3's sampled chain of 7", "at or above 0",
-         less("sampled chains of seven", 1)],
-        ["the same for DSpark", "at or above -0.3", less("sampled DSpark less EAGLE-3", 1, -0.3)],
-        ["the same for DFlash 2", "at or above -0.3", less("sampled DFlash 2 less EAGLE-3", 1, -0.3)],
-        ["tau of a DSpark block of 7, T = 0, minus that of DFlash", "at or above 0", less("DSpark less DFlash", 0)],
-        ["the same for DFlash 2", "at or above 0", less("DFlash 2 less DFlash", 0)],
-        *(["time of a cycle's drafting over EAGLE-3's seven passes, " + f"T = {t}", "at most 1/3",
-           "; ".join(f"{name} {share(name, t)}" for name in blocks)] for t in (0, 1)),
-    ]  # fmt: skip
 
 
 @table

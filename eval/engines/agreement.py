@@ -94,34 +94,27 @@ def compare(
                 plain=sum(list(plain[name]) == ours[name].tokens for name in names),
                 same=sum(list(plain[name]) == engine[name].tokens for name in names),
                 chains=len(pairs),
-                equal=sum(pair.ours == pair.engine for pair in pairs),
-                first=sum(pair.ours[:1] == pair.engine[:1] for pair in pairs),
+                equal=sum(mine == theirs for mine, theirs, _ in pairs),
+                first=sum(mine[:1] == theirs[:1] for mine, theirs, _ in pairs),
                 accepted=(
-                    sum(accepted(pair.tokens, 0, pair.ours) for pair in pairs),
-                    sum(accepted(pair.tokens, 0, pair.engine) for pair in pairs),
+                    sum(accepted(tokens, 0, mine) for mine, _, tokens in pairs),
+                    sum(accepted(tokens, 0, theirs) for _, theirs, tokens in pairs),
                 ),
             )
         )
     return cells
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Two chains after the same tokens, and the answer's `tokens` from there on."""
-
-    ours: list[int]
-    engine: list[int]
-    tokens: list[int]
-
-
-def _pairs(ours: Drafted, engine: Drafted) -> list[_Pair]:
-    """Chains are cut to the shorter one: an engine drafts on where an answer has no room left."""
+def _pairs(ours: Drafted, engine: Drafted) -> list[tuple[list[int], list[int], list[int]]]:
+    """(our chain, the engine's, the answer's tokens from there on) after the same tokens. Chains are cut to the shorter
+    one: an engine drafts on where an answer has no room left.
+    """
     pairs = []
     for start, chain in ours.chains.items():
         other = engine.chains.get(start)
         if other is not None and ours.tokens[:start] == engine.tokens[:start]:
             count = min(len(chain), len(other))
-            pairs.append(_Pair(chain[:count], other[:count], ours.tokens[start:]))
+            pairs.append((chain[:count], other[:count], ours.tokens[start:]))
     return pairs
 
 

@@ -82,7 +82,7 @@ def verify_engine(
     """
     exported = Exported(folder, target)
     if exported.made.plugin:
-        check_plugin(python, patches=exported.needs_patches)
+        check_plugin(python, patches=exported.made.patched)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)
     side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s, without_known_faults)

@@ -20,14 +20,12 @@ from ...models.drafters.base import DraftingOptions
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
-from ...models.folders import read_values
+from ...models.folders import opened_target
 from ...models.formats import eagle, lvlm, read_export
 from ...models.formats.heads import LANGUAGE_HEADS
-from ...models.formats.plugin import SECTION, is_patched
 from ...models.formats.source import named_target
 from ...models.formats.start import load_published
 from ...models.hub import read_config
-from ...models.shipped import opened_target
 from ...models.targets.load import TargetConfig
 from ...models.targets.table import family_of
 from ..loop import Decoding, generate
@@ -106,7 +104,7 @@ class Exported:
         self.target, self.processor, self._identity = pair.target, pair.processor, pair.identity
         self.config = trained_section(folder, hint="export it anew")
         self.kind = "draft_model" if self.config is None else self.config.kind
-        if self.kind == "lvlm" and not self.needs_plugin:  # its language model alone
+        if self.kind == "lvlm" and not self.made.plugin:  # its language model alone
             self.kind = "draft_model"
 
     @property
@@ -115,31 +113,14 @@ class Exported:
         return self.prompts == "all" and self.processor.reads_pictures
 
     @property
-    def needs_plugin(self) -> bool:
-        """Whether a class of our plugin for vLLM serves it."""
-        return SECTION in read_values(self.folder)
-
-    @property
-    def needs_patches(self) -> bool:
-        """Whether that plugin patches vLLM for it."""
-        return is_patched(read_values(self.folder))
-
-    @property
     def speculative(self) -> JsonObject:
         """vLLM's speculative_config for this folder."""
-        asked = {"method": self.made.method, "model": str(self.folder.resolve())}
-        parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}
-        return asked | parallel | {"num_speculative_tokens": self.num_drafted}
+        return self.made.speculative(NUM_DRAFTED)
 
     @property
     def num_drafted(self) -> int:
-        """Tokens drafted in a cycle: a block's places, Medusa's heads, or `NUM_DRAFTED`."""
-        config: Any = self.config
-        if self.kind == "dflash":
-            return int(config.block_size) - 1
-        if self.kind == "medusa":
-            return int(config.num_heads)
-        return int(config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED
+        """Tokens drafted in a cycle."""
+        return self.made.chain if self.made.at_once else NUM_DRAFTED
 
     def decode(self, requests: Sequence[Asked], max_new_tokens: int) -> dict[str, Drafted]:
         """Greedy answers of our loop, with every chain that the folder's weights draft."""
@@ -160,7 +141,7 @@ class Exported:
             draft = lvlm.from_plugin(self.folder, self.target.decoder.model)
             options = DraftingOptions(ImageSubstitutes(self.processor.newline_id))
             return self.config.drafter(draft, self.target, options)
-        if self.needs_patches or self.kind not in LANGUAGE_HEADS:
+        if self.made.patched or self.kind not in LANGUAGE_HEADS:
             module: Any = eagle.from_export(self.folder, self.config, self.target.shape).to(self.target.device)
             return self.config.drafter(module, self.target)
         module = load_start(self.config, self.folder, self.target, self._identity, load_published)

@@ -25,11 +25,11 @@ from ...models.formats.plugin import MODULE, PACKAGE, PATCHES
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"
 VLLM = Path(__file__).with_name("vllm_program.py")
 _BESIDE = Path(__file__).with_name("ends_with_parent.py")
-_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
-_OLDEST = {"vllm": (0, 32)}  # what was tried; older ones hand out no hidden states of chosen layers
+_OLDEST = (0, 32)  # what was tried; older ones hand out no hidden states of chosen layers
 _LINES = 12  # of a log, in an error
 # A line of vLLM's log that a worker or its core wrote: (Worker pid=7) ERROR 11-25 18:59:57 [executor.py:953] ...
 _OF_A_PROCESS = re.compile(r"\(\w+ pid=\d+\) ERROR .*?\] ((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
+_SET_UP = f"make an environment with vLLM ({page('how-to/engines.md')}), and name its interpreter: {{}} or {PYTHON}"
 TIMEOUT_S = 3600.0
 _LOOK_S = 300  # for an interpreter on a slow disk
 # Prints the version, or nothing where the package is missing. vLLM's package has several names.
@@ -40,29 +40,28 @@ _LOOK = (
 )
 
 
-def find_python(asked: str | None = None, engine: str = "vllm", *, key: str = "--python") -> str:
-    """The interpreter with an engine: `asked`, else (of vLLM) the environment variable DRAFTSMITH_VLLM_PYTHON, else
-    this one.
+def find_python(named: str | None = None, *, key: str = "--python") -> str:
+    """The interpreter with vLLM: `named`, else the environment variable DRAFTSMITH_VLLM_PYTHON, else this one.
 
     Args:
         key: what names it, for errors.
 
     Raises:
-        UserError: it does not exist, or the engine is not installed there, or is older than what was tried.
+        UserError: it does not exist, or vLLM is not installed there, or is older than what was tried.
     """
-    python = asked or (os.environ.get(PYTHON) if engine == "vllm" else None) or sys.executable
+    python = named or os.environ.get(PYTHON) or sys.executable
     if os.sep in python:  # programs run in folders of their own; links stay, which are how an environment is found
         python = os.path.abspath(python)
-    version, name = version_of(engine, python, key=key), _NAMES[engine]
+    version = version_of("vllm", python, key=key)
     if not version:
-        raise UserError(f"{name} is not installed in this Python", where=python, hint=_set_up(engine, key))
-    found, oldest = re.match(r"(\d+)\.(\d+)", version), _OLDEST.get(engine, (0, 0))
+        raise UserError("vLLM is not installed in this Python", where=python, hint=_SET_UP.format(key))
+    number = re.match(r"(\d+)\.(\d+)", version)
     # What is built from a checkout without its tags calls itself 0.1.dev.
-    if found and "dev" not in version and (int(found[1]), int(found[2])) < oldest:
-        wanted = ".".join(map(str, oldest))
+    if number and "dev" not in version and (int(number[1]), int(number[2])) < _OLDEST:
+        wanted = ".".join(map(str, _OLDEST))
         raise UserError(
-            f"{name} {version} is installed in this Python, and {wanted} is the oldest that works", where=python,
-            hint=f'install "{engine}>={wanted}" there, or name another Python: {key}',
+            f"vLLM {version} is installed in this Python, and {wanted} is the oldest that works", where=python,
+            hint=f'install "vllm>={wanted}" there, or name another Python: {key}',
         )  # fmt: skip
     return python
 
@@ -80,28 +79,22 @@ def check_plugin(python: str, *, patches: bool = False) -> None:
         raise UserError("the export needs patches of vLLM, and they are off", hint=f"switch them on: {PATCHES}=1")
 
 
-def version_of(engine: str, python: str, *, key: str = "--python") -> str:
-    """The version of an engine in an interpreter's environment; empty where there is none.
+def version_of(module: str, python: str, *, key: str = "--python") -> str:
+    """The version of a module's package in an interpreter's environment; empty where there is none.
 
     Args:
         key: what names the interpreter, for errors.
     """
     try:
         done = subprocess.run(
-            [python, "-I", "-c", _LOOK, engine], capture_output=True, text=True, check=False, timeout=_LOOK_S
+            [python, "-I", "-c", _LOOK, module], capture_output=True, text=True, check=False, timeout=_LOOK_S
         )
     except subprocess.TimeoutExpired:
         problem = f"the interpreter said nothing for {_LOOK_S} s"
-        raise UserError(problem, where=python, hint=_set_up(engine, key)) from None
+        raise UserError(problem, where=python, hint=_SET_UP.format(key)) from None
     except OSError as error:
-        raise UserError(f"no interpreter: {error.strerror}", where=python, hint=_set_up(engine, key)) from None
+        raise UserError(f"no interpreter: {error.strerror}", where=python, hint=_SET_UP.format(key)) from None
     return done.stdout.rstrip("\n").rpartition("\n")[2].strip()
-
-
-def _set_up(engine: str, key: str) -> str:
-    if engine != "vllm":
-        return f"name the interpreter of its environment: {key}"
-    return f"make an environment with vLLM ({page('how-to/engines.md')}), and name its interpreter: {key} or {PYTHON}"
 
 
 def start_program(

@@ -61,5 +61,5 @@ def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
     Args:
         context: of pydantic's validation.
     """
-    read = DRAFTER.validate_python
-    return [member if isinstance(member, str) else read(member, context=context) for member in config.mixed]
+    read, members = DRAFTER.validate_python, config.members if isinstance(config, MixedConfig) else ()
+    return [member if isinstance(member, str) else read(member, context=context) for member in members]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,12 @@ from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..folders import CONFIG, WEIGHTS, find_folder
-from ..targets.base import Target, TargetShape, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetShape, TargetStep, Verified
 from .head_objective import HeadObjective
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
 
 # What is fetched of a trained drafter on the Hub.
 FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")
@@ -72,15 +70,6 @@ class Drafter(Protocol):
         ...
 
 
-class DraftingMode(Protocol):
-    """What a draft LVLM is shown: `ensemble.py` has them."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def members(self) -> tuple[str, ...]: ...
-
-
 @dataclass(frozen=True)
 class TargetIdentity:
     """Identity of the target, which a trained drafter is checked against when it is loaded."""
@@ -117,6 +106,9 @@ class DrafterConfig(Kinded):
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
+    # Settings that nothing reads for each of these.
+    unread_for_language: ClassVar[frozenset[str]] = frozenset()
+    unread_for_images: ClassVar[frozenset[str]] = frozenset()
     # Whether a `train` stage can start from weights outside the run, and whether others publish them in our own layout.
     starts_outside: ClassVar[bool] = False
     publishes_as_ours: ClassVar[bool] = False
@@ -125,56 +117,12 @@ class DrafterConfig(Kinded):
 
     @property
     def display_name(self) -> str:
-        """What tables call it where no stage trained it: its weights' path, or its kind."""
-        return self.published_at or self.kind
-
-    @property
-    def published_at(self) -> str | None:
-        """Where published weights lie: a directory or a Hub id; None: nobody published what drafts."""
-        return None
-
-    @property
-    def mixed(self) -> tuple[Any, ...]:
-        """What an ensemble mixes: names of stages, and sections as a recipe writes them; () of other drafters."""
-        return ()
-
-    @property
-    def lookup_in_vllm(self) -> JsonObject | None:
-        """vLLM's settings of a drafter that looks tokens up; None: it has weights, which are exported."""
-        return None
-
-    @property
-    def drafting_mode(self) -> DraftingMode | None:
-        """What a draft LVLM is shown in decoding; None of other drafters."""
-        return None
-
-    @property
-    def has_own_image_processor(self) -> bool:
-        """Whether it cuts pictures into tiles of its own, other than the target's."""
-        return False
-
-    @property
-    def parts(self) -> dict[str, bool] | None:
-        """Which parts of Sparrow are on (its table 6); None: not a head of a language model."""
-        return None
+        """What tables call it where no stage trained it."""
+        return self.kind
 
     def provides(self) -> set[str]:
         """Things that need no stage: {"drafter"} where published weights, or the target's own, draft."""
         return set()
-
-    def for_decoding(self, **settings: Any) -> Self:
-        """A copy with other decoding settings. Raises `ValueError` for a setting that this kind does not read in
-        decoding.
-        """
-        for name in settings:
-            if name not in self.decoding_settings:
-                known = f"kind {self.kind} has {', '.join(sorted(self.decoding_settings)) or 'none'}"
-                raise ValueError(
-                    f"{name} is no decoding setting of this drafter ({known}); "
-                    f"{did_you_mean(name, self.decoding_settings)}"
-                )
-        checked = type(self).model_validate(self.model_dump() | settings)
-        return self.model_copy(update={name: value for name, value in checked if name in settings})
 
     def check(self, shape: TargetShape) -> None:
         """Raise `UserError` for a target that it cannot draft for; `check_settings` has looked at what it draws."""
@@ -205,10 +153,6 @@ class DrafterConfig(Kinded):
             UserError: a file is missing, or it was made for another target.
         """
         raise self._unwritten("load")
-
-    def begin_from(self, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:
-        """The module in float32 as training starts from `folder`, whose layout is ours. Raises as `load`."""
-        return self.load(folder, target, dtype=torch.float32, identity=identity)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         """A module like `module` in float32 with the weights of `state`, sharing none with `module` or the target."""
@@ -252,10 +196,9 @@ class DrafterConfig(Kinded):
         if self.trains_on is None:
             return [f"  {'parameters':<16} {count:>16,}   nothing is trained"]
         trained = f"  {'trainable':<16} {count:>16,}"
-        if not shape.draws_images:
-            return [f"{trained}   {self.kind}, without the target's embedding and LM head"]
-        beside = self.frozen_beside(shape)
-        return [trained, f"  {'with embedding':<16} {count + beside:>16,}   the target's, frozen"][: 1 + (beside > 0)]
+        return [
+            trained if shape.draws_images else f"{trained}   {self.kind}, without the target's embedding and LM head"
+        ]
 
     def exports(self, engine: str) -> list[str]:
         """Why a serving engine (vllm, sglang, speculators, eagle) cannot run this kind; none: its settings decide.
@@ -264,32 +207,17 @@ class DrafterConfig(Kinded):
         """
         return [f"no engine drafts with {self.kind}"]
 
-    def frozen_beside(self, shape: TargetShape) -> int:
-        """Parameters of the target's that the module holds as well, frozen."""
-        return 0
-
     def check_settings(self, draws_images: bool) -> None:
         """Raise `Refused` for a kind that drafts for other targets, or a setting that nothing reads there."""
         if not (self.for_images if draws_images else self.for_language):
             targets = "draw images" if draws_images else "answer in words"
             raise Refused("kind", f"{self.kind} is no drafter for targets that {targets}")
-        unread = self.unread(draws_images)
+        unread = self.unread_for_images if draws_images else self.unread_for_language
         for name in sorted(self.model_fields_set & unread):
             known = {*type(self).model_fields} - unread
             other = "language models" if draws_images else "image generators"
             problem = f"nothing reads it: it is of {self.kind} heads for {other}"
             raise Refused(name, problem, did_you_mean(name, known))
-
-    def check_method(self, tree: str, rule: str) -> None:
-        """Raise `Refused` where it cannot draft a tree of this kind, or be verified by a rule of this kind."""
-
-    def unread(self, draws_images: bool) -> frozenset[str]:
-        """Settings that nothing reads where the target draws images, or where it does not."""
-        return frozenset()
-
-    def beside_path(self) -> list[str]:
-        """Fields that are set beside a path of trained weights, and that nothing reads where these are loaded."""
-        return []
 
     def _unwritten(self, verb: str) -> UserError:
         """Return the error for a verb that a class of another package leaves out, or for a kind that is not trained."""
@@ -333,8 +261,8 @@ class PublishedDrafter(DrafterConfig):
     assembled_of: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def published_at(self) -> str | None:
-        return self.path
+    def display_name(self) -> str:
+        return self.path or self.kind
 
     def load(
         self,
@@ -355,12 +283,30 @@ class PublishedDrafter(DrafterConfig):
         """The trained module in a folder, on the target's device. Raises `UserError` as `load`."""
         raise self._unwritten("read")
 
+    def begin_from(self, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:
+        """The module in float32 as training starts from `folder`, whose layout is ours. Raises as `load`."""
+        return self.load(folder, target, dtype=torch.float32, identity=identity)
+
     def beside_path(self) -> list[str]:
+        """Fields that are set beside a path of trained weights, and that nothing reads where these are loaded."""
         return [name for name in self.assembled_of if self.path is not None and dict(self)[name] is not None]
 
     def provides(self) -> set[str]:
         """Return {"drafter"} where `path` names trained weights, else an empty set."""
         return set() if self.path is None else {"drafter"}
+
+
+def for_decoding(config: DrafterConfig, **settings: Any) -> DrafterConfig:
+    """Copy a section with other decoding settings. Raises `ValueError` for one that its kind does not read there."""
+    for name in settings:
+        if name not in config.decoding_settings:
+            known = f"kind {config.kind} has {', '.join(sorted(config.decoding_settings)) or 'none'}"
+            raise ValueError(
+                f"{name} is no decoding setting of this drafter ({known}); "
+                f"{did_you_mean(name, config.decoding_settings)}"
+            )
+    checked = type(config).model_validate(config.model_dump() | settings)
+    return config.model_copy(update={name: value for name, value in checked if name in settings})
 
 
 def states_settings(drafter: DrafterConfig) -> JsonObject:

@@ -174,6 +174,8 @@ class Dflash2Config(DflashConfig):
     selector_weight: float = Field(1.0, gt=0)
 
     head_class: ClassVar[type[DflashHead]] = Dflash2Head
+    # The label of a confidence head would not be the walk's acceptance.
+    unread_for_language: ClassVar[frozenset[str]] = frozenset({"confidence", "cut_below"})
 
     def shape(self, target: TargetShape) -> Dflash2Shape:
         """Return the draft's sizes. Raises `UserError` as DFlash's, and for groups that do not divide the width."""
@@ -187,10 +189,6 @@ class Dflash2Config(DflashConfig):
             **vars(base), conv_group_size=self.conv_group_size,
             selector_rank=self.selector_rank, selector_top_k=self.selector_top_k,
         )  # fmt: skip
-
-    def unread(self, draws_images: bool) -> frozenset[str]:
-        """Return also the confidence head's settings: its label would not be the walk's acceptance."""
-        return super().unread(draws_images) | {"confidence", "cut_below"}
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         """Return DFlash's with the selector's; `settings` is not read."""

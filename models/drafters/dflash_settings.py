@@ -95,6 +95,10 @@ class DflashSettings(PublishedDrafter):
         "kv_heads", "intermediate_size", "norm_eps", "rope_theta", "rope", "loss", "confidence", "cut_below",
     }  # fmt: skip
     for_images: ClassVar[bool] = True
+    unread_for_images: ClassVar[frozenset[str]] = frozenset({
+        "sliding_window", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions", "rope_theta", "rope",
+        "confidence", "cut_below",
+    })  # fmt: skip
     trains_on: ClassVar[str | None] = "states"
 
     @model_validator(mode="after")
@@ -147,17 +151,9 @@ class DflashSettings(PublishedDrafter):
             problem = "this dflash draft sees no visual state in training, so that every sample is blind"
             raise Refused("blind_share", problem, "leave it out")
 
-    def unread(self, draws_images: bool) -> frozenset[str]:
-        """Return the settings of visual tokens, windows and vocabularies where the target draws images."""
-        return _OF_LANGUAGE if draws_images else frozenset()
-
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask for the joined layers, in training at every token and with the feature."""
         return Taps(self.shape(shape).taps, feature=training, everywhere=training)
-
-
-_OF_LANGUAGE = frozenset({"sliding_window", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions",
-                          "rope_theta", "rope", "confidence", "cut_below"})  # fmt: skip
 
 
 def image_layer(config: DflashSettings, shape: TargetShape) -> LayerShape:

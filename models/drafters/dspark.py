@@ -196,6 +196,7 @@ class DsparkConfig(DflashConfig):
     confidence: DsparkConfidence | None = None
 
     head_class: ClassVar[type[DflashHead]] = DsparkHead
+    unread_for_language: ClassVar[frozenset[str]] = frozenset({"markov_above"})  # there are no rows
 
     @model_validator(mode="after")
     def _reads_a_head(self) -> Self:
@@ -217,7 +218,3 @@ class DsparkConfig(DflashConfig):
                 key="drafter.markov_above", hint="leave it out, or make drafter.block_size smaller",
             )  # fmt: skip
         return made
-
-    def unread(self, draws_images: bool) -> frozenset[str]:
-        """Return also `markov_above`, where there are no rows."""
-        return super().unread(draws_images) | (frozenset() if draws_images else frozenset({"markov_above"}))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -39,6 +39,9 @@ from .head_module import FusedHead, StateHead
 from .head_objective import HeadObjective
 from .made_for import check_made_for, image_head_manifest
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 class EagleConfig(FusedHeadConfig):
     """An EAGLE head; everything that is null mirrors the target."""
@@ -56,19 +59,20 @@ class EagleConfig(FusedHeadConfig):
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
     for_images: ClassVar[bool] = True
-
-    def unread(self, draws_images: bool) -> frozenset[str]:
-        """Return the settings of language heads where the target draws images, else those of image heads."""
-        return _OF_LANGUAGE if draws_images else _OF_IMAGES
+    unread_for_language: ClassVar[frozenset[str]] = frozenset({"num_heads", "loss"})
 
     def check(self, shape: TargetShape) -> None:
         """Accept every target that draws images; check the others as `HeadConfig` does."""
         if not shape.draws_images:
             super().check(shape)
 
-    def frozen_beside(self, shape: TargetShape) -> int:
-        """Count the target's embedding, V * D parameters, where it draws images; else 0."""
-        return shape.vocab_size * shape.hidden_size if shape.draws_images else 0
+    def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
+        """Tell also the parameters with the target's embedding, which the head of an image generator holds frozen."""
+        lines = super().lines(shape, config)
+        if shape.draws_images:
+            whole = sum(self.count(shape).values()) + shape.vocab_size * shape.hidden_size
+            lines.append(f"  {'with embedding':<16} {whole:>16,}   the target's, frozen")
+        return lines
 
     def exports(self, engine: str) -> list[str]:
         return exports_as_eagle(engine)
@@ -162,7 +166,6 @@ class EagleConfig(FusedHeadConfig):
         return head
 
 
-_OF_IMAGES = frozenset({"num_heads", "loss"})
-_OF_LANGUAGE = frozenset({*EagleConfig.model_fields} - _OF_IMAGES - {
-    "kind", "path", "revision", "kv_heads", "intermediate_size", "norm_eps",
+EagleConfig.unread_for_images = frozenset({*EagleConfig.model_fields} - {
+    "num_heads", "loss", "kind", "path", "revision", "kv_heads", "intermediate_size", "norm_eps",
 })  # fmt: skip

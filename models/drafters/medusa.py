@@ -25,8 +25,7 @@ from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, divergence
-from ..targets.base import Target, TargetShape, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetShape, TargetStep, Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .draft_vocabulary import OwnVocabulary, drafted_ids, entries
 from .goal_scores import GoalScores
@@ -62,6 +61,7 @@ class MedusaConfig(ModuleDrafter):
         "loss",
     }
     for_images: ClassVar[bool] = True
+    unread_for_images: ClassVar[frozenset[str]] = frozenset({"draft_vocab_size"})
     starts_outside: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:
@@ -71,10 +71,6 @@ class MedusaConfig(ModuleDrafter):
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask for the feature alone, in training and in decoding."""
         return Taps(feature=True)
-
-    def unread(self, draws_images: bool) -> frozenset[str]:
-        """Return the draft vocabulary where the target draws images."""
-        return frozenset({"draft_vocab_size"}) if draws_images else frozenset()
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> MedusaHead:
         """An LM head of their own begins with the target's rows."""

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from ...core.batch import Request
 from ...core.states import Taps
 from ..decoding.warp import Warp
-from ..targets.base import Target, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetStep, Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from .beside import may_pass
 from .weights import FixedWeights, Weights, WeightsConfig, mixture, reached
@@ -38,10 +37,6 @@ class MixedConfig(DrafterConfig):
 
     def provides(self) -> set[str]:
         return {"drafter"}
-
-    @property
-    def mixed(self) -> tuple[Any, ...]:
-        return self.members
 
     @model_validator(mode="after")
     def _fits(self) -> MixedConfig:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.pretrained import INDEX
 from ..folders import CONFIG, find_folder
 from ..targets.base import Target
-from .base import DrafterConfig, TargetIdentity
+from .base import DrafterConfig, PublishedDrafter, TargetIdentity
 from .made_for import OtherTarget
 from .manifest import MANIFEST, read_manifest
 
@@ -60,7 +61,9 @@ def load_start(
         identity, embedding = TargetIdentity({}, identity.tokenizer_sha256), None
     try:
         if is_own(folder) or config.publishes_as_ours:
-            return config.begin_from(folder, target, identity)
+            if isinstance(config, PublishedDrafter):
+                return config.begin_from(folder, target, identity)
+            return config.load(folder, target, dtype=torch.float32, identity=identity)
         return published(config, folder, target, identity, embedding)
     except OtherTarget as error:
         if other_target:

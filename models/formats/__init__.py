@@ -5,8 +5,8 @@ token would be accepted and nothing would say why. What a published drafter leav
 
 Some layouts go one way. Only read: `lantern`, since no engine runs heads of image generators, and `gguf`, a file of a
 language model, which transformers reads and we do not write. Only written: `mtp`, since a target with its head is read
-where the target is; `patched_lvlm`, made for our plugin of drafts that we have; `vispec`, which rewrites a head for
-prompts of text, where the map behind it cannot be told apart any more (ViSpec's own layout is `eagle`'s, both ways).
+where the target is; drafts for our plugin's patches; and a ViSpec head as an EAGLE head for prompts of text, behind
+which its map cannot be told apart any more.
 """
 
 from __future__ import annotations

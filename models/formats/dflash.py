@@ -19,12 +19,11 @@ from ..drafters.dflash2 import Dflash2Config
 from ..drafters.dflash_files import DFLASH2, DSPARK, native_values, settings_of
 from ..drafters.dflash_module import DflashHead
 from ..drafters.dspark import DsparkConfig, DsparkShape
-from ..folders import CONFIG
+from ..folders import CONFIG, State
 from ..hub import usual_heads
 from ..layer import NORMS_HEADS
 from .expressible import Engine
 from .llama_layer import layer_settings, llama_values
-from .published_head import State
 from .source import Files, Source, proposals
 
 if TYPE_CHECKING:

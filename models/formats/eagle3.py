@@ -16,10 +16,10 @@ from ...core.json_types import JsonObject
 from ..drafters.eagle3 import Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
 from ..drafters.peagle import PeagleConfig
+from ..folders import State
 from ..targets.base import language_shape
 from .expressible import Engine
 from .llama_layer import llama_values
-from .published_head import State
 from .source import CHAIN, Files, Source, proposals
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
-from ...core.files import check_new, new_folder
+from ...core.files import check_new, checked, new_folder
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.dflash import DflashConfig
+from ..drafters.lvlm import LvlmConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.mtp import MtpConfig
@@ -24,12 +25,11 @@ from ..folders import read_values, write_folder
 from ..hub import target_embedding, target_lm_head, target_norm
 from ..parts import is_tied
 from ..targets.table import family_of
-from . import dflash, eagle, eagle3, lvlm, medusa, mtp, patched_lvlm
+from . import dflash, eagle, eagle3, lvlm, medusa, mtp
 from .expressible import ENGINES, Engine, Prompts, check_expressible
-from .patched_lvlm import PatchedMode
+from .lvlm import PatchedMode
 from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
-from .vispec import without_pictures
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
@@ -59,6 +59,21 @@ class Exported:
     plugin: bool = False  # our plugin for vLLM serves it, or repairs what it needs
 
     @property
+    def at_once(self) -> bool:
+        """Whether vLLM drafts the whole chain in one pass, so that its length is no setting."""
+        return self.parallel or self.method not in ("eagle", "eagle3", "draft_model")
+
+    def speculative(self, num_tokens: int) -> JsonObject:
+        """vLLM's speculative_config.
+
+        Args:
+            num_tokens: drafted in a cycle, where they are drafted one after the other.
+        """
+        tokens = self.chain if self.at_once else num_tokens
+        config = {"method": self.method, "model": str(self.folder.resolve()), "num_speculative_tokens": tokens}
+        return config | ({"parallel_drafting": True} if self.parallel else {})
+
+    @property
     def settings(self) -> JsonObject:
         """Arguments of vLLM's `LLM` that it needs."""
         over = {"hf_overrides": dict(self.overrides)} if self.overrides else {}
@@ -74,15 +89,14 @@ class Exported:
         """How the engine is started with it."""
         target, path = self.target or "TARGET", str(self.folder)
         if self.engine == "vllm":
-            asked = {"method": self.method, "model": path, "num_speculative_tokens": self.chain}
+            config = self.speculative(self.chain) | {"model": path}
             if self.method == "mtp":  # the target with its head
-                target, _ = path, asked.pop("model")
-            asked |= {"parallel_drafting": True} if self.parallel else {}
+                target, _ = path, config.pop("model")
             runner = "" if self.runner is None else f"VLLM_USE_V2_MODEL_RUNNER={self.runner - 1} "
             over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
             over += "--no-enable-prefix-caching " if self.drops_inputs else ""
             over += "--no-enable-chunked-prefill " if self.whole_prompts else ""
-            return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(asked)}'"
+            return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(config)}'"
         if self.engine == "speculators":
             return f"vllm serve {path}"
         if self.engine == "sglang":
@@ -151,7 +165,7 @@ def _head(
     notes: list[str] = []
     pictures = prompts == "all" and whose.sees
     if source.config.kind == "vispec" and not (engine == "eagle" or (engine == "vllm" and pictures)):
-        source = without_pictures(source)
+        source = eagle.without_pictures(source)
     if source.layout == "dflash":
         source, notes = _whole_blocks(source, cast(DflashConfig, source.config))
     if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
@@ -177,7 +191,10 @@ def _head(
         notes += [INSTALL, ASKED] if is_patched(values) else [INSTALL]
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
-    notes += _of_pictures(whose, prompts, engine, source.layout)
+    if prompts == "text" and whose.sees:
+        notes.append("for prompts without pictures: at a picture the engine runs something else than this head")
+    elif family_of(whose.config).is_misplaced_in_v1 and engine in _VLLM and source.layout != "medusa":
+        notes.append(V1_FAULT)
     parallel = dict(source.config).get("parallel_tokens")
     shape, named = source.head.shape, whose.name or target or whose.place
     method = "eagle3" if is_middle else "dspark" if source.config.kind == "dspark" else source.layout
@@ -263,15 +280,6 @@ def _write_manifest(folder: Path, manifest: JsonObject, prompts: Prompts, made: 
     (folder / MANIFEST).write_text(json.dumps(manifest | {"export": export}, indent=1, sort_keys=True))
 
 
-def _of_pictures(whose: Target, prompts: Prompts, engine: Engine, layout: str) -> list[str]:
-    """What its reader must know of prompts with pictures."""
-    if prompts == "text" and whose.sees:
-        return ["for prompts without pictures: at a picture the engine runs something else than this head"]
-    if family_of(whose.config).is_misplaced_in_v1 and engine in _VLLM and layout != "medusa":
-        return [V1_FAULT]
-    return []
-
-
 _COPIED = "holds a copy of the target's {}, as this layout wants it: the target's licence applies"
 _STITCHED = "holds the whole target with this head in the place of its own: the target's licence applies"
 _VLLM = ("vllm", "speculators")
@@ -283,11 +291,13 @@ V1_FAULT = (
 def _seeing(folder: Path, destination: Path, whose: Target, target: str | None, mode: PatchedMode | None) -> Exported:
     """A draft LVLM for our plugin: made for vLLM's EAGLE path, or as it was trained, with patches."""
     manifest = read_manifest(folder)
-    section = patched_lvlm.section_of(folder, manifest, mode)
+    drafter = dict(manifest.get("drafter") or {"kind": "lvlm", "path": str(folder)})  # imported drafts bring none
+    drafter |= {} if mode is None else {"mode": mode}
+    section = checked(drafter, LvlmConfig, where=f"{folder / MANIFEST}, drafter", hint="train it with this version")
     if is_made := section.mode.members == ("M",) and lvlm.is_served(folder):
         values, state = lvlm.for_plugin(folder, whose)
     else:
-        values, state = patched_lvlm.from_ours(folder, section, whose)
+        values, state = lvlm.for_patches(folder, section, whose)
         manifest |= {"drafter": section.model_dump(mode="json")}
     notes = (INSTALL,) if is_made else (INSTALL, ASKED)
     made = Exported(

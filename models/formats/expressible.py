@@ -39,7 +39,13 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
     config = source.config
     if isinstance(config, DflashConfig):
         reasons = _dflash(engine, source, config)
-        pictures = _dflash_at_pictures(source, config) if asked and not reasons else []
+        pictures = []
+        if asked and not reasons and config.visual(training=False) == "none":
+            pictures = ["it sees no state at a picture (text-only window), and the engine shows it all of them"]
+        elif asked and not reasons and not family_of(source.target.config).agrees_on_pictures:
+            pictures = [_UNCOMPARED]
+        elif asked and not reasons:
+            pictures = _added_below(source.head.shape.taps[0], source)
         refused = f"--to {engine} cannot express this draft"
         hint = f"train it with settings that the engine knows ({page('exports.md')}), or decode with our own loop"
     elif isinstance(config, MedusaConfig):  # reads the target's own state of the last token alone: no picture enters it
@@ -229,11 +235,3 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
             "its LM head scores a part of the vocabulary (drafter.draft_vocab_size), and its rows are taken for ids"
         )
     return reasons
-
-
-def _dflash_at_pictures(source: Source, config: DflashConfig) -> list[str]:
-    if config.visual(training=False) == "none":
-        return ["it sees no state at a picture (text-only window), and the engine shows it all of them"]
-    if not family_of(source.target.config).agrees_on_pictures:
-        return [_UNCOMPARED]
-    return _added_below(source.head.shape.taps[0], source)

@@ -8,26 +8,30 @@ speculators format) and Medusa (vLLM's layout).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.finite import check_weights
 from ...core.json_types import JsonObject
+from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters import DRAFTER
 from ..drafters.head_config import HeadConfig
+from ..drafters.head_files import head_state
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..drafters.made_for import OtherTarget
 from ..drafters.medusa import MedusaConfig
-from ..folders import check_shapes, shapes_of
+from ..drafters.outside import find_start
+from ..folders import State, check_shapes, read_values, shapes_of
 from ..hub import usual_heads
 from ..layer import refuse_window
 from ..targets.base import language_shape
 from . import dflash, eagle, eagle3, medusa
 from .llama_layer import layer_settings
-from .published_head import State, read_published
 from .source import ReadConfig, read_beside
 
 if TYPE_CHECKING:
@@ -37,6 +41,11 @@ LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
 _OF_EAGLE3 = ("eagle3", "peagle")
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
+
+# Of the module that a trainer wrapped the head in.
+_WRAPPERS = ("module.", "draft_model.", "ea_layer.", "spec_layer.", "model.")
+# Tables that follow from the config: older checkpoints hold them.
+_DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,25 @@ class ImportedHead:
     config: ReadConfig
     settings: JsonObject
     notes: tuple[str, ...]
+
+
+def read_published(source: str | Path, revision: str | None) -> tuple[Path, JsonObject, State]:
+    """Folder, `config.json` and weights of a published head, under the names that we use.
+
+    Raises:
+        UserError: a file is missing, or cannot be read without running it.
+    """
+    folder = find_start(source, revision)
+    if (folder / INDEX).is_file():
+        state = {key: value for path in indexed_files(folder) for key, value in read_safetensors(path).items()}
+        check_weights(state, folder)
+    else:
+        state = head_state(folder)
+    while (names := [name for name in state if ".self_attn." in name]) and (
+        prefix := next((w for w in _WRAPPERS if all(name.startswith(w) for name in names)), None)
+    ):  # every layer's weights carry it
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return folder, read_values(folder), {n: value for n, value in state.items() if not n.endswith(_DERIVED)}
 
 
 def import_head(

@@ -2,27 +2,27 @@
 
 TABED's are LLaVAs of transformers 4 with ids that are not to be trusted. Engines' draft models have no vision tower: a
 draft LVLM's language model reads a placeholder's own row at a picture, which it was never trained on. With pictures our
-plugin for vLLM serves drafts that are made for it; `patched_lvlm.py` has the others.
+plugin for vLLM serves drafts that are made for it (`for_plugin`), and by patches of vLLM others (`for_patches`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
 
 from ...core.errors import UserError
-from ...core.pretrained import read_safetensors
-from ..drafters.lvlm import Reading, assemble, own_projector, reading_of
+from ...core.pretrained import read_safetensors, reading_pretrained
+from ..drafters.lvlm import LvlmConfig, Reading, assemble, own_projector, reading_of
 from ..folders import WEIGHTS, check_shapes, read_values, shapes_of
-from ..hub import config_value, read_config, rope_of, usual_heads
+from ..hub import config_value, read_config, rope_of, target_tower, usual_heads
 from ..parts import grow_vocabulary, language_model_of
-from ..targets.load import load_lvlm
-from ..targets.loading import load_weights
+from ..targets.load import load_lvlm, load_weights
+from ..targets.table import family_of
 from .expressible import Engine, Prompts
 from .plugin import SECTION, served_by_plugin
 from .source import Files, Target
@@ -30,8 +30,11 @@ from .source import Files, Target
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+PatchedMode = Literal["M", "T"]
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+_HELD: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
+_PROJECTOR = "multi_modal_projector."
 
 
 def from_ours(
@@ -57,7 +60,7 @@ def from_ours(
             "SGLang's draft models read ids alone, and this one reads pictures", where=where,
             hint="serve it in vLLM: --to vllm; its language model alone drafts on prompts of text: --prompts text",
         )  # fmt: skip
-    model = load_lvlm(folder, **HELD) if sees else load_weights(AutoModelForCausalLM, folder, **HELD)
+    model = load_lvlm(folder, **_HELD) if sees else load_weights(AutoModelForCausalLM, folder, **_HELD)
     if not reading_of(model.config).first_token:
         raise UserError(
             "the draft was trained without a prompt's first token, which a draft model is shown", where=where,
@@ -69,10 +72,6 @@ def from_ours(
     if added:
         notes.append(f"{added} rows added near the mean, up to the target's vocabulary")
     return draft, notes
-
-
-HELD: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
-PROJECTOR = "multi_modal_projector."
 
 
 def is_served(folder: Path) -> bool:
@@ -88,25 +87,25 @@ def for_plugin(folder: Path, target: Target) -> Files:
     Raises:
         UserError: it was made for a target of another width or vocabulary.
     """
-    model = load_lvlm(folder, **HELD)
+    model = load_lvlm(folder, **_HELD)
     text, theirs, width = model.config.text_config, target.text, reading_of(model.config).target_width
     if (width, text.vocab_size) != (theirs.hidden_size, theirs.vocab_size):
         raise UserError(
             f"the draft was made for a target of width {width} and {text.vocab_size} rows of vocabulary; this one has "
             f"{theirs.hidden_size} and {theirs.vocab_size}", where=str(folder), hint="name its own target: --target",
         )  # fmt: skip
-    own = {key: value for key, value in text.to_dict().items() if key not in LEFT_OUT}
+    own = {key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT}
     # The engine's buffer of states has the target's width, that of embeddings the draft's.
     kv_heads, head_dim = usual_heads(theirs)
     outer = own | {
         "model_type": "llama", "hidden_size": width, "projection_dim": text.hidden_size,
         "torch_dtype": str(model.dtype).removeprefix("torch."), "num_attention_heads": theirs.num_attention_heads,
         "num_key_value_heads": kv_heads, "head_dim": head_dim,
-        **{name: config_value(theirs, name) for name in IDS},
+        **{name: config_value(theirs, name) for name in _IDS},
     }  # fmt: skip
     state = {f"model.{name}": value for name, value in language_model_of(model).state_dict().items()}
     state |= {"lm_head.weight": model.lm_head.weight.detach().clone()}
-    state |= {f"{PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
+    state |= {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
     return served_by_plugin(outer, "lvlm", language_model=own), state
 
 
@@ -116,7 +115,7 @@ def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     """
     values, held = read_values(folder), read_safetensors(folder / WEIGHTS)
     about, config = values.pop(SECTION), copy.deepcopy(target.config)
-    text = about.get("language_model") or {name: value for name, value in values.items() if name not in LEFT_OUT}
+    text = about.get("language_model") or {name: value for name, value in values.items() if name not in _LEFT_OUT}
     config.text_config = type(config.text_config)(**text)
     config.tie_word_embeddings = config.text_config.tie_word_embeddings  # the draft's own, not the target's
     is_made = about["drafter"] == "lvlm"  # for the EAGLE path, which has no first token
@@ -128,7 +127,7 @@ def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
         target_projector=target.model.multi_modal_projector if is_projected else None,
     )  # fmt: skip
     pieces = {"model.": language_model_of(draft), "lm_head.": draft.lm_head}
-    pieces |= {} if about["drafter"] == "lvlm-t" else {PROJECTOR: own_projector(draft)}
+    pieces |= {} if about["drafter"] == "lvlm-t" else {_PROJECTOR: own_projector(draft)}
     for prefix, module in pieces.items():
         state = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
         check_shapes(shapes_of(state), shapes_of(module.state_dict()), where=str(folder / WEIGHTS))
@@ -159,13 +158,13 @@ def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTra
             f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
             where=where, hint="name the target that it drafts for: --target",
         )  # fmt: skip
-    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in LEFT_OUT})
+    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
     draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     draft.model.load_state_dict(language_model_of(model).state_dict())
     draft.lm_head.load_state_dict(model.lm_head.state_dict())
     if text.vocab_size < rows:
         grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
-    for name in IDS:
+    for name in _IDS:
         # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
         value = config_value(target.text, name)
         setattr(draft.config, name, value)
@@ -204,12 +203,12 @@ def to_ours(
         notes.append(f"its image token was {ours.image_token_id}, the target's is {target.image_token_id}")
         ours.image_token_id = ours.image_token_index = target.image_token_id
     for place, theirs in ((ours, target), (ours.text_config, target.text_config)):
-        for name in IDS:
+        for name in _IDS:
             before, value = config_value(place, name), config_value(theirs, name)
             if before != value:
                 notes.append(f"{name} was {before}, the target's is {value}")
                 setattr(place, name, value)
-    for name in IDS:
+    for name in _IDS:
         setattr(model.generation_config, name, config_value(target.text_config, name))
     if len(ends) > 1:
         model.generation_config.eos_token_id = list(ends)
@@ -233,3 +232,80 @@ def _check_eyes(ours: Any, target: Any, source: str) -> None:
         if mine != other:
             raise UserError(f"its tower reads {mine} {what}, the target's {other}", where=source,
                             hint="give a target of its resolution: published drafts read 336 pixels")  # fmt: skip
+
+
+def for_patches(folder: Path, section: LvlmConfig, target: Target) -> Files:
+    """`config.json` and tensors of a draft LVLM as it was trained, for vLLM's method `draft_model` with our plugin's
+    patches, in mode M or T. In M its own projector reads the target's tower, which vLLM runs once for both, so that the
+    draft's tower must be the target's. In T a newline stands for each picture, and no tower is read.
+
+    Raises:
+        UserError: vLLM would run something else, with patches too; every reason is named.
+    """
+    from transformers import AutoTokenizer
+
+    model = load_lvlm(folder, **_HELD)
+    members = section.mode.members
+    reasons = list(_unserved(model, target, members))
+    if not reasons and members == ("M",) and reading_of(model.config).projector_input == "tower":
+        reasons += _other_tower(model, target, str(folder))
+    if reasons:
+        raise UserError(
+            "vLLM cannot run this draft LVLM with pictures, not even with patches:\n"
+            + "\n".join(f"  - {why}" for why in reasons), where=str(folder),
+            hint="decode with our own loop, or train one for vLLM: drafter.projector_input: projected and "
+            "drafter.first_token: false; on text alone its language model drafts: --prompts text",
+        )  # fmt: skip
+    text, dtype = model.config.text_config, str(model.dtype).removeprefix("torch.")
+    values = {key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT}
+    values |= {"torch_dtype": dtype, **{name: config_value(target.text, name) for name in _IDS}}
+    state = {f"model.{name}": value for name, value in language_model_of(model).state_dict().items()}
+    state |= {"lm_head.weight": model.lm_head.weight.detach().clone()}
+    if members == ("T",):
+        place = str(target.place)
+        with reading_pretrained(place, "cannot load the target's tokenizer", weights=False):
+            tokenizer = AutoTokenizer.from_pretrained(place)
+        newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]  # as our loop reads it
+        return served_by_plugin(values, "lvlm-t", newline_id=int(newline)), state
+    state |= {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
+    return served_by_plugin(values, "lvlm-m", projector_input=reading_of(model.config).projector_input), state
+
+
+def _unserved(model: PreTrainedModel, target: Target, members: tuple[str, ...]) -> Iterator[str]:
+    config, theirs = model.config, target.config
+    if len(members) > 1:
+        yield f"it drafts as an ensemble ({', '.join(members)}), and the engine runs one row a request"
+    elif members[0] not in ("M", "T"):
+        yield f"in mode {members[0]} it is shown something else than pictures or newlines (modes M and T: --mode)"
+    if "patched" not in family_of(theirs).engines.get("vllm", ()):
+        yield f"pictures of {theirs.model_type} were not compared with the patches, LLaVA-1.5's were"
+    if config.text_config.model_type != "llama":
+        yield f"its language model is a {config.text_config.model_type}, and the plugin's class is Llama's"
+    if config.text_config.vocab_size != target.text.vocab_size:
+        rows = f"{config.text_config.vocab_size} rows of vocabulary, and the target {target.text.vocab_size}"
+        yield f"it has {rows}: name its own target by --target"
+    reading = reading_of(config)
+    if not reading.first_token:
+        yield "it was trained without a prompt's first token (drafter.first_token), which a draft model is shown"
+    if reading.projector_input == "projected" and reading.target_width != target.text.hidden_size:
+        yield f"it reads features of width {reading.target_width}, and the target's have {target.text.hidden_size}"
+
+
+def _other_tower(model: PreTrainedModel, target: Target, where: str) -> Iterator[str]:
+    """Reasons that a draft has whose tower, or the layer that it reads, is not the target's."""
+    own, theirs = model.config, target.config
+    if own.model_type != theirs.model_type:
+        yield f"it is a {own.model_type}, which reads its tower's features with newlines between them"
+        return
+    for name in ("vision_feature_layer", "vision_feature_select_strategy"):
+        here, there = config_value(own, name), config_value(theirs, name)
+        if here != there:
+            yield f"its {name} is {here}, and the target's {there}"
+    held = target_tower(target.place, where=where)
+    state = {name.removeprefix("vision_model."): value for name, value in model.model.vision_tower.state_dict().items()}
+    apart = 0
+    for name, value in state.items():
+        wanted = held.get(name)  # compared in the target's precision
+        apart += wanted is None or value.shape != wanted.shape or not torch.equal(value.to(wanted.dtype), wanted)
+    if apart:
+        yield f"{apart} of its tower's {len(state)} tensors are not the target's: it has its own, or was trained"

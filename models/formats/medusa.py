@@ -11,9 +11,8 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..drafters.medusa import MedusaConfig, MedusaHead
-from ..folders import check_shapes, shapes_of
+from ..folders import State, check_shapes, shapes_of
 from ..targets.base import language_shape
-from .published_head import State
 from .source import Files, Source
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def resolved(loaded: Loaded) -> JsonObject:
     recipe = loaded.recipe
     tree = recipe.model_dump(mode="json", by_alias=True)
     for place, drafter in within(recipe, DrafterConfig):
-        for name in drafter.unread(recipe.target.draws_images):
+        for name in drafter.unread_for_images if recipe.target.draws_images else drafter.unread_for_language:
             value_at(tree, *place).pop(type(drafter).model_fields[name].alias or name, None)
     return recipe.written_over(tree)
 

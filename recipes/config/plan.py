@@ -20,7 +20,7 @@ from ...data.records.records import file_identity
 from ...data.records.tars import expand_paths
 from ...data.suites.suite import INDEX, suite_identity
 from ...data.suites.turn_sets import TURN_SETS
-from ...models.shipped import shipped_folder
+from ...models.folders import shipped_folder
 from ...trainers.run.finished_stages import named_weights
 from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
 from ...trainers.run.stage import Planned, Stage
@@ -102,22 +102,22 @@ def _maker(
         return UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
 
     if wanted is not None:
-        taken = f"takes its {thing} from {wanted!r}, which"
+        taken = f"takes its {thing} from {wanted!r},"
         names = [p.name for p in earlier]
         if wanted in misfits:
             instead = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
-            raise refuse(f"{taken} {misfits[wanted]}", instead)
+            raise refuse(f"{taken} which {misfits[wanted]}", instead)
         if wanted in makers:
             return wanted
         if wanted in names:
-            raise refuse(f"{taken} makes none", did_you_mean(wanted, makers))
+            raise refuse(f"{taken} which makes none", did_you_mean(wanted, makers))
         if wanted in recipe.stages and wanted != name:
-            raise refuse(f"{taken} runs later", f"stages run in the order written, and those that a recipe adds run "
-                         f"last: `order` lists all of them in another order, or give what reads {wanted!r} a stage of "
-                         "its own")  # fmt: skip
+            hint = "stages run in the order written, and those that a recipe adds run last: `order` lists all of them"
+            raise refuse(f"{taken} which runs later", f"{hint} in another order, or give what reads {wanted!r} a stage "
+                         "of its own")  # fmt: skip
         named = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
         others = [other for other in named if other != wanted]
-        raise refuse(f"{taken} is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
+        raise refuse(f"{taken} which is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
     if fitting:
         return fitting[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):

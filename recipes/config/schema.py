@@ -25,7 +25,7 @@ from ...core.section import Section, kinds, sections, within, written_kind
 from ...core.tracking import TrackingConfig
 from ...data.captioned.prompts import PromptSource
 from ...models.drafters import DRAFTER, AnyDrafter
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.targets.generators import AnyTarget
 from ...models.targets.table import REFUSED
 from ...trainers.run.deepspeed_section import EngineConfig
@@ -184,7 +184,7 @@ class Recipe(Section):
         """Refuses a path of trained weights beside the parts of a new drafter where one of them is read by nothing."""
         own = self.drafter
         if (
-            own is not None
+            isinstance(own, PublishedDrafter)
             and own.beside_path()
             and not any(s.drafter is None and s.from_stage == SCRATCH for s in self.heads.values())
         ):

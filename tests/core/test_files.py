@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from draftsmith.core import files
 from fails import fails_with
 from pydantic import BaseModel, TypeAdapter
 from pydantic.dataclasses import dataclass
-from safetensors.torch import save_file
 
 
 class Entry(BaseModel):
@@ -107,13 +105,6 @@ def test_yaml(tmp_path: Path) -> None:
         assert fails_with(problem, files.read_yaml, path, Manifest, hint="").where == str(path)
 
 
-def test_a_file_is_as_large_as_its_limit_allows(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"12345")
-    assert files.read_small(path, hint="", max_bytes=5) == b"12345"
-    fails_with("larger than 4 bytes", files.read_small, path, hint="", max_bytes=4)
-
-
 def test_a_power_cut_at_any_moment_finds_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch) -> None:
     """The content is on the disk before it gets its name, and the name is when the writer returns."""
     path, real = tmp_path / "done.json", os.replace
@@ -131,20 +122,6 @@ def test_a_power_cut_at_any_moment_finds_the_old_file_or_the_new_one(tmp_path: P
     monkeypatch.setattr(os, "replace", rename)
     files.write_whole(path, b"12345")
     assert seen == [".partial of 5", "renamed to done.json", "folder"]
-
-
-def test_weights_in_a_new_folder_can_be_read_by_colleagues(tmp_path: Path) -> None:
-    """Exports, imports and converted weights: safetensors 0.8 makes private files, and others serve them."""
-    before = os.umask(0o022)
-    try:
-        with files.new_folder(tmp_path / "export") as aside:
-            (aside / "deep").mkdir()
-            for name in ("model.safetensors", "deep/model.safetensors"):
-                save_file({"a": torch.zeros(1)}, aside / name)
-                (aside / name).chmod(0o600)
-    finally:
-        os.umask(before)
-    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "export").rglob("*.safetensors")] == [0o644, 0o644]
 
 
 def test_a_new_folder_takes_no_other_ones_place(tmp_path: Path) -> None:

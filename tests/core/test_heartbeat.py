@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch.distributed as dist
 from draftsmith.core import ranks
-from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WAITS, WORKS, Heartbeat, Pulse, _Late, _Peer, _told
+from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WORKS, Heartbeat, Pulse, _Peer
 from training import free_port
 
 FORK = multiprocessing.get_context("fork")
@@ -176,16 +176,6 @@ def test_a_rank_that_has_left_watches_no_longer():
     assert not watch.is_alive()
 
 
-def test_of_many_late_ranks_four_are_named():
-    late = [_Late(number, "which is silent", is_silent=True, quiet_s=9, bound_s=60) for number in range(5)]
-    assert _told(late).endswith("rank 3, which is silent; and 1 more")
-    assert _told(late[:4]).endswith("rank 3, which is silent")
-
-
-def test_an_error_of_something_else_is_nobodys_loss():
-    assert ranks.lost_by(RuntimeError("shape mismatch")) is None
-
-
 def test_a_rank_that_nobody_joins_says_so_and_ends(tmp_path, capfd):
     heartbeat = watching(joins=False)
     heartbeat._clock = 25.0
@@ -217,14 +207,6 @@ def waited(heartbeat: Heartbeat, seconds: float, peers: dict[int, _Peer]) -> Non
         heartbeat._look()
         heartbeat._peers, heartbeat._clock, heartbeat._answered = peers, seconds, seconds
         heartbeat._look()
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_one_of_many_waiting_ranks_speaks_for_all(capfd, rank):
-    peers = {n: _Peer(30, 0, number=1, state=WAITS) for n in range(3) if n != rank}
-    waited(watching(rank=rank), 30, peers | {3: _Peer(1, 1, state=STEPS, where="stage a, step 2 of 4")})
-    said = "for rank 3, which has given no sign for 29 s (it was in stage a, step 2 of 4)\n"
-    assert capfd.readouterr().err == ("" if rank else f"rank 0 has waited 30 s in its start, {said}")
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,6 @@ def test_a_page_is_named_from_where_the_command_runs(tmp_path, monkeypatch):
     assert page("exports.md") == str(ROOT / "docs" / "exports.md")
 
 
-def test_a_folder_that_is_gone_is_no_error(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert page("exports.md") == str(ROOT / "docs" / "exports.md")
-
-
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_every_page_that_a_message_names_exists(name):
     assert (ROOT / "docs" / name).is_file()

@@ -13,7 +13,6 @@ from command_line import prints
 from draftsmith.core.checksums import read_sums
 from draftsmith.core.errors import UserError, first_line
 from draftsmith.core.secrets import HIDDEN, redact, redact_argument, redact_output, redact_tree, secret_in, shortened
-from draftsmith.core.tracking import Tracker, TrackingConfig
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.provenance import versions
 from draftsmith.trainers.run.matching import _shown
@@ -170,17 +169,6 @@ def test_command_line_arguments(argument, expected):
     assert redact_argument(argument) == expected
 
 
-def test_the_tracker_writes_and_says_none(environment, tmp_path):
-    """metrics.jsonl is a folder, so writing fails with a message that holds the path, and the path a token."""
-    folder = tmp_path / SHAPED["hugging face"]
-    (folder / "metrics.jsonl").mkdir(parents=True)
-    said: list[str] = []
-    tracker = Tracker(TrackingConfig(), folder, name="x", recipe={}, say=said.append)
-    tracker.log({"loss": 1.0}, 1)
-    assert len(said) == 1 and "tracking failed" in said[0] and HIDDEN in said[0]
-    assert SHAPED["hugging face"] not in said[0]
-
-
 def leaks(text: str | bytes) -> list[str]:
     data = text.encode() if isinstance(text, str) else text
     secrets = [*SHAPED.values(), *VARIABLES.values(), PLAIN]
@@ -247,18 +235,6 @@ def test_mistakes_are_told_without_them(environment, tmp_path, monkeypatch, capf
     assert main(arguments) == 2
     shown = capfd.readouterr()
     assert HIDDEN in shown.err and leaks(shown.out + shown.err) == []
-
-
-def test_an_output_inside_a_file_is_told_without_them(tmp_path):
-    """No mistake in the recipe, but an error of the operating system, through the real launcher. What a traceback says
-    is checked in tests/recipes/test_cli.py.
-    """
-    (tmp_path / "file").write_text("")
-    output = tmp_path / "file" / SHAPED["hugging face"]
-    command = [sys.executable, "trains/train.py", "recipe=demo/lvlm", f"output={output}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr and HIDDEN in done.stderr
-    assert leaks(done.stdout + done.stderr) == []
 
 
 def test_nothing_of_the_repository_looks_like_a_secret():

@@ -58,32 +58,6 @@ def test_tables_pictures_and_artifacts_offline(tmp_path):
     assert b"run-finetune-checkpoint" in log.read_bytes() and TOKEN.encode() not in log.read_bytes()
 
 
-def test_a_resumed_stage_has_the_same_id_offline(tmp_path):
-    for step in (1, 2):
-        mine = tracker(tmp_path, mode="offline")
-        mine.log({"loss": 1.0}, step)
-        mine.finish()
-        time.sleep(1.1)  # folders are named by the second
-    identity = (tmp_path / "wandb-id").read_text()
-    assert len(list((tmp_path / "wandb").glob(f"offline-run-*-{identity}"))) == 2
-
-
-@pytest.mark.slow
-def test_no_server_at_all_leaves_the_run_offline(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(tracking, "START_S", 3)
-    said = []
-    start = time.monotonic()
-    mine = tracker(tmp_path, say=said.append)
-    mine.log({"loss": 1.0}, 1)
-    mine.finish()
-    assert time.monotonic() - start < 40
-    assert len(said) == 1 and "does not answer" in said[0] and "wandb sync" in said[0]
-    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
-    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
-
-
 class Server(http.server.BaseHTTPRequestHandler):
     """As much of wandb's server as lets a run begin."""
 

@@ -276,30 +276,3 @@ def test_a_page_that_does_not_do_what_it_says(good, bad, says, folder):
     assert good in GOOD
     with pytest.raises((AssertionError, NameError), match=re.escape(says)):
         run_page(GOOD.replace(good, bad))
-
-
-def test_exit_codes_launchers_and_scripts(folder):
-    page = "```bash run exit-2\ndraftsmith train no-such-recipe\n```\n```text output\nno recipe\n```\n"
-    page += "```bash run\ndeepspeed --num_gpus 4 trains/train.py recipe=demo/lvlm dry_run=true > out.txt\n```\n"
-    page += "```bash run\nscripts/states.py --help\ncat out.txt\n```\n```text output\nstage evaluate\n```\n"
-    run_page(page)
-    with pytest.raises(AssertionError, match="exit code 1"):
-        run_page("```bash slow\nexit 1\n```\n", "slow")
-
-
-CLUSTER = "```bash dry-run\ndeepspeed --num_gpus 4 trains/train.py recipe=demo/lvlm\n```\n"
-
-
-@pytest.mark.parametrize(
-    ("good", "bad", "says"),
-    [
-        ("demo/lvlm", "no-such-recipe", AssertionError),
-        ("--num_gpus 4", "--num_gpus four", SystemExit),
-        ("trains/train.py", "trains/run.py", AssertionError),
-        ("deepspeed", "launch", AssertionError),
-    ],
-)
-def test_a_line_for_a_cluster_that_is_wrong(good, bad, says, folder):
-    assert good in CLUSTER
-    with pytest.raises(says):
-        run_page(CLUSTER.replace(good, bad))

@@ -186,9 +186,3 @@ def test_defaults_that_a_track_marks_are_the_codes():
                 assert value in defaults()[key.split(".")[-1]], f"{page.name}: {key} is {value}"
                 compared += 1
     assert compared > 15
-
-
-def test_the_check_of_settings_sees_them():
-    cells = [c[0] for page in TRACKS for c in rows(page.read_text()) if len(c) == 3]
-    assert sum(cell.startswith("`") for cell in cells) > 15
-    assert "no_such_setting" not in fields() and {"image_join", "lambda", "from"} <= fields()

@@ -4,16 +4,11 @@ import importlib
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.eval.cells import placed
-from draftsmith.eval.contrasts import drafters_table
-from draftsmith.eval.measured_rows import frame
-from rows import a_row
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = {
@@ -63,23 +58,6 @@ def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path,
     assert results.main(["check"]) == 0
 
 
-def test_a_table_is_written_apart_from_the_text_behind_it(results, tables, monkeypatch):
-    monkeypatch.setitem(tables.TABLES, "few", lambda: [["a", "b"], ["1", "2"]])
-    written = "<!-- results: few -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nText.\n"
-    for before in ("", "| a |\n", "| a |\n\n"):  # no table yet; one that touches the text; as it should be
-        assert results.rewritten(f"<!-- results: few -->\n\n{before}Text.\n") == written
-    assert results.rewritten(written) == written
-
-
-@pytest.mark.parametrize(
-    ("mark", "said"),
-    [("compar", "a table 'compar', and none has this name"), ("cells smollm2-full: method, taw", "columns .'taw'.")],
-)
-def test_a_mark_without_a_table_is_named(results, mark, said):
-    with pytest.raises(UserError, match=said):
-        results.rewritten(f"<!-- results: {mark} -->\n\nText.\n")
-
-
 def test_every_table_is_on_a_page(results, tables):
     marked = re.findall(r"^<!-- results: (.+) -->$", "\n".join(page.read_text() for page in results.pages()), re.M)
     assert set(tables.TABLES) == {name for name in marked if not name.startswith("cells ")}
@@ -88,21 +66,6 @@ def test_every_table_is_on_a_page(results, tables):
 def test_no_place_of_a_machine_is_kept():
     for path in (ROOT / "docs" / "results").rglob("*.json"):
         assert re.findall(r"(?<![\w.:/<])/(?:[\w.-]+/)+[\w.-]*", path.read_text()) == [], path.name
-
-
-def test_the_fastest_method_of_each_run_is_held_to_its_bound(tables, monkeypatch):
-    def cell(method, speed, low, relaxed=False):
-        return {"method": method, "DSR": speed, "DSR_spread": [low, 3.0], "relaxed": relaxed}
-
-    runs = [{"cells": [cell("a", 2.5, 2.0), cell("b", 2.1, 1.0), cell("c", 9.0, 8.0, relaxed=True)]},
-            {"cells": [cell("b", 1.9, 1.5)]}, {"cells": [cell("a", 2.2, 1.05)]}]  # fmt: skip
-    monkeypatch.setattr(tables, "runs_of", lambda recipe: runs)
-    assert tables.fastest("any", lambda cell: True, 2.0) == [
-        "2x, lower quartile above 1.1",
-        "2.50x [2.00, 3.00], 1.90x [1.50, 3.00], 2.20x [1.05, 3.00] (a; b): **missed** by 2 of 3",
-    ]
-    del runs[1:]
-    assert "missed" not in tables.fastest("any", lambda cell: True, 2.0)[1]
 
 
 def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_path, monkeypatch):
@@ -120,25 +83,6 @@ def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_pa
 
     results.record([run(tmp_path / "d", 1, commit="b" * 40)])
     assert list(json.loads((tmp_path / "results" / "lvlm.json").read_text())) == ["1"]
-
-
-def test_differences_and_drafters_are_kept(results, tmp_path):
-    one = {"difference": 0.5, "interval": (0.1, 0.9), "verdict": "above 0", "requests": 12}
-    compared = {"each": {"a - b": 0.5}, "mean": 0.5, "interval": (0.1, 0.9), "verdict": "above 0", "why": []}
-    rows = [a_row(drafter=name, accepted=(n, n), benchmark="text") for name, n in (("draft", 3), ("draft_1", 1))]
-    more = {
-        "contrasts": [{"name": "rule", "mode": "", "place": "captions, T = 1", "result": one}],
-        "comparison": {"text": compared}, "tables": [asdict(drafters_table(placed(frame(rows))))],
-    }  # fmt: skip
-    _, kept = results.recorded(run(tmp_path / "a", 0, more=json.loads(json.dumps(more))))
-    evaluation = kept["evaluations"]["evaluate"]
-    assert evaluation["contrasts"] == [
-        {"name": "rule", "mode": "", "place": "captions, T = 1", "difference": 0.5, "interval": [0.1, 0.9]}
-    ]
-    assert evaluation["comparison"]["text"]["each"] == {"a - b": 0.5} and "why" not in evaluation["comparison"]["text"]
-    assert [(line["drafter"], line["method"], line["tau"]["text"][0]) for line in evaluation["by_drafter"]] == [
-        ("draft", "M", 4.0), ("draft_1", "M", 2.0)
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("state", [{"changed": 3}, {"commit": None}, "nothing"])

@@ -14,15 +14,14 @@ from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.formats import lvlm
-from draftsmith.models.formats.published_head import read_published
+from draftsmith.models.formats.heads import read_published
 from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
 from draftsmith.models.targets.anole.section import load_anole
 from draftsmith.models.targets.anole.vqgan import load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
 from draftsmith.models.targets.llamagen.published_files import convert
-from draftsmith.models.targets.load import load_lvlm
-from draftsmith.models.targets.loading import load_weights
+from draftsmith.models.targets.load import load_lvlm, load_weights
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
 from visual_tiny import anole

@@ -14,7 +14,7 @@ from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.formats.published_head import read_published
+from draftsmith.models.formats.heads import read_published
 from draftsmith.models.hub import load_language_model, target_embedding
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole.section import load_anole
@@ -22,8 +22,7 @@ from draftsmith.models.targets.anole.vqgan import VqGan, load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.models.targets.load import load_lvlm
-from draftsmith.models.targets.loading import load_weights
+from draftsmith.models.targets.load import load_lvlm, load_weights
 from safetensors.torch import load_file, save_file
 from tiny import llava
 from transformers import (

@@ -3,19 +3,15 @@
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.models.shipped import shipped_folder
+from draftsmith.models.folders import shipped_folder
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import preflight_data
 from draftsmith.recipes.config.exit_codes import FAULTS, OK
 from draftsmith.recipes.config.load import load
-from draftsmith.recipes.config.preflight_data import missing_data, sections
-from draftsmith.recipes.config.preflight_weights import trained_outside
-from draftsmith.trainers.stages.cache import CacheStage
+from draftsmith.recipes.config.preflight_data import sections
 from PIL import Image
 
 FEW = [
@@ -92,17 +88,6 @@ def test_everything_that_was_read_is_reported(generated, capsys):
     assert "usable share 100%" not in told
 
 
-def test_weights_and_pictures_of_a_judge_are_looked_for(capsys, tmp_path):
-    place = "stages.evaluate.benchmarks.captions.quality"
-    named = f"reference: {tmp_path / 'none'}, weights: {{inception: {tmp_path / 'gone.pt'}}}"
-    settings = [f"output={tmp_path / 'run'}", f"{place}={{metrics: [fid, clip], {named}}}"]
-    code, text = check(capsys, "recipe=demo/visual-ar", *settings)
-    assert code == FAULTS
-    for metric in ("fid", "clip"):
-        assert re.search(rf"fault +{re.escape(place)}.weights \({metric}\)", text)
-    assert line(text, f"{place}.reference").startswith("fault") and "no pictures" in line(text, f"{place}.reference")
-
-
 def test_settings_that_changed_are_a_fault_with_the_hint(generated, capsys):
     code, text = check(capsys, *FEW, f"output={generated}", "stages.world.splits.text={sums: 2}")
     assert code == FAULTS
@@ -158,16 +143,6 @@ def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypa
     assert patterns == [("llava-hf/llava-1.5-7b-hf", preflight_data.SMALL)], "once"
     told = line(text, "stages.finetune.data")
     assert "hf download llava-hf/llava-1.5-7b-hf --include '*.json'" in told and "(no network)" in told
-
-
-def test_hints_of_data_fit_what_was_found(tmp_path, capsys):
-    """A folder was "not on disk"."""
-    key, place = "stages.finetune.data", f"output={tmp_path / 'run'}"
-    _, text = check(capsys, "llava15-68m", place, f"{key}.path={tmp_path}", "stages=[finetune]")
-    assert f"{tmp_path} is a folder, and a file of records is expected" in line(text, key)
-    assert f"hint: name a file: {key}.path={tmp_path}/..." in text
-    _, text = check(capsys, "llava15-68m", place, "stages=[finetune]")
-    assert re.search(rf"hint: name another place: {key}.path=..., or fetch it before the run: hf download \S+ ", text)
 
 
 def test_another_number_of_records_than_declared_is_a_warning(own_data, capsys):
@@ -291,27 +266,6 @@ def test_prompts_that_the_target_cannot_be_asked_by_are_told_by_check_and_dry_ru
     assert "1 prompts" in line(told, subject) and f"{prompts}: 1 prompts" in told
 
 
-@pytest.mark.parametrize(
-    ("recipe", "setting", "told"),
-    [
-        ("demo/visual-ar", "stages.evaluate.methods.LANTERN.rule.k=65", "rule.k: lantern: k is 65, in a codebook of"),
-        ("demo/visual-ar", "stages.evaluate.probes.analysis.k=[4,65]", "analysis.k: analysis: k is 65, in a codebook"),
-        ("lanternpp-anole-7b",
-         "stages.lanternpp.methods.L={tree: {kind: chain, gamma: 2}, rule: {kind: lantern, k: 8193, delta: 0.1}}",
-         "methods.L.rule.k: lantern: k is 8193, in a codebook of 8192"),
-        ("eagle-llamagen-c2i-xl", "stages.evaluate.benchmarks.classes.prompts={classes: 2000, max_samples: 2000}",
-         "classes.prompts.classes: label 1999, and the target has classes 0 to 999"),
-        ("eagle-llamagen-c2i-xl", "stages.head.decoding.prompts={classes: 1001, max_samples: 1001}", "label 1000, and"),
-        ("demo/visual-ar",
-         "stages.evaluate.benchmarks.captions.prompts={classes: 3, max_samples: 2, path: null, from: null}",
-         "prompts.classes: a prompt without a caption"),
-    ],
-)  # fmt: skip
-def test_a_codebook_or_classes_that_the_target_does_not_have_are_refused_with_the_recipe(recipe, setting, told):
-    with pytest.raises(UserError, match=re.escape(told)):
-        load([f"recipe={recipe}", setting])
-
-
 def test_a_model_that_cannot_be_fetched_is_a_fault(monkeypatch, capsys, tmp_path):
     from huggingface_hub import constants
 
@@ -395,15 +349,6 @@ def test_results_that_are_not_as_they_were_written_are_a_fault(generated, tmp_pa
     assert code == FAULTS and "world/train.json was changed after it was written" in line(text, "results")
 
 
-def test_a_finished_stage_says_which_of_its_files_are_gone(generated, tmp_path, capsys):
-    """A warning: what nothing reads any more may be removed."""
-    output = shutil.copytree(generated, tmp_path / "run")
-    (output / "world" / "world" / "held_out.json").unlink()
-    _, text = check(capsys, *FEW, f"output={output}", "stages=[world]")
-    said = line(text, "stages.world")
-    assert said.startswith("warning") and "files are not there as written, the first: world/held_out.json" in said
-
-
 def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     """A run is refused for it before its first stage (tests/recipes/test_cli.py)."""
     missing = f"{{path: {tmp_path / 'absent.json'}, from: null}}"
@@ -414,18 +359,6 @@ def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     ours = f"{{path: {tmp_path / 'run' / 'world' / 'world' / 'train.json'}, from: null}}"
     code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")
-
-
-def test_missing_prompts_stop_a_run_and_classes_need_no_file(tmp_path):
-    context = SimpleNamespace(folder=tmp_path / "run" / "evaluate")
-
-    def missing(*settings: str) -> list[str]:
-        stage = load([f"recipe={CLASSES[0]}", "output=out", *settings]).recipe.stages["evaluate"]
-        return [f"{finding.level} {finding.subject}" for finding in missing_data("evaluate", stage, context)]
-
-    prompts = f"{{path: {tmp_path / 'gone.jsonl'}, classes: null, max_samples: null}}"
-    subject = "stages.evaluate.benchmarks.classes.prompts"
-    assert missing() == [] and missing(f"{subject}={prompts}") == [f"fault {subject}"]
 
 
 def test_a_start_that_is_no_folder_and_no_name_of_the_hub_is_a_fault(tmp_path, capsys, monkeypatch):
@@ -440,11 +373,3 @@ def test_a_start_that_is_no_folder_and_no_name_of_the_hub_is_a_fault(tmp_path, c
     assert code == FAULTS
     code, text = check(capsys, *recipe, "stages.traffic.from.path=somebody/head")
     assert "will be downloaded" in line(text, "stages.traffic.from.path") or "HF_HUB_OFFLINE" in text
-
-
-def test_heads_of_a_cache_are_no_weights_that_it_reads():
-    """A path beside their settings may be one that a later stage writes, or nobody's."""
-    stage = {"kind": "cache", "data": {"path": "x.json"}, "drafters": [{"kind": "eagle3", "path": "somebody/head"}]}
-    assert not [*trained_outside(CacheStage.model_validate(stage), "stages.cache")]
-    head = CacheStage.model_validate(stage).drafters[0]
-    assert [key for key, _ in trained_outside({"m": head}, "methods")] == ["methods.m.path"]

@@ -1,11 +1,9 @@
 """The command: what each subcommand prints, refuses and exits with; what is shown is a recipe again."""
 
 import os
-import re
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,19 +13,11 @@ from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.config.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
+from draftsmith.recipes.config.exit_codes import CRASH, MISTAKE, OK, STOPPED
 from draftsmith.recipes.config.launch import typed
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.trainers.run.launcher import num_ranks
 from fails import fails_with, raising
-
-
-def test_recipes_lists_each_with_its_headline(capsys):
-    listed = prints(capsys, ["recipes"], OK).splitlines()
-    assert len(listed) == len(recipe_names())
-    (line,) = [line for line in listed if line.split()[0] == "demo/lvlm"]
-    assert "drawn scenes" in line and main(["recipes", "--names"]) == OK
-    assert capsys.readouterr().out.split() == list(recipe_names())
 
 
 def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
@@ -100,12 +90,6 @@ def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
         monkeypatch.setattr(module, "run_recipe", lambda arguments, command: commands.append(command) or MISTAKE)
     monkeypatch.setattr("sys.argv", ["/opt/bin/draftsmith"])
     assert main(words.split()) == MISTAKE and commands == [f"draftsmith {words}"]
-
-
-def test_recipes_are_found_by_words(capsys):
-    assert main(["recipes", "LLAMAGEN", "demo"]) == OK
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["demo/visual-ar"]
-    assert "no recipe with whisper" in prints(capsys, ["recipes", "whisper"], MISTAKE)
 
 
 # One for each track here, drafters in a stage and a method's name that ends in tokens; all others in the slow tier, for
@@ -211,28 +195,6 @@ def test_a_crash_hides_keys_and_an_interrupt_outside_of_training_has_no_tracebac
     assert told in said and hidden not in said
 
 
-def test_the_version_is_told(capsys):
-    assert re.fullmatch(r"draftsmith \d+\.\d+\S*\n", prints(capsys, ["--version"], OK))
-
-
-def test_exit_codes_are_told_by_the_docs():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
-    assert re.findall(r"^\| (\d+) \| (.+) \|$", page, re.M) == [(str(c), text) for c, text in EXIT_CODES.items()]
-
-
-@pytest.mark.parametrize("name", ["train", "evaluate", "publish", "check", "show", "demo"])
-def test_help_of_what_takes_settings_shows_the_dry_run(name, capsys):
-    assert "dry_run=true: only say" in " ".join(prints(capsys, [name, "--help"]).split())
-
-
-def test_exit_codes_are_told_by_help(capsys):
-    assert (OK, CRASH, MISTAKE, FAULTS, STOPPED) == (0, 1, 2, 3, 143)
-    for arguments in ([], ["-h"], ["--help"]):
-        printed = prints(capsys, arguments, OK)
-        assert all(f"  {code} " in printed and meaning in printed for code, meaning in EXIT_CODES.items())
-        assert all(f"  {name} " in printed for name in COMMANDS)
-
-
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_has_examples_that_parse(name, capsys):
     printed = prints(capsys, [name, "--help"], OK)
@@ -277,21 +239,3 @@ def test_a_dry_run_of_a_demo_is_this_process_alone_and_of_as_many_ranks_as_would
     said = prints(capsys, ["demo", "lvlm-from-nothing", f"output={output}", "dry_run=true"], OK)
     assert said.startswith(f"dry run: nothing is written, no network is used ({num_ranks()} rank(s))\n")
     assert "stage finetune (train)" in said and not output.exists() and dict(os.environ) == before
-
-
-def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeypatch, capsys):
-    """Wherever a run meets it: a file that it writes, or one that it makes way for."""
-    monkeypatch.setattr(cli, "_dispatch", lambda arguments: tmp_path.unlink() or 0)
-    assert cli.main(["doctor"]) == 2
-    said = capsys.readouterr().err
-    assert f"where: {tmp_path}" in said and "remove it, and run the same command again" in said
-    assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(("words", "told"), [
-    (["train"], "NAME is missing: a recipe's name, its file, or the folder of a run"),
-    (["import", "folder"], "--as is missing: eagle, "),
-])  # fmt: skip
-def test_what_is_missing_is_said_with_what_it_is(words, told, capsys):
-    error = prints(capsys, words, MISTAKE)
-    assert re.search(told, error) and "key=value" not in error and f"see draftsmith {words[0]} --help" in error

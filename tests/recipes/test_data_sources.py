@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -12,33 +11,12 @@ from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.recipes.config.preflight_data import sections
 from fails import fails_with
 from PIL import Image
 from record_forms import write_forms
 from small_records import talk
 
 KEY = "stages.finetune.data.path"
-BAD = {
-    "{kind: datasets, pth: x}": (f"{KEY}.pth: unknown key", "did you mean 'path'"),
-    "{kind: tables, path: x}": ("kind: Input tag 'tables'", ""),
-    "{path: x}": (f"{KEY}: its kind is missing", "says its kind"),
-    "{kind: datasets, path: x, columns: {imge: a}}": (f"{KEY}.columns.imge: unknown key", "did you mean 'image'"),
-    "[3]": (f"{KEY}.0: input should be a valid string (found 3)", ""),
-    "[a.json, {kind: webdataset, path: a.tar, pth: 3}]": (f"{KEY}.1.pth: unknown key", "did you mean 'path'"),
-}
-
-
-@pytest.mark.parametrize("path", BAD)
-def test_a_mistake_is_told_about_what_was_written(path):
-    caught = fails_with("", load, ["recipe=llava15-68m", f"{KEY}={path}"])
-    problem, hint = BAD[path]
-    assert problem in caught.problem and hint in caught.hint
-
-
-def test_a_source_beside_from_is_refused():
-    with pytest.raises(UserError, match=r"`from` is for splits"):
-        load(["recipe=demo/lvlm", "stages.finetune.data.path={kind: webdataset, path: a.tar}"])
 
 
 @pytest.fixture
@@ -89,11 +67,6 @@ def test_check_reads_them(forms, form, tmp_path, capsys):
     assert "6 usable records, not read" in capsys.readouterr().out
 
 
-def test_check_says_what_is_not_here(tmp_path, capsys):
-    main(["check", "llava15-68m", f"output={tmp_path / 'run'}", f"{KEY}={{kind: datasets, path: owner/none}}"])
-    assert "not on disk: owner/none" in capsys.readouterr().out
-
-
 def test_an_inline_text_encoder_needs_a_tokenizer_from_somewhere(tmp_path):
     page = Path(__file__).resolve().parents[2] / "docs" / "data.md"
     path = tmp_path / "drawn.yaml"
@@ -108,31 +81,3 @@ def test_an_inline_text_encoder_needs_a_tokenizer_from_somewhere(tmp_path):
     fails_with(r"needs a tokenizer[\s\S]*target\.tokenizer", planned, "target.tokenizer=null")
     with pytest.raises(UserError, match=r"tokenizer is given, and text_encoder is not spelt out"):
         load(["recipe=eagle-llamagen-xl-stage1", "target.tokenizer=folder"])
-
-
-def test_a_folder_is_told_as_such_where_path_names_it_alone(tmp_path):
-    """One that a mixture or tars name was told so too: the cure replaced the mixture, and other files went unnamed."""
-    folder, gone, output = tmp_path / "folder", tmp_path / "gone.json", tmp_path / "run"
-    folder.mkdir()
-    context = SimpleNamespace(folder=output / "finetune")
-    mixture = tmp_path / "mixture.yaml"
-    mixture.write_text(f"datasets: [{{json_path: {folder}}}, {{json_path: {gone}}}]")
-
-    def missing(path) -> tuple[str, str, str]:
-        stage = load(["recipe=llava15-68m", f"{KEY}={path}"]).recipe.stages["finetune"]
-        (data,) = [found for found in sections(stage) if found.key == "data"]
-        finding = data.missing(KEY.removesuffix(".path"), context)
-        return finding.level, finding.what, finding.hint
-
-    is_folder, elsewhere = f"{folder} is a folder, and a file of records is expected", f"name another place: {KEY}=..."
-    assert missing(folder) == ("fault", is_folder, f"name a file: {KEY}={folder}/...")
-    fetch = f"fetch it before the run, or {elsewhere}"
-    assert missing(mixture) == ("fault", f"not on disk: {folder}, {gone}", fetch)
-    assert missing(f"{{kind: webdataset, path: {folder}}}") == ("fault", f"not on disk: {folder}", fetch)
-    place = f"name files in the place of 1 folder in {KEY}"
-    assert missing(f"[{folder}, {gone}]") == ("fault", f"{is_folder}; not on disk: {gone}", f"{place}; {fetch}")
-    _, what, hint = missing(f"[{folder}, data/llava_v1_5_mix665k.json]")
-    assert what == f"{is_folder}; not on disk: data/llava_v1_5_mix665k.json"
-    assert hint.startswith(place) and "fetch it before the run: hf download liuhaotian" in hint
-    (output / "world").mkdir(parents=True)  # a stage of the run may still write what is read
-    assert missing(output / "world") == ("warning", f"not on disk: {output / 'world'}", fetch)

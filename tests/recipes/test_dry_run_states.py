@@ -17,7 +17,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.pictures.tiles import Tiling, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shards.shards import shard_path
-from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
+from draftsmith.models.drafters import HivisConfig, SparrowConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.estimate.states_size import caching
@@ -72,21 +72,6 @@ def test_a_disk_that_cannot_hold_it_is_said_beforehand(monkeypatch):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=int(free)))
         told = lines(stage(1328, 0), SparrowConfig(kind="sparrow"))
         assert ("warning: the states take 648 GB and the disk has 640 GB free under ." in told) == warned
-
-
-def test_what_is_kept_and_other_types_are_named():
-    text = lines(stage(960, 280, states={"dtype": "int8"}), SparrowConfig(kind="sparrow"))
-    assert "H at text and supervised tokens, layer 14 at visual tokens in int8" in text and "bf16 605 GB" in text
-    both = stage(960, 280, drafters=[{"kind": "msd"}])
-    assert "layer 0, 14 at visual tokens" in lines(both, SparrowConfig(kind="sparrow"))
-    assert "layers 2, 14, 25 at the same tokens" in lines(stage(960, 280), Eagle3Config(kind="eagle3"))
-
-
-def test_what_is_not_declared_is_said_to_be_unknown():
-    undeclared = CacheStage(kind="cache", data={"path": "not/on/disk.json"})
-    assert "declares no expected.samples" in lines(undeclared, MsdConfig(kind="msd"))
-    undeclared = CacheStage(kind="cache", data={"path": "not/on/disk.json"}, expected={"samples": 5})
-    assert "declares no expected.text_tokens" in lines(undeclared, MsdConfig(kind="msd"))
 
 
 def test_a_first_epoch_that_caches_is_estimated_as_well():

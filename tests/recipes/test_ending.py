@@ -1,6 +1,5 @@
 """What a run says at its end: a table that fits, the report's path, and commands that exist."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -8,12 +7,11 @@ import pytest
 import yaml
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.commands.cli import COMMANDS
-from draftsmith.recipes.config.announce import announcement
-from draftsmith.recipes.config.ending import WIDTH, ending, short_table, try_next
+from draftsmith.recipes.config.ending import ending, try_next
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.recipes.config.plan import plan
 from recorded import first_of_each_folder
-from rows import METHODS, a_row, measured_rows, report_of
+from rows import METHODS, measured_rows
 
 
 def loaded(name, *words):
@@ -74,36 +72,3 @@ def test_the_end_of_a_run(tmp_path):
     assert lines[11].split("  ")[1] == "draftsmith recipes demo"
     (tmp_path / "evaluate" / "report.json").write_text("{")
     assert "not valid JSON" in ending(recipe, path, stages), "a run that is over does not fail by its last lines"
-
-
-def test_the_table_fits_however_many_sets_and_methods_there_are():
-    report = json.loads(json.dumps(build([a_row()], about={}, methods={}).to_json()))
-    (cell,) = report["cells"]  # its numbers in each place: to compute those of 800 takes seconds
-    names = [(f"a long name of set {n}", f"a method of a long, long name, number {m}")
-             for n in range(20) for m in range(40)]  # fmt: skip
-    report["cells"] = [cell | {"benchmark": benchmark, "method": method} for benchmark, method in names]
-    lines = short_table("evaluate", report)
-    assert max(map(len, lines)) <= WIDTH and len(lines) == 33
-    assert lines[-1] == "10 more methods and 17 more sets in the report"
-
-
-def test_reports_without_cells_or_of_before_have_no_table():
-    assert short_table("a", {"cells": []}) == [] and short_table("a", {"cells": [{}]}) == []
-    report = report_of()
-    report["cells"][0] |= {"tau_interval": None}
-    assert short_table("a", report) == []
-    assert short_table("a", report_of())[1].split() == ["M", "4.10", "1.45x", "12/12"]
-
-
-def test_who_stands_in_another_folder_gets_whole_paths_and_the_commands_place(monkeypatch, tmp_path):
-    """scripts/demo runs in the clone, whose `draftsmith` is not on the caller's path."""
-    monkeypatch.chdir(tmp_path)
-    recipe, path, stages = loaded("demo/lvlm", "output=a/run")
-    folder = tmp_path / "a" / "run" / "evaluate"
-    write(folder, build(measured_rows(), about={}, methods=METHODS), measured_rows())
-    monkeypatch.setenv("DRAFTSMITH_CALLED_FROM", "/elsewhere")
-    monkeypatch.setenv("DRAFTSMITH_SHOWN_AS", "/the clone/bin/draftsmith")
-    text = ending(recipe, path, stages)
-    assert f"report: {folder / 'report.html'} " in text
-    assert f"  '/the clone/bin/draftsmith' publish {tmp_path}/a/run" in text and "  draftsmith " not in text
-    assert f"results: {tmp_path}/runs/demo-lvlm;" in announcement(["recipe=demo/lvlm"])

@@ -1,11 +1,9 @@
 """Recipes that extend others: every shipped one, over several levels, with stages in another order."""
 
-import functools
 from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.config import files
 from draftsmith.recipes.config.dry_run import dry_run
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.recipes.config.plan import plan
@@ -94,24 +92,3 @@ def test_stages_run_in_the_order_that_is_named(tmp_path):
 def test_an_order_names_every_stage_once(order, told, tmp_path):
     with pytest.raises(UserError, match=told):
         load([written(tmp_path, "mine", ORDERED % order)])
-
-
-def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
-    from draftsmith.recipes.commands.cli import main
-
-    assert main(["recipe=demo/lvlm", "dry_run=true", "stages=[pretrain,evaluate]"]) == 0
-    titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stage ")]
-    assert [title.split(":")[0] for title in titles] == ["stage pretrain (train)", "stage evaluate (evaluate)"]
-
-
-def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
-    """What one reader changes in its tree is not another's."""
-    parsed, read = [], files._parsed
-    monkeypatch.setattr(files, "_parsed", functools.cache(lambda text: parsed.append(text) or read(text)))
-    written(tmp_path, "base", "extends: llava15-160m\nseed: 1\nstages: {finetune: {optim: {lr: 1.0e-5}}}\n")
-    (path, tree), *_ = files.sources(tmp_path / "base.yaml")[::-1]
-    tree["stages"]["finetune"]["optim"]["lr"] = 2.0
-    first = len(parsed)
-    assert files.sources(path)[-1][1]["stages"]["finetune"]["optim"]["lr"] == 1e-5 and len(parsed) == first
-    written(tmp_path, "base", "extends: llava15-160m\nseed: 2\n")
-    assert files.sources(path)[-1][1] == {"seed": 2} and len(parsed) == first + 1

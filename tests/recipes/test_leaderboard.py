@@ -105,9 +105,3 @@ def test_a_dash_has_its_reason(made, tmp_path):
     (other / "recipe.yaml").unlink()
     unknown = {e.method: e.unknown for e in entries(read_runs([other]))}
     assert unknown["pruned"]["memory"] and unknown["hub"]["training"]
-
-
-def test_devices_that_differ_are_told(made, tmp_path):
-    other = run(tmp_path / "b", {}, about={"device": "NVIDIA H200"})
-    (board,) = boards(entries(read_runs([made, other])))
-    assert any("2 devices (CPU; NVIDIA H200)" in note for note in board.footnotes)

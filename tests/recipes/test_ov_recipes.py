@@ -12,12 +12,10 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.estimate import data as describe_data
 from draftsmith.trainers.estimate.counted import META, _attend
 from draftsmith.trainers.estimate.train_memory import lvlm_parts
 from draftsmith.trainers.estimate.train_stage import _lvlm_of
 from draftsmith.trainers.stages.train_records import TrainRecords
-from fails import fails_with
 from PIL import Image
 from small_records import talk
 from torch.nn import functional as F
@@ -160,26 +158,6 @@ def kept_by_a_layer() -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def test_where_there_are_many_some_are_opened(tiled, capsys, monkeypatch):
-    monkeypatch.setattr(describe_data, "LOOKED_AT", 2)
-    # Of the four whose sizes decide the first and the third: 384 x 384 stands for 640 x 480, 833 x 1428 for the clip.
-    shown = tiled(capsys)
-    assert "visual tokens" in shown and re.search(r"about [\d,]+ visual", shown)
-    assert "in words and pictures alone: about 1 samples" in shown
-
-
-def test_pictures_that_are_not_there_count_one_tile(tiled, capsys, tmp_path):
-    (tmp_path / "wide.png").unlink()
-    assert "1 opened records cannot be read: a tile each" in " ".join(tiled(capsys).split("pictures of"))
-
-
-def test_a_bad_mixture_stops_a_dry_run(tmp_path, capsys):
-    mixture = tmp_path / "mix.yaml"
-    mixture.write_text("datasets:\n- {json_path: a.json, sampling_strategy: half}\n")
-    setting = f"stages.onevision.data.path={mixture}"
-    assert "entry 1" in prints(capsys, ["recipe=llava-ov-68m", "dry_run=true", setting], 2)
-
-
 def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
     (tmp_path / "a.json").write_text("[]")
     mixture = tmp_path / "mix.yaml"
@@ -196,16 +174,3 @@ def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
     after_mixture = prints()
     for before, after in ((base, after_data), (after_data, after_mixture)):
         assert {n for n in base if before[n] != after[n]} == {"single_image", "onevision", "evaluate"}
-
-
-BAD = {
-    "unknown split": ("stages.world.mixtures.onevision.storys=all", "did you mean 'stories'"),
-    "no strategy": ("stages.world.mixtures.onevision.pairs=half", "first:500"),
-    "unknown draft": ("stages.evaluate.contrasts={a: [onevision, few_onevison]}", "few_onevison"),
-    "over_length": ("stages.knowledge.data.over_length=drop", "drop_images"),
-}
-
-
-@pytest.mark.parametrize(("override", "expected"), BAD.values(), ids=BAD)
-def test_mistakes_are_told(override, expected):
-    fails_with(re.escape(expected), loaded, "recipe=demo/lvlm-ov", override)

@@ -11,16 +11,12 @@ from draftsmith.core.checksums import SUMS
 from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, Mark, write_mark
-from draftsmith.eval.policies.base import TreeSection
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.config.ending import try_next
 from draftsmith.recipes.config.launch import _write_provenance, context_maker
 from draftsmith.recipes.config.load import load
-from draftsmith.trainers.evaluate.methods import Method
 from fails import fails_with
 from own_package import forget, write_package
-from pydantic import ValidationError
 
 
 @pytest.fixture(name="package")
@@ -180,30 +176,3 @@ def test_a_run_that_goes_on_with_other_code_says_what_that_means(package, tmp_pa
     write_mark(output / "eagle3" / DONE, mark)
     said = started()
     assert "finished stages are not run again: restart=STAGE" in said and "going on" not in said
-
-
-def test_the_end_of_a_run_offers_to_publish_the_head_of_ones_own_stage(package):
-    loaded = recipe()
-    offered = [command for command, _ in try_next(loaded.recipe, loaded.path, [*loaded.recipe.stages])]
-    published = [command.rpartition(" ")[2] for command in offered if " publish " in command]
-    assert published == ["from=eagle3", "from=draft"]
-
-
-def test_an_unknown_setting_in_python_says_which_was_meant(package):
-    recipe()
-    section = sys.modules["her_package.recurrent"].RecurrentConfig
-    caught = fails_with("", section, level=3, error=ValidationError)
-    assert "level: unknown key: did you mean 'levels'" in str(caught)
-
-
-def test_a_policy_says_what_the_protocol_asks_alone():
-    """As the one of docs/api/README.md: what a dry run shows of it needs nothing else."""
-
-    class Fork:
-        name, prunes_by_token, num_levels, max_nodes = "fork", False, 3, 6
-
-    class ForkTree(TreeSection):
-        def build(self, *, grid=None, seed=0):
-            return Fork()
-
-    assert "tree fork, 3 levels, at most 6 nodes" in Method.model_construct(tree=ForkTree()).line(())

@@ -91,21 +91,7 @@ def test_without_a_login_an_earlier_publication_stays(words, finished, tmp_path,
     assert json.loads((run / "publish" / BEGUN).read_text())["fingerprint"] == "another"
 
 
-def test_its_own_stage_may_be_named(finished, capsys):
-    assert main(["publish", str(finished), "dry_run=true", "restart=publish", "stages=[publish]"]) == 0
-    recipe = yaml.safe_load((finished / "recipe.yaml").read_text())
-    del recipe["stages"]["publish"]
-    run = shutil.copytree(finished, finished.parent / "without a stage")
-    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    assert main(["publish", str(run), "dry_run=true", "restart=publish"]) == 0
-
-
 @pytest.mark.parametrize("option", ["restart=pretrain", "stages=[pretrain]"])
 def test_publishing_a_folder_runs_no_other_stage(option, finished, capsys):
     """Both words were taken and said nothing."""
     assert "its own stage alone" in prints(capsys, ["publish", str(finished), option], 2)
-
-
-def test_upload_false_builds_and_leaves_the_hub_alone(finished, capsys):
-    assert main(["publish", str(finished), "dry_run=true", "repo=me/tiny", "upload=false"]) == 0
-    assert "upload: false: the folder is built and tested; me/tiny is not changed" in capsys.readouterr().out

@@ -11,9 +11,7 @@ from draftsmith.eval.run_reports import read_run, read_runs
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.comparison import (
     differences,
-    markdown,
     panels,
-    tables_of,
     training_rows,
 )
 from fails import fails_with
@@ -51,14 +49,6 @@ def two(tmp_path):
     return a, run(tmp_path, "b", recipe=second, lines=torn)
 
 
-def test_lines_that_are_passed_over_are_told(two, capfd):
-    told = capfd.readouterr().err
-    read_run(two[0], "a")
-    assert not capfd.readouterr().err, told
-    read_run(two[1], "b")
-    assert f"{two[1]}/finetune/metrics.jsonl: 2 damaged or cut lines are skipped" in capfd.readouterr().err
-
-
 def test_what_differs_and_what_does_not(two):
     runs = read_runs(two)
     assert [r.name for r in runs] == ["a", "b"]
@@ -85,19 +75,6 @@ def test_a_seed_that_is_not_written_is_the_default_one(two):
 def test_a_line_that_is_torn_or_not_finite_is_no_point(two):
     (_, lines), *_ = [panel for panel in panels(read_runs(two)) if ": loss" in panel[0]]
     assert lines == {"a": [(10, 2.0), (20, 1.5)], "b": [(10, 2.5), (40, 1.25)]}
-
-
-def test_the_page_has_all_of_it(two):
-    runs = read_runs(two)
-    page = markdown(runs, tables_of(runs))
-    for part in ("Settings that differ", "| finetune | loss (last) | 1.5000 | 1.2500 |", "bonus token included"):
-        assert part in page
-
-
-def test_units_stand_in_the_titles_and_unknown_metrics_are_refused(two):
-    runs = read_runs(two)
-    assert [title for title, _ in panels(runs, ["samples_per_s"])] == ["finetune: samples_per_s (samples/s)"]
-    assert "loss" in fails_with("no run has a metric 'los'", panels, runs, ["los"]).hint
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):

@@ -1,10 +1,7 @@
 """The sweep of published drafts over targets: it loads, is whole, and says at full size what it would do."""
 
 import pytest
-from command_line import prints
-from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
-from draftsmith.recipes.config.plan import plan
 
 TARGETS = {"llava15_7b": "llava-hf/llava-1.5-7b-hf", "llava15_13b": "llava-hf/llava-1.5-13b-hf",
            "next_7b": "llava-hf/llava-v1.6-vicuna-7b-hf", "next_13b": "llava-hf/llava-v1.6-vicuna-13b-hf"}  # fmt: skip
@@ -48,29 +45,3 @@ def test_precisions_are_the_released_ones(stages):
         wanted = "bfloat16" if name.endswith("_bf16") else "float16"
         assert stage.target.dtype == wanted
         assert {draft.dtype for draft in stage.drafters.values()} == ({wanted} if wanted == "bfloat16" else {None})
-
-
-def test_nothing_is_trained_and_no_stage_is_needed():
-    loaded = load(["recipe=tabed-sweep"])
-    assert all(planned.inputs == {} for planned in plan(loaded.recipe, loaded.path))
-
-
-def test_dry_run_at_full_size_without_a_network(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    told = prints(capsys, ["recipe=tabed-sweep", "dry_run=true"])
-    assert "requests 860 of the first turn and 3,960 of the second" in told
-    # 7B and 13B Vicuna with LLaVA's 32,064 rows; NeXT has one newline vector more than 1.5.
-    for count in ("7,063,427,072", "13,351,494,656", "7,063,431,168", "13,351,499,776"):
-        assert count in told
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_limit_counts(capsys):
-    assert main(["recipe=tabed-sweep", "dry_run=true", "stages.next_7b.benchmarks.suite.data.max_samples=5"]) == 0
-    # 9 sets, 7 of which have 6 second turns.
-    assert "requests 45 of the first turn and 210 of the second" in capsys.readouterr().out
-
-
-def test_the_header_says_where_the_article_contradicts_itself():
-    header = "".join(line for line in load(["recipe=tabed-sweep"]).path.read_text().splitlines() if "#" in line)
-    assert "the caption of table 13 names LLaVA-OV 68M" in header and "its cells say LLaVA-1.5 160M" in header

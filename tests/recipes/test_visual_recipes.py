@@ -1,7 +1,6 @@
 """Recipes of the visual track: what does not fit together is told by name, with a hint, before anything is written."""
 
 import pytest
-from command_line import prints
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.recipes.config.plan import plan
@@ -9,85 +8,7 @@ from draftsmith.recipes.config.plan import plan
 DEMO = "recipe=demo/visual-ar"
 METHOD = "stages.evaluate.methods.EAGLE-2"
 LANTERN = "stages.evaluate.methods.LANTERN.rule"
-CHAIN = [f"{METHOD}.tree.kind=chain", f"{METHOD}.tree.gamma=3"]
 ADT = [f"{METHOD}.tree.kind=adt", f"{METHOD}.tree.preset=anole"]
-BAD = {
-    # Combinations that would not be exact
-    "samples for a dynamic tree": ([f"{METHOD}.draw=sample"], "not lossless with draw: sample"),
-    "samples for an adaptive tree": ([*ADT, f"{METHOD}.draw=sample"], "tree 'adt' prunes"),
-    "samples for a tree that adapts by confidence": (
-        [f"{METHOD}.tree={{kind: sage, growth: online}}", f"{METHOD}.draw=sample"],
-        "tree 'sage' prunes",
-    ),
-    "block on a tree": ([f"{METHOD}.rule={{kind: block}}"], "rule: block with tree 'dynamic'"),
-    "block without samples": (
-        [*CHAIN, f"{METHOD}.rule={{kind: block}}"],
-        "use tree: chain with draw: sample",
-    ),
-    "samples at temperature 0": (
-        [*CHAIN, f"{METHOD}.draw=sample", "stages.evaluate.temperatures=[0.0]"],
-        "methods.EAGLE-2 fits none of the temperatures",
-    ),
-    "a temperature that is not decoded": ([f"{METHOD}.temperatures=[0.7]"], "fits none of the temperatures"),
-    # Bounds of LANTERN
-    "delta and lambda": ([f"{LANTERN}.lambda=2.0"], "takes delta and the multiplicative one lambda"),
-    "no bound": ([f"{LANTERN}.delta=null"], "takes delta"),
-    "lambda without its bound": ([f"{LANTERN}.delta=null", f"{LANTERN}.lambda=2.0"], "each only its own"),
-    "multiplicative delta": ([f"{LANTERN}.bound=multiplicative"], "each only its own"),
-    "jsd of a multiple": (
-        [f"{LANTERN}={{bound: multiplicative, delta: null, lambda: 5, divergence: jsd}}"],
-        "use divergence: tvd",
-    ),
-    "delta above 1": ([f"{LANTERN}.delta=1.5"], "less than or equal to 1"),
-    # Targets
-    "Lumina-mGPT": (["target.kind=lumina-mgpt"], "Lumina-mGPT is not supported"),
-    "unknown target": (["target.kind=llamagan"], "did you mean 'llamagen'"),
-    "unknown target, nothing near": (
-        ["target.kind=qqq"],
-        "expected tags: 'llava', 'llava_next'",
-    ),
-    "size and shape": (["target.size=XL"], "give size"),
-    "no text encoder": (["target.text_encoder=null"], "condition: text needs text_encoder"),
-    "a text encoder for classes": (["target.condition=class"], "condition is class"),
-    "groups": (["target.vq.groups=5"], "must divide"),
-    "head width": (["target.shape.num_heads=3"], "multiple of 4"),
-    "guidance below 0": (["target.cfg_scale=-1"], "target.cfg_scale"),
-    "guidance that decoding leaves out": (["target.cfg_scale=0.5"], "use 1 (or 0) for no guidance"),
-    # Drafters and stages
-    "unknown head": (["drafter.kind=eagel"], "drafter.kind"),
-    "unknown tree": ([f"{METHOD}.tree.kind=dynamik"], "dynamik"),
-    "unknown key of a tree": ([f"{METHOD}.tree.totl=3"], "did you mean 'total'"),
-    "unknown key of a method": ([f"{METHOD}.tre=3"], "did you mean 'tree'"),
-    "unknown key of a source": (["stages.codes.source.pth=x"], "did you mean 'path'"),
-    "unknown preset": (["stages.evaluate.preset=eagle"], "stages.evaluate.preset"),
-    "nothing to write": (["stages.codes.write=[]"], "stages.codes.write"),
-    "something else to write": (["stages.codes.write=[tokens]"], "stages.codes.write"),
-    "an empty split": (
-        ["stages.world.splits.train=0"],
-        "stages.world.splits.train: input should be greater than or equal to 1",
-    ),
-    "class prompts without a number": (
-        ["stages.evaluate.benchmarks.captions.prompts={from: null, path: null, classes: 10, max_samples: null}"],
-        "classes needs max_samples",
-    ),
-    "path and classes": (["stages.evaluate.benchmarks.captions.prompts.classes=10"], "give path"),
-    "shards from two places": (["stages.head.data.path=x"], "from or path"),
-    "validation without held-out samples": (["stages.head.data.held_out=0"], "validation needs data.held_out"),
-    "selection without its measure": (["stages.vq.select=tau"], "decoding and select are for heads"),
-    "a data stage that makes no codes": (["stages.head.data.from=world"], "makes none"),
-    "features of a later target": (["stages.pictures.write=[pixels, features]"], "needs a text"),
-    "codes of a later tokenizer": (["stages.pictures.write=[codes]"], "needs a vq"),
-    "the preset of another target": (["stages.evaluate.preset=adt"], "use adt-llamagen"),
-    "a drafter that no stage trains": ([f"{METHOD}.drafter=haed"], "did you mean 'head'"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "expected"), BAD.values(), ids=BAD)
-def test_mistakes_are_told_and_nothing_is_written(arguments, expected, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    message = prints(capsys, [DEMO, *arguments], 2)
-    assert expected in message and "hint:" in message
-    assert "Traceback" not in message and list(tmp_path.iterdir()) == []
 
 
 def test_presets_are_the_papers_methods():
@@ -187,12 +108,6 @@ def test_a_released_rule_as_a_baseline_is_warned_of_when_the_recipe_loads(capsys
     greedy = "stages.evaluate.methods.LANTERN.temperatures=[0.0]"
     for other in (f"{LANTERN}.residual=paper", f"{LANTERN}.delta=0.1", greedy):
         assert load([*base, other]).recipe.stages["evaluate"].warnings() == [], other
-
-
-def test_a_mapping_of_another_kind_takes_the_place_of_the_old_one():
-    """As `tree.kind=chain` does, and as a recipe that extends another."""
-    recipe = load([DEMO, f"{METHOD}.tree={{kind: chain, gamma: 3}}"]).recipe
-    assert recipe.stages["evaluate"].methods["EAGLE-2"].tree.gamma == 3
 
 
 def fingerprints(*overrides) -> dict[str, str]:

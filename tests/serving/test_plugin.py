@@ -78,7 +78,7 @@ def test_patches_of_a_tried_minor_version_are_taken(found):
 
 def test_a_cut_prompt_ends_where_its_piece_does():
     """Known tokens by row: of a piece one past its end, of a whole prompt and of an answer as before."""
-    ends_of_pieces = module("cut_prompts").ends_of_pieces
+    ends_of_pieces = module("repairs").ends_of_pieces
     known = np.array([50, 50, 61, 7])
     requests = {
         "a": SimpleNamespace(num_computed_tokens=12, num_prompt_tokens=50),
@@ -209,7 +209,7 @@ def test_a_window_is_the_shorter_prompt_however_it_is_cut(shift, piece, newline,
 
 def test_values_of_requests_are_repeated_for_their_drafted_tokens():
     """As vLLM's docstring has it, of any type, where a request has none too."""
-    repeated = module("drawn_tokens").repeated
+    repeated = module("repairs").repeated
     values, sums = torch.tensor([0.7, 0.0, 1.5]), torch.tensor([2, 2, 5], dtype=torch.int32)
     assert repeated(values, sums, 5, replace_to=1).tolist() == pytest.approx([0.7, 0.7, 1.5, 1.5, 1.5])
     assert repeated(values, torch.tensor([1, 2, 3]), 3, replace_to=1).tolist() == pytest.approx([0.7, 1.0, 1.5])

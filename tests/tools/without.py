@@ -37,7 +37,6 @@ LINES = {
         "recipes/visual_ar/eagle-*.yaml": {r" *probes: \{analysis: .*\n": ""},
         # Cases of tests of the core.
         "tests/recipes/test_check.py": {r" *\(\"demo/visual-ar\", \"stages.evaluate.probes.analysis.*\n": ""},
-        "tests/trainers/test_drawn_evaluation.py": {r" *\(\"probes=\{analysis: .*\n": ""},
         "tests/trainers/test_one_table.py": {r" *\"probes of pictures, said\": .*\n": ""},
     },
     "serving": {
@@ -54,9 +53,6 @@ LINES = {
         "tests/eval/test_head_decoding.py": {r', "qwen3_5"\]': "]"},
         "tests/trainers/test_estimate_counted.py": {r', "qwen3_5"\]': "]"},
         "tests/models/test_sizes.py": {r' *"(qwen3\.5|internvl3|mistral|gemma|pixtral)-.*\n': ""},
-        "tests/recipes/test_video_recipes.py": {
-            r' *"(eagle3|mtp)-(qwen3\.5|internvl3|mistral|gemma)[^]]*\],\n': "",
-        },
         "tests/trainers/test_qwen_stages.py": {r"\n\ndef test_a_native_head_(.|\n)*?(?=\n\n\n|\Z)": "\n"},
     },
 }  # fmt: skip

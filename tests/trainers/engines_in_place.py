@@ -13,6 +13,6 @@ WORKERS = Path(__file__).parent / "serve" / "workers"
 def in_place(monkeypatch) -> None:
     monkeypatch.setattr(process, "_WORKERS", WORKERS)
     for module in (engine_section, engine_run):
-        monkeypatch.setattr(module, "find_python", lambda asked, engine, key: sys.executable)
+        monkeypatch.setattr(module, "find_python", lambda python, key: sys.executable)
     for module in (engine_section, engine_run):
         monkeypatch.setattr(module, "version_of", lambda package, python: "1.0")

@@ -1,8 +1,7 @@
 """What a stage is given."""
 
-from types import SimpleNamespace
-
 import pytest
+from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.trainers.run.context import Context
 from tiled import processor
 
@@ -20,7 +19,7 @@ def test_a_captioner_is_trained_with_the_image_processor_that_it_captions_with(m
 def test_a_drafts_own_image_processor_has_the_size_of_its_tower(monkeypatch):
     """With a section in place of a name there are no files: the target's statistics stand in."""
     tower = {"model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8}
-    drafter = SimpleNamespace(has_own_image_processor=True, vision_tower=tower, family="llava_onevision")
+    drafter = LvlmConfig.model_construct(kind="lvlm", pictures="own", vision_tower=tower, newline=True)
     made, context = processor("llava"), Context.__new__(Context)
     object.__setattr__(context, "drafter", drafter)
     monkeypatch.setattr(Context, "processor", lambda self: made)

@@ -16,15 +16,11 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.targets.llamagen.files import save_model
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, build_transformer
-from draftsmith.recipes.config.load import load
 from draftsmith.trainers.evaluate import measuring, untimed
 from draftsmith.trainers.evaluate.kept_pictures import FOLDER
-from draftsmith.trainers.evaluate.pictures_of_rows import drawn_tokens
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from notebooks import run_notebook
-from PIL import Image
-from rows import a_row
 from safetensors.torch import load_file
 from visual_run import CHAIN, METHODS, SHAPE, SIDE, TREE, VQ, context
 
@@ -112,16 +108,6 @@ def test_exact_methods_draw_what_plain_decoding_draws_at_temperature_0(demo):
     # Something was accepted and something was not: else all this would say little.
     accepted = [a for temperature in (0, 1) for row in rows_of(demo, temperature)["EAGLE-2"] for a in row["accepted"]]
     assert min(accepted) == 0 < max(accepted)
-
-
-def test_the_report_shows_the_pictures(demo):
-    _, text = report(demo)
-    for temperature in (0, 1):
-        image = Image.open(demo / "evaluate" / f"pictures-T{temperature}.png")
-        # Three prompts in a row, plain decoding and the methods below each other.
-        assert image.size == (3 * 98 - 2, len(rows_of(demo, temperature)) * 98 - 2)
-        assert f"pictures-T{temperature}.png" in text
-    assert all(f"| {method} | 3 |" in text for method in METHODS)
 
 
 def test_adaptation_is_written_down_for_adaptive_trees_alone(demo):
@@ -325,47 +311,3 @@ def test_what_a_run_has_drawn_is_not_drawn_again(demo, tmp_path, drawn):
     (output / "head" / "model.safetensors").touch()  # a head that was trained anew
     run(output, *more, stages=["evaluate"], restart="evaluate")
     assert not drawn.batches and len(drawn.methods) == 2 * 3 * 5
-
-
-def test_a_killed_untimed_evaluation_goes_on_with_another_batch_size(demo, tmp_path, monkeypatch, drawn):
-    output, counted, calls = without_pictures(demo, tmp_path / "run"), untimed.draw_pictures, []
-
-    def dying(*given, **named):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return counted(*given, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(untimed, "draw_pictures", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
-    assert drawn.batches == [1, 2] and len(drawn.methods) == 3 * 3, "temperature 0 was drawn"
-    run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
-    assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 6 * 3
-    plain = report(demo)[0]["quality"]["1"]["plain decoding"]
-    assert report(output)[0]["quality"]["1"]["plain decoding"] == plain
-
-
-@pytest.mark.parametrize(
-    ("setting", "match"),
-    [
-        ("benchmarks.captions.reader=false", "give quality or reader"),
-        ("repeats=2", "repeats.*the benchmark is untimed"),
-        ("clock=thread", "clock.*the benchmark is untimed"),
-        ("probes={analysis: {k: [2]}}", "probes.analysis.*the benchmark is untimed"),
-    ],
-)
-def test_settings_that_an_untimed_evaluation_does_not_read_are_refused(setting, match):
-    with pytest.raises(UserError, match=match):
-        load(["recipe=demo/visual-ar", f"{UNTIMED}={{}}", f"stages.evaluate.{setting}"])
-
-
-def test_of_several_drafters_one_ones_pictures_are_judged():
-    """A judge has one picture for each prompt; tau is over all of them."""
-    rows = [
-        a_row(request=f"p{n}", method=method, drafter=drafter, tokens=(n, place), temperature=0.0)
-        for n in range(2)
-        for place, (method, drafter) in enumerate((("plain decoding", ""), ("block", "dflash_1"), ("block", "dflash")))
-    ]
-    assert drawn_tokens(rows) == {0.0: {"plain decoding": [(0, 0), (1, 0)], "block": [(0, 2), (1, 2)]}}

@@ -85,21 +85,6 @@ def test_the_three_sources_give_the_same_losses(runs):
     assert any(first[step] != online[step] for step in range(epoch + 3, 3 * epoch + 1)), "nothing was read"
 
 
-def test_cached_states_are_read_by_a_thread(made, kept, monkeypatch, tmp_path):
-    """Batches of reading processes would come in new shared memory."""
-    started, whole = [], sources.prefetched
-
-    def watch(loader):
-        started.append(loader)
-        return whole(loader)
-
-    monkeypatch.setattr(sources, "prefetched", watch)
-    asked = context(made, tmp_path / "run", SPARROW, {"states": kept})
-    stage(made, source={"kind": "cached"}, steps=2, num_workers=3).run(asked)
-    (loader,) = started
-    assert loader.num_workers == 0 and len(losses(asked.folder)) == 2
-
-
 def test_the_first_epoch_keeps_each_training_sample_once(runs):
     reader = ShardReader(runs["first"] / "states")
     numbers = sorted(info["number"] for _, _, info in map(reader.__getitem__, range(len(reader))))
@@ -349,16 +334,6 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
 def test_settings_that_contradict_each_other_are_refused(made, settings, problem, tmp_path):
     with pytest.raises((ValidationError, Refused), match=problem):
         parsed(context(made, tmp_path).target, SPARROW, section(made, **settings))
-
-
-def test_what_a_stage_needs_of_earlier_ones(made):
-    assert stage(made).needs() == {"target": None, "processor": None}
-    both = stage(made, source={"kind": "cached", "from": ["texts", "pictures"]})
-    assert both.needs() == {
-        "target": None, "processor": None, "states/texts": "texts", "states/pictures": "pictures"
-    }  # fmt: skip
-    assert stage(made, source={"kind": "cached"}).needs()["states"] is None
-    assert "states" not in stage(made, source={"kind": "cached", "path": "somewhere"}).needs()
 
 
 MEDUSA = MedusaConfig(kind="medusa", num_heads=3)

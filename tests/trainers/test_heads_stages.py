@@ -77,14 +77,6 @@ def test_with_vata_a_head_holds_no_visual_slot_at_any_length(finished):
     assert held["Sparrow", "8"][0] == held["Sparrow", "54"][0], "the question has the same words"
 
 
-def test_the_papers_tables_and_the_probes_are_sections_of_the_report(report):
-    sections = {section["title"]: section for section in report["sections"]}
-    tables = {table["title"]: table for section in sections.values() for table in section["tables"]}
-    assert {"Sets of videos", "By visual tokens", "Sets of pictures", "Ablation", "Sets, as SAGE counts",
-            "Time by operation", "Breakdown: Sparrow"} <= set(tables)  # fmt: skip
-    assert {"Where heads attend", "Visual tokens in the target"} <= set(sections)
-
-
 def test_a_cell_by_hand_from_the_rows(finished, report):
     """tau with the bonus token, DSR and ESR, from one request's own counts and seconds."""
     output, _ = finished
@@ -212,12 +204,6 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     assert after.startswith(kept) and len(after.splitlines()) == 2
 
 
-def test_answers_of_one_length_go_on_behind_the_end_token(finished, report):
-    stage = loaded(finished[0], "stages.evaluate.stop_at_end=false").recipe.stages["evaluate"]
-    assert stage.ends(2) == () and loaded(finished[0]).recipe.stages["evaluate"].ends(2) == (2,)
-    assert (report["about"]["answers"], report["about"]["prompts"]) == ("end at the end token", "stock")
-
-
 def test_settings_that_changed_read_no_old_rows(finished, tmp_path):
     """The rows of other settings lie in another folder, or the run is refused."""
     output = shutil.copytree(finished[0], tmp_path / "run")
@@ -226,14 +212,6 @@ def test_settings_that_changed_read_no_old_rows(finished, tmp_path):
     with pytest.raises(UserError, match=r"lengths name 8 visual tokens twice, the second time as '8'"):
         run(output, *SMALL, "stages.evaluate.lengths=[2, '8']", stages=["evaluate"], restart="evaluate")
     assert not (output / "evaluate" / "rows").exists() and (output / "evaluate.before-1" / "rows").is_dir()
-
-
-def test_a_head_of_its_own_says_what_it_is(finished):
-    output, _ = finished
-    made = {stage: json.loads((output / stage / "draftsmith.json").read_text()) for stage in ("head", "msd")}
-    assert [made[stage]["drafter"]["kind"] for stage in made] == ["sparrow", "msd"]
-    held = json.loads((output / "states" / "states" / "manifest.json").read_text())
-    assert "[0, 2]" in json.dumps(held), "states for both heads: projected pictures and the middle layer's"
 
 
 def test_settings_of_decoding():

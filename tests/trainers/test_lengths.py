@@ -17,7 +17,6 @@ from fails import fails_with
 from PIL import Image
 from small_records import talk
 
-QWEN = "recipe=sparrow-qwen2.5-vl-7b"
 FORM = PromptFormat(template="qwen_vl", image_rule="verbatim")
 # Width, height and frames of clips; Qwen's own limits (128 to 768 tokens of two frames) leave these sides as they are.
 CLIPS = {"wide": (448, 252, 20), "square": (336, 336, 20), "tall": (252, 448, 20)}
@@ -78,16 +77,6 @@ def test_a_set_has_lengths_of_its_own(opening):
 
 def test_clips_that_cannot_be_read_stop_where_the_settings_say_so(opening):
     fails_with(r"gone\.mp4", opening, [4], on_error="strict")
-
-
-@pytest.mark.parametrize(("lengths", "says"), [
-    ("{MVBenh: [17k]}", "did you mean 'MVBench'"),
-    ("{MVBench: [13k, 13k]}", "lengths.MVBench name 13k twice"),
-    ("{MVBench: [many]}", "no number of visual tokens"),
-    ("{MVBench: [0]}", "is no number of frames"),
-])  # fmt: skip
-def test_lengths_of_sets_that_are_not_measured_are_refused(lengths, says):
-    fails_with(says, load, [QWEN, f"stages.evaluate.lengths={lengths}"])
 
 
 def test_sparrows_table_3_has_the_papers_length_of_each_set():

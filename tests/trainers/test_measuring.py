@@ -10,8 +10,7 @@ from draftsmith.core.batch import ImageRequest
 from draftsmith.eval.first_difference import Difference
 from draftsmith.eval.policies import Chain
 from draftsmith.trainers.evaluate import measuring
-from draftsmith.trainers.evaluate.clock import clock_of
-from draftsmith.trainers.evaluate.measuring import Measuring
+from draftsmith.trainers.evaluate.measuring import Measuring, clock_of
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
 from fails import fails_with

@@ -36,12 +36,6 @@ def test_a_draft_lvlm_heads_and_ensembles_stand_in_one_table(output):
     assert all(f"| {name} | 4 |" in page for name in METHODS)
 
 
-def test_rows_say_whose_weights_drafted_and_how(output):
-    result = {row["method"]: (row["drafter"], row["mode"]) for row in rows_of(output)}
-    assert result["T"] == ("draft", "T") and result["MT*"] == ("draft", "MT*") and result["EAGLE-3"] == ("eagle3", "")
-    assert result["SpecVLM"] == ("target", "") and result["plain decoding"] == ("", "")
-
-
 def test_an_ensemble_drafts_as_its_members_do_where_they_agree(output):
     """M with a head that is wrong everywhere: what both would draft is what M drafts, or less of it."""
     accepted = {row["method"]: 0 for row in rows_of(output)}

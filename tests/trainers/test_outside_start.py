@@ -323,18 +323,6 @@ def test_another_draft_vocabulary_is_refused(made, tmp_path, kind, making, size)
     start(made, name, tmp_path / making, tmp_path / "same", config=whole)
 
 
-def test_our_own_folders_are_checked_as_ever(made, tmp_path):
-    sparrow = SparrowConfig(kind="sparrow", gap_share=0.0)
-    start(made, "msd", "", tmp_path / "first", config=sparrow, **{"from": "scratch"})
-    first, _ = start(made, "msd", tmp_path / "first", tmp_path / "second", config=sparrow)
-    assert first > 0
-    fails_with("method is sparrow, expected msd", start, made, "msd", tmp_path / "first", tmp_path / "third")
-    manifest = json.loads((tmp_path / "first" / "draftsmith.json").read_text())
-    manifest["tokenizer_sha256"] = "0" * 64
-    (tmp_path / "first" / "draftsmith.json").write_text(json.dumps(manifest))
-    fails_with("tokenizer_sha256 is 0000", start, made, "msd", tmp_path / "first", tmp_path / "fourth", config=sparrow)
-
-
 def test_a_head_of_a_base_model_starts_for_its_fine_tuned_one_where_the_recipe_says_so(made, tmp_path):
     """Its copy of the embedding, or the target that its manifest names, is another: refused unless asked for."""
     rows = {"embed_tokens.weight": made.model.get_input_embeddings().weight.detach() + 0.1}

@@ -1,8 +1,6 @@
 """What is said before a run of samples and prompts that are too long: numbers and hints, or nothing."""
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
@@ -10,8 +8,6 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.trainers.evaluate.measuring import Measuring
-from draftsmith.trainers.evaluate.requests import ConversationSet
 from draftsmith.trainers.run.too_long import before_decoding, before_training
 from PIL import Image
 from small_records import talk
@@ -54,12 +50,6 @@ def said(function, *arguments, **options) -> list[str]:
     return lines
 
 
-def test_nothing_too_long_is_one_short_line(open_pictures):
-    assert said(before_training, open_pictures(1, 2, max_length=128), 128) == [
-        "no sample is longer than max_length 128"
-    ]
-
-
 @pytest.mark.parametrize(("settings", "done"), [
     ({"over_length": "skip"}, "they are left out"), ({"on_error": "skip"}, "they are left out"),
     ({"over_length": "drop_images"}, "their pictures are taken away and their text is kept"),
@@ -97,41 +87,3 @@ def test_prompts_beyond_a_draft_s_positions_are_told_with_hints(open_pictures):
     assert f"{room - 1} positions" in line and f"2 of 3 (the longest has {longest} ids)" in line
     for hint in ("mode P", "drafter.rope_scaling", "train on several pictures"):
         assert hint in line
-
-
-def test_of_a_tiled_prompt_a_draft_without_newlines_reads_one_tile(open_pictures):
-    """Its target's tiles are not its own: a warning about them would be false."""
-    tiled = open_pictures(1, 1, max_length=512, aspect="anyres")
-    flat = open_pictures(1, 1, max_length=512).num_ids(0, prompt=True)
-    assert tiled.num_ids(0, prompt=True) > flat == tiled.num_ids(0, prompt=True, flat=True)
-    positions = {"flat": flat + 10, "tiled": flat + 10}
-    (line,) = said(before_decoding, "x", tiled, positions, max_new_tokens=10, flat={"flat"})
-    assert "the draft tiled" in line
-
-
-def test_drafts_that_see_are_known_by_their_members_not_by_their_name(open_pictures):
-    """An ensemble has the name that a recipe gives it."""
-    warned = {}
-    for name, members in (("best", ("T", "M")), ("My words", ("T", "T-text"))):
-        lines: list[str] = []
-        drafter = SimpleNamespace(decoder=SimpleNamespace(max_positions=16, reads_newlines=False, reads_first=True))
-        drafting = SimpleNamespace(drafter_name="68M", drafter=drafter, members=members)
-        stage, target = (SimpleNamespace(max_new_tokens=[10]),
-                         SimpleNamespace(decoder=SimpleNamespace(max_positions=None)))  # fmt: skip
-        context = SimpleNamespace(say=lines.append)
-        measuring = Measuring(stage, context, target, [drafting], (2,), tokenizer="of the target")
-        measuring.check_positions(ConversationSet("x", "image", "", open_pictures(1, max_length=512)))
-        warned[name] = len(lines)
-    assert warned == {"best": 1, "My words": 0}
-
-
-def test_a_mixture_is_summed_up(open_pictures, processor, tmp_path: Path):
-    open_pictures(1, 1, 1, 1)
-    mixture = tmp_path / "mix.yaml"
-    mixture.write_text("datasets:\n- {json_path: data.json, sampling_strategy: 'first:3'}\n"
-                       "- {json_path: data.json, sampling_strategy: 'end:0'}\n")  # fmt: skip
-    dataset = ConversationDataset(
-        ConversationData(path=str(mixture), max_length=128), PromptFormat(system=""), processor,
-        files=[mixture], skipped_log=None, cache=tmp_path / "cache",
-    )  # fmt: skip
-    assert said(before_training, dataset, 128)[0] == ("2 data files, in part: 3 of 8 records; nothing of data.json")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from draftsmith.trainers.run import progress
-from draftsmith.trainers.run.progress import StageLine, clock, of_shards
+from draftsmith.trainers.run.progress import StageLine, of_shards
 from rich.cells import cell_len
 
 VALUES = {"loss": 0.5, "accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}
@@ -38,18 +38,6 @@ def test_the_time_left_is_of_the_rate_of_this_process(time_of, capsys):
     ], "one of them has no rate yet, and none is made up"  # fmt: skip
 
 
-def test_a_rank_that_has_a_share_says_so(time_of, monkeypatch, capsys):
-    line = StageLine("answers", live=False)
-    for ranks in (1, 2):
-        monkeypatch.setattr(progress.ranks, "world_size", lambda ranks=ranks: ranks)
-        line.count("answer", 50, is_share=True)
-        time_of[0] += 31
-        line.note()
-    assert [shown.split(" · ")[0] for shown in capsys.readouterr().out.splitlines()] == [
-        "answers answer 0/50", "answers rank 0's answer 0/50",
-    ], "one rank has all of them"  # fmt: skip
-
-
 def test_shards_of_an_earlier_process_are_done():
     assert of_shards(11, 4, range(3), [0, 1, 2]) == (11, 0)
     assert of_shards(11, 4, range(3), [1]) == (11, 7), "the last shard holds three"
@@ -72,29 +60,6 @@ def test_without_a_terminal_there_are_sparse_lines(time_of, capsys):
         r"pretrain step 11/40 · 0:29 left · loss 0.5000 · accuracy 0.250 · 10.0 samples/s · 200 tokens/s · \d+\.\d GiB",
         lines[1],
     )
-
-
-def test_without_a_terminal_other_stages_say_how_far_they_are(time_of, capsys):
-    """Every half a minute, whatever moves on: answers, or the tokens inside a batch of them."""
-    line = StageLine("answers", live=False)
-    line.count("answer", 100)
-    line.note("12 tokens")
-    time_of[0] += 31
-    line.note("4,000 tokens", "190 tokens/s")
-    time_of[0] += 9
-    line.advance(32)
-    time_of[0] += 31
-    line.advance(64)
-    time_of[0] += 3
-    line.advance(100)
-    assert capsys.readouterr().out.splitlines() == [
-        "answers answer 0/100 · 0:31 · 4,000 tokens · 190 tokens/s",
-        "answers answer 64/100 · 0:35 left · 4,000 tokens · 190 tokens/s",
-    ]
-
-
-def test_times():
-    assert [clock(s) for s in (0, 59.6, 250, 3600, 11229)] == ["0:00", "1:00", "4:10", "1:00:00", "3:07:09"]
 
 
 SCRIPT = """
@@ -151,20 +116,7 @@ def test_a_terminal_shows_two_rows_that_change(tmp_path):
     assert max(map(cell_len, plain.splitlines())) <= 80, "a row that wraps could not be written over"
 
 
-def test_errors_that_go_to_a_file_go_on_to_the_file(tmp_path):
-    with open(tmp_path / "log", "w") as log:
-        shown = on_a_terminal(tmp_path, stderr=log)
-    assert "warned" not in shown and (tmp_path / "log").read_text().count("warned") == 4
-
-
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, pytest.param({"CI": "true"}, marks=pytest.mark.slow)])
 def test_a_terminal_that_is_a_log_gets_no_control_characters(tmp_path, environment):
     shown = on_a_terminal(tmp_path, **environment)
     assert "\x1b" not in shown and "stage 3 of 8" not in shown and "said 4" in shown
-
-
-def test_a_pipe_is_not_watched_even_where_colours_are_forced():
-    code = "from draftsmith.trainers.run.progress import watched; print(watched())"
-    environment = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert said.stdout == "False\n"

@@ -14,9 +14,9 @@ from draftsmith.recipes.config.schema import AnyTarget
 from draftsmith.trainers.publish.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publish.decoding import _target
 from draftsmith.trainers.publish.licences import chain, own_licence, warnings
-from draftsmith.trainers.publish.lineage import Trained, training_table
+from draftsmith.trainers.publish.lineage import Trained
 from draftsmith.trainers.publish.made_from import parts_of, sources_of, target_name
-from draftsmith.trainers.publish.snippets import OWN_TARGET, Snippet, loop_snippet
+from draftsmith.trainers.publish.snippets import Snippet
 from draftsmith.trainers.stages.publish import _target_on_hub, _task
 from markdown_it import MarkdownIt
 from pydantic import TypeAdapter
@@ -75,14 +75,6 @@ def test_a_cards_headline_is_its_own_drafters(tmp_path):
     assert any("| sibling |" in line for line in evaluated.others)
     body = model_card(facts(evaluated=evaluated))
     assert body.index("Best tau: 1.67") < body.index("| M |") < body.index("Other drafters") < body.index("| sibling |")
-
-
-def test_a_card_says_what_its_modes_see(tmp_path):
-    """`T` was a column, the temperature, and a method, and M was explained nowhere."""
-    evaluated = read_evaluation(evaluation(tmp_path, "M", "sibling"), "mine")
-    body = model_card(facts(evaluated=evaluated))
-    assert "Modes of a draft LVLM: M sees the picture.\n" in body and "| temperature |" in body and "| T |" not in body
-    assert "Modes of" not in model_card(facts())
 
 
 def test_a_row_over_several_drafters_counts_this_one_alone(tmp_path):
@@ -158,13 +150,6 @@ def test_what_a_whole_models_card_begins_with():
     assert fields["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
 
 
-def test_a_whole_models_card_names_the_engine_that_takes_it():
-    """Every such card said that vLLM takes none, and `draftsmith export --to vllm` writes them."""
-    body = model_card(facts(method="lvlm"))
-    assert "SGLang takes no drafter that reads pictures. vLLM takes one with draftsmith's plugin" in body
-    assert "vLLM and SGLang take no" not in body
-
-
 def test_licences_that_the_hub_has_no_word_for():
     qwen = "Qwen/Qwen2.5-VL-3B-Instruct"
     fields = front_matter(facts(target=qwen, links=chain([("target", qwen)])))
@@ -182,28 +167,6 @@ def test_weights_that_restrict_more_than_the_target_are_in_front():
     assert front_matter(facts(method="lvlm", links=open_base))["license"] == "apache-2.0"
 
 
-def test_a_card_says_how_its_methods_decode_and_what_to_put_for_the_target(tmp_path):
-    evaluated = read_evaluation(evaluation(tmp_path, "M"), "mine")
-    snippet = loop_snippet("me/x", OWN_TARGET, "What?", pictures=0, label=None)
-    body = model_card(facts(evaluated=evaluated, snippets=[snippet], target=None))
-    assert "- method M: drafter mine, mode M" in body and "`path/to/the/target` is the folder where you have" in body
-
-
-def test_what_stands_for_the_readers_own_is_said_behind_its_code():
-    """`picture.png` was explained two paragraphs behind the code, below another piece of code."""
-    snippets = [loop_snippet("me/x", None, "What?", pictures=1, label=None), Snippet("Load it", "import torch")]
-    body = model_card(facts(snippets=snippets))
-    code, told, next_one = map(body.index, ('"picture.png"', "`picture.png` is a picture of yours.", "Load it:"))
-    assert code < told < next_one and body.count("a picture of yours") == 1
-
-
-@pytest.mark.parametrize(("hours", "shown"), [(None, "-"), (0.002, "0.12 min"), (0.05, "3 min"), (2.5, "2.50 h")])
-def test_a_short_training_did_not_take_no_time(hours, shown):
-    """The card of a demo said 0.00 hours."""
-    trained = Trained("finetune", "all", "mine", "1 step", 1, "1e-4", 1.0, hours)
-    assert f"| {shown} |\n" in model_card(facts(training=[trained]))
-
-
 def test_names_on_a_card_show_letter_by_letter(tmp_path):
     name = "x|<img src=x onerror=alert(1)> [in](https://evil.example)\n# `y` <!--"
     trained = Trained(name, name, name, name, 1, name, 1.0, 1.0)
@@ -218,15 +181,6 @@ def test_names_on_a_card_show_letter_by_letter(tmp_path):
     links = [child.attrs["href"] for child in inner if child.type == "link_open"]
     assert "html_block" not in kinds and "html_inline" not in kinds and not any("evil" in link for link in links)
     assert kinds.count("fence") == 1 and sum(t.type == "heading_open" and t.tag == "h1" for t in tokens) == 1
-
-
-def test_lengths_of_training(tmp_path):
-    def length(**stage):
-        (row,) = training_table({"a": {"kind": "train", "data": {"path": "a.json"}, **stage}}, ["a"], tmp_path)
-        return row.length
-
-    assert length(steps=1) == "1 step" and length(epochs=2) == "2 epochs" and length(steps=1200) == "1,200 steps"
-    assert length(steps="${oc.env:STEPS}") == "${oc.env:STEPS} steps", "a variable's number is text"
 
 
 def test_a_target_that_ships_keeps_its_name_and_its_terms():

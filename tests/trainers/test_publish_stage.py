@@ -16,7 +16,7 @@ import torch
 import visual_run
 import yaml
 from damage import DAMAGES, told
-from draftsmith.core.checksums import SUMS, check_sums, write_sums
+from draftsmith.core.checksums import SUMS, write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.data.processor_files import load_processor
 from draftsmith.eval.published import assemble, open_published, read_published
@@ -27,11 +27,9 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.dry_run import dry_run
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.publish.folder import refuse_secrets
-from draftsmith.trainers.publish.fresh import try_folder
-from draftsmith.trainers.publish.snippets import Snippet
 from fails import fails_with
 from hub_server import TOKEN, HubServer
-from notebooks import code_of, run_notebook
+from notebooks import run_notebook
 from safetensors.torch import load_file, save_file
 from suite_run import loaded, run
 
@@ -98,11 +96,6 @@ def folder(published, tmp_path):
     return Path(shutil.copytree(published / "publish" / "repository", tmp_path / "copy"))
 
 
-def unpublished(published: Path, folder: Path) -> Path:
-    """A copy of the run whose last stage has not begun."""
-    return Path(shutil.copytree(published, folder / "run", ignore=shutil.ignore_patterns("publish")))
-
-
 def test_a_published_drafter_decodes_without_what_only_training_needs(published):
     """The fresh process opened the folder, ran the card's code and decoded (a fault there fails the fixture)."""
     imported = set((published / "imported.txt").read_text().split())
@@ -121,11 +114,6 @@ def test_the_notebook_shows_where_each_token_came_from(published, tmp_path, monk
     tokens, bars = shown
     assert len(tokens.axes[0].texts) == len(stored["tokens"]) and tokens.axes[0].images, "over the picture"
     assert len(bars.axes[0].patches) == 2 * len(stored["accepted"])
-
-
-def test_the_notebook_needs_what_is_public_alone():
-    code = "\n".join(code_of("acceptance"))
-    assert set(re.findall(r"^(?:from|import) draftsmith[\w.]*", code, re.M)) == {"from draftsmith.eval.published"}
 
 
 def test_verify_says_what_is_as_it_was_published(published, folder, capsys):
@@ -156,40 +144,6 @@ def test_verify_names_what_is_not_as_it_was_published(published, folder, capsys)
     assert main(["verify", str(folder), *target]) == 3
     said = capsys.readouterr().out
     assert f"{SUMS} is missing" in said and "does not say how this drafter was published" in said
-
-
-def test_the_folder_is_whole_and_says_what_it_is(published):
-    folder = published / "publish" / "repository"
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert names >= {
-        "README.md", SUMS, "config.json", "model.safetensors", "tokenizer.json", "processor_config.json",
-        "draftsmith.json", "recipe.yaml", "run.yaml", "report/report.md", "report/acceptance.png", "check/picture.png",
-    }  # fmt: skip
-    assert not any("checkpoint" in name or name.endswith(".jsonl") for name in names)
-    check_sums(folder)
-    stored = json.loads((folder / "draftsmith.json").read_text())["published"]
-    # The first mode is an ensemble, which one model alone does not open.
-    assert stored["decoding"]["mode"] == "M" and stored["expected"]["tau"] > 1
-    assert json.loads((published / "publish" / "published.json").read_text())["uploaded"] is False
-
-
-def test_the_card_has_what_a_reader_looks_for(published):
-    text = (published / "publish" / "repository" / "README.md").read_text()
-    _, front, body = text.split("---\n", 2)
-    matter = yaml.safe_load(front)
-    assert {"speculative-decoding", "lvlm", "image-text-to-text"} <= set(matter["tags"])
-    assert matter["library_name"] == "transformers" and "base_model" not in matter  # nothing of it is on the Hub
-    cells = json.loads((published / "evaluate" / "report.json").read_text())["cells"]
-    (report,) = (cell for cell in cells if (cell["benchmark"], cell["method"]) == ("seen", "M"))
-    assert f"| {report['tau']:.2f} [" in body and f"{report['DSR']:.2f}x" in body
-    trained = "draft | projector, language_model | draftsmith shapes world | ${oc.env:DRAFTSMITH_STEPS} steps | 8 |"
-    assert trained in body
-    assert "assistant_model=drafter" in body and "does not show the picture" in body
-    assert "torch 2.13" in body and "report/acceptance.png" in body
-    code = body.split("```python\n")[1].split("```")[0]
-    assert len(code.strip().splitlines()) == 3 and '"me/tiny-draft"' in code
-    for name in ("acceptance.png", "speedup.png"):
-        assert (published / "publish" / "repository" / "report" / name).is_file()
 
 
 def test_opened_again_it_does_what_it_did(published):
@@ -310,15 +264,6 @@ def test_a_manifest_of_wrong_kinds_is_told_by_its_name(change, published, folder
     assert "draftsmith.json" in str(error.value) and error.value.hint
 
 
-def test_a_key_that_stands_twice_is_told(published, folder):
-    path = folder / "draftsmith.json"
-    path.write_text('{"published": {}, ' + path.read_text().lstrip("{"))
-    write_sums(folder)
-    with pytest.raises(UserError, match="key 'published' stands twice") as error:
-        open_published(folder, target=published / "target")
-    assert error.value.where == str(path)
-
-
 @pytest.mark.parametrize("size", [10**7, -1, 2.5e9])
 @pytest.mark.parametrize("place", [("text_config", "num_hidden_layers"), ("vision_config", "hidden_size")])
 def test_a_model_that_no_memory_holds_is_not_begun(published, folder, place, size):
@@ -353,15 +298,6 @@ def test_another_type_of_the_weights_is_said(published, folder, capfd, kind):
     open_published(folder, target=published / "target")
     said = f"{folder}: {len(state)} tensors are stored as {kind} and read as float32"
     assert said in capfd.readouterr().err
-
-
-def test_weights_as_whole_numbers_are_refused(published, folder):
-    state = load_file(folder / "model.safetensors")
-    state = {name: value.to(torch.int8) if "q_proj" in name else value for name, value in state.items()}
-    save_file(state, folder / "model.safetensors", {"format": "pt"})
-    write_sums(folder)
-    with pytest.raises(UserError, match=r"q_proj.* is stored as I8(.|\n)*model.safetensors"):
-        open_published(folder, target=published / "target")
 
 
 def test_damaged_files_of_a_publication_are_told(published, folder):
@@ -471,12 +407,6 @@ def test_other_weights_of_the_right_shape_do_something_else(published, folder):
         reproduce(folder, target=published / "target")
 
 
-def test_a_folder_without_its_list_of_checksums(published, folder):
-    (folder / SUMS).unlink()
-    with pytest.raises(UserError, match=f"{SUMS} is missing"):
-        open_published(folder, target=published / "target")
-
-
 def test_a_disk_that_takes_no_more(published):
     """The operating system refuses the write; what the run has made stays."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -515,20 +445,6 @@ def test_a_login_that_is_missing_is_told_before_anything_is_built(published, mon
     assert not (published / "early" / "repository").exists()
 
 
-def test_without_its_target_it_says_what_is_lacking(published):
-    with pytest.raises(UserError, match="on the disk of whoever trained it") as caught:
-        open_published(published / "publish" / "repository")
-    assert "target=" in caught.value.hint
-
-
-@pytest.mark.slow
-def test_code_of_a_card_that_does_not_run_is_told(published):
-    """One more fresh process: what fails in it is told here, and its exit is not zero for nothing."""
-    broken, folder = Snippet("Load it", 'open("me/tiny-draft").read()'), published / "publish" / "repository"
-    with pytest.raises(UserError, match="the card's code fails: IsADirectoryError"):
-        try_folder(folder, published / "target", [broken], {"me/tiny-draft": json.dumps(str(folder))})
-
-
 def test_a_secret_in_a_setting_is_refused_by_the_files_name(published, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "an-old-password")
     asked = "stages.publish.prompt={text: say an-old-password please}"
@@ -561,20 +477,6 @@ def test_a_text_with_a_secret_is_refused_by_its_files_name(name, text, tmp_path,
     assert KEY not in str(caught) and "change the secret" in str(caught)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ("{kind: publish, repo: me/tiny-draft, visibility: public, pull_request: true}", "main branch"),
-        ("{kind: publish, repo: me/tiny-draft, revision: a, pull_request: true}", "against main"),
-        ("{kind: publish, repo: me/tiny-draft, token: hf_abc}", "stages.publish.token: unknown key"),
-    ],
-)
-def test_settings_that_contradict_each_other(settings, says, tmp_path):
-    with pytest.raises(UserError) as caught:
-        loaded(tmp_path, *SETTINGS, f"stages.publish={settings}")
-    assert says in str(caught.value) and "hf_abc" not in str(caught.value)
-
-
 def test_a_dry_run_says_where_and_refuses_a_misleading_name(tmp_path):
     def lines(repo: str) -> str:
         result = loaded(tmp_path, *SETTINGS, f"stages.publish={{kind: publish, repo: {repo}, visibility: public}}")
@@ -585,35 +487,6 @@ def test_a_dry_run_says_where_and_refuses_a_misleading_name(tmp_path):
     )
     with pytest.raises(UserError, match="EAGLE3"):
         lines("me/tiny-eagle3")
-
-
-def test_a_method_that_was_not_measured(published):
-    with pytest.raises(UserError, match="no exact method 'P'"):
-        run(published, *SETTINGS, "stages.other={kind: publish, method: P}", stages=("other",))
-
-
-@pytest.mark.slow
-def test_a_run_goes_to_the_hub_and_is_opened_by_its_name(published, tmp_path, monkeypatch):
-    """What the test below does with the commands of a shell, in this process but for the card's code."""
-    copy = unpublished(published, tmp_path)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    with HubServer() as server:
-        server.stand_in(monkeypatch, HF_HUB_CACHE=str(tmp_path / "cache"))
-        publish = "stages.publish={kind: publish, repo: me/tiny-draft, visibility: public}"
-        said = run(copy, *SETTINGS, publish, stages=("publish",))
-        assert any("(public)" in line for line in said)
-        repository = server.repositories["me/tiny-draft"]
-        assert not repository.private and [what for what, _ in repository.history].count("commit") == 1
-        told = json.loads((copy / "publish" / "published.json").read_text())
-        assert told["uploaded"] and told["commit"] == repository.refs["main"]
-        stored = json.loads(repository.commits[told["commit"]]["draftsmith.json"])["published"]["expected"]
-        monkeypatch.delenv("HF_TOKEN")  # whoever opens it has none
-        speculator = open_published("me/tiny-draft", target=copy / "target")
-    picture = copy / "publish" / "repository" / "check" / "picture.png"
-    assert speculator("Describe the picture.", picture).generation.tokens == stored["tokens"]
-    for path in copy.rglob("*"):
-        assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
 
 
 @pytest.mark.slow

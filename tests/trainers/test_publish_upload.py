@@ -1,6 +1,5 @@
 """Uploads against a Hub that runs here and speaks HTTP: one commit, private first, tried, no token told."""
 
-import errno
 import json
 import sys
 import threading
@@ -102,30 +101,11 @@ def test_another_models_files_are_not_removed(pull_request, server, folder):
     assert not any("/storage/" in path for _, path in server.requests)
 
 
-def test_a_licence_beside_a_publication_stays(server, folder):
-    """A repository that was made on the Hub's page, with a licence and a page of its own."""
-    made = server.repositories[REPO] = Repository(private=True)
-    made.commit("main", {".gitattributes": b"", "LICENSE": b"terms", "README.md": b"to come"}, "initial commit")
-    upload(server, folder)
-    (folder / "report" / "plot.png").unlink()
-    write_sums(folder)
-    result = made.commits[upload(server, folder).commit]
-    assert result["LICENSE"] == b"terms" and result["README.md"] == FILES["README.md"]
-    assert "report/plot.png" not in result
-
-
 def test_a_repository_that_could_not_be_made_private(server, folder):
     """Some organisations decide for themselves what a new repository is."""
     server.always_public = True
     fails_with("is public", upload, server, folder)
     assert server.repositories[REPO].messages == ["initial commit"]
-
-
-def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
-    full = raising(OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr("huggingface_hub.HfApi.snapshot_download", full)
-    caught = fails_with("No space left", upload, server, folder, public=True)
-    assert "make room" in caught.hint and server.repositories[REPO].private
 
 
 def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
@@ -241,10 +221,3 @@ def test_a_stop_ends_the_process_that_tries_the_folder(folder, monkeypatch):
     fails_with("in a fresh process", try_folder, folder, None, [], {}, stop=stop, error=Stopped)
     assert time.monotonic() - start < 30
     assert not Path(f"/proc/{(folder.parent / 'pid').read_text().strip()}").exists()
-
-
-def test_what_the_process_says_is_told_and_its_time_is_bounded(folder, monkeypatch):
-    child(folder, "echo it is broken >&2; exit 2", monkeypatch)
-    fails_with("in a fresh process: it is broken", try_folder, folder, None, [], {})
-    child(folder, "exec sleep 60", monkeypatch)
-    fails_with("still not tried", try_folder, folder, None, [], {}, hours=1 / 3600)

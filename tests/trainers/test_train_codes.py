@@ -3,7 +3,6 @@ back.
 """
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -36,19 +35,15 @@ from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, sav
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER, LlamaGenTargetConfig, build_transformer
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
-from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train_codes import TrainCodes
 from draftsmith.trainers.train import on_codes as training_codes
-from fails import fails_with
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from stages_run import list_anew
 from states_run import parsed
 from training import free_port
-from transformers import T5EncoderModel
 from visual_run import FEW, SHAPE, SIDE, STEPS, TREE, VQ, context, noise, run
 from visual_tiny import step_of
 
@@ -113,12 +108,6 @@ def saved_head(folder: Path, generator):
 # What the stages leave
 
 
-def test_every_stage_finishes_once(demo):
-    assert all((demo / name / "done.json").is_file() for name in STAGES)
-    told = run(demo)
-    assert told == [f"stage {name}: finished before, same inputs" for name in STAGES]
-
-
 def test_pictures_codes_and_features_lie_in_shards(demo, generator):
     pictures, codes, features = (ShardReader(demo / name / "shards") for name in ("pictures", "codes", "features"))
     for reader in (pictures, codes, features):
@@ -138,20 +127,6 @@ def test_pictures_codes_and_features_lie_in_shards(demo, generator):
         assert pictures[number][0] == key and pictures[number][2] == info
 
 
-def test_the_synthetic_dataset_models_can_be_loaded_and_were_trained(demo):
-    for name in ("vq", "reader", "target"):
-        losses = {step: line["loss"] for step, line in metrics(demo / name)["training"].items()}
-        assert max(losses) == STEPS[name] and all(math.isfinite(loss) for loss in losses.values())
-    target = load_llamagen(demo / "target")
-    assert (target.config.grid, target.config.condition) == (4, "text")
-    # The demo's target starts from scores that are all alike; what it learned shows in them.
-    assert target.output.weight.abs().max() > 0.01
-    encoder = T5EncoderModel.from_pretrained(demo / "target" / TEXT_ENCODER)
-    assert encoder.config.d_model == 16
-    read = ShapesReader.load(demo / "reader").read(torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8))
-    assert read.shape == (1, 4, 2)
-
-
 def test_a_saved_head_has_no_embedding_and_says_where_it_comes_from(demo, generator):
     for folder in (demo / "head", demo / "head" / "best-top3", demo / "head" / "best-tau"):
         names = set(load_file(folder / "model.safetensors"))
@@ -164,22 +139,6 @@ def test_a_saved_head_has_no_embedding_and_says_where_it_comes_from(demo, genera
 
 
 # Held-out scores and decoding while a head trains
-
-
-def test_metrics_hold_validation_and_decoding_with_its_pictures(demo):
-    result = metrics(demo / "head")
-    assert sorted(result["training"]) == list(range(1, 9)) and sorted(result["validation"]) == [2, 4, 6, 8]
-    for step, line in result["validation"].items():
-        assert {"val_loss", "val_top1", "val_top3"} <= line.keys()
-        assert 0 <= line["val_top1"] <= line["val_top3"] <= 1
-        decoded = {name for name in line if name.startswith(("tau", "samples"))}
-        assert decoded == ({"tau_T0", "tau_T1", "samples_T0", "samples_T1"} if step % 4 == 0 else set())
-        for name in decoded & {"samples_T0", "samples_T1"}:
-            path = Path(line[name])
-            assert path.parent == demo / "head" / "samples" and f"{step:06d}" in path.name
-            # Two pictures of 16 pixels, six times enlarged, with a gap of two between them.
-            assert Image.open(path).size == (2 * 96 + 2, 96)
-        assert all(1 <= line[name] <= 4 for name in decoded & {"tau_T0", "tau_T1"})
 
 
 def test_held_out_scores_are_those_of_the_saved_head(demo, generator):
@@ -221,15 +180,6 @@ def best(found: dict, name: str) -> tuple[float, int]:
         elif "tau_T0" in line:
             scores[step] = (line["tau_T0"] + line["tau_T1"]) / 2
     return max(scores.values()), max(scores, key=lambda step: (scores[step], -step))
-
-
-@pytest.mark.parametrize("name", ["top3", "tau"])
-def test_the_best_weights_are_kept_with_their_score(demo, name):
-    score = json.loads((demo / "head" / f"best-{name}" / "score.json").read_text())
-    value, step = best(metrics(demo / "head"), name)
-    assert (score["of"], score["step"]) == (name, step) and score["score"] == pytest.approx(value)
-    manifest = json.loads((demo / "head" / f"best-{name}" / "draftsmith.json").read_text())
-    assert manifest["training"]["step"] == step
 
 
 def test_select_takes_the_best_and_not_the_last(demo, tmp_path):
@@ -470,14 +420,6 @@ def test_a_head_of_another_target_is_told_before_it_is_trained_on_or_drawn_with(
         run(output, stages=["evaluate"])
 
 
-def test_codes_that_went_missing_are_refused_by_name(demo, tmp_path):
-    output = branch(demo, tmp_path / "run", without=("head", "evaluate"))
-    path = output / "features" / "shards" / "shard-000001.safetensors"
-    path.unlink()
-    error = fails_with("missing shard", run, output, stages=["head"])
-    assert error.where == str(path) and error.hint.startswith("restart=features ")
-
-
 # What cannot be trained
 
 
@@ -620,21 +562,6 @@ def test_dead_codes_are_revived_in_most_of_the_forwards_of_a_rank(tmp_path):
     asked = context(tmp_path / "vq", target, {}, name="vq", engine=EngineConfig(precision="fp32"))
     module = training_codes._module(stage, asked, 0, 50)
     assert (module.revive_every, module.revive_until) == (2, 90)
-
-
-def test_prompts_without_a_path_go_through_the_plan(demo, tmp_path):
-    """Class labels, and the latest stage's shards, have no file whose content could be looked at."""
-    loaded = load(["recipe=demo/visual-ar", f"output={tmp_path}", *FEW])
-    tree = loaded.recipe.stages
-    source = PromptSource(classes=3, max_samples=2)
-    drawing = tree["evaluate"].drawing.model_copy(update={"prompts": source, "reader": False})
-    changed = {
-        **tree,
-        "head": tree["head"].model_copy(update={"data": ShardData(held_out=0.25)}),
-        "evaluate": tree["evaluate"].model_copy(update={"benchmarks": {"classes": drawing}}),
-    }
-    planned = {p.name: p for p in plan(loaded.recipe.model_copy(update={"stages": changed}), loaded.path)}
-    assert planned["head"].inputs["codes"] == "features"
 
 
 # Class labels, and the other kind of head

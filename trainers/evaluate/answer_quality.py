@@ -25,7 +25,7 @@ from ...models.drafters.modes import without_pictures
 from ...models.targets.language import LanguageTarget
 from .benchmarks import QualitySection
 from .resume_log import resumed
-from .two_turns import TabedRun
+from .turns import TabedRun
 
 # A request -> ids of an answer.
 Answering = Callable[[Request], list[int]]

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 from pydantic import Field, model_validator
 
 from ...core.fields import MOST_ANSWER, Place, shorthand
-from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...data.captioned.prompts import PromptSource
 from ...data.dataset import ConversationData
@@ -244,14 +243,9 @@ class TabedBenchmark(SuiteBenchmark):
         return lines
 
 
-def _known_kind(value: JsonObject) -> JsonObject:
-    """Without a kind: prompts where it has them, else files."""
-    return {"kind": "prompts" if "prompts" in value else "files", **value}
-
-
 AnyBenchmark = Annotated[
     Annotated[FilesBenchmark | PromptsBenchmark | SetsBenchmark | TabedBenchmark, Field(discriminator="kind")],
-    shorthand(dict, _known_kind),
+    shorthand(dict, lambda value: {"kind": "prompts" if "prompts" in value else "files", **value}),
 ]
 
 

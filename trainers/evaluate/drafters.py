@@ -20,7 +20,9 @@ from ...eval.rules import Codes, Rule
 from ...models.drafters import members_of
 from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, PublishedDrafter
 from ...models.drafters.beside import visual_counts
+from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.manifest import MANIFEST
+from ...models.drafters.mixed import MixedConfig
 from ..run.context import Context
 from .evaluate_settings import EvaluateSettings
 from .methods import Method, decoding_with
@@ -49,14 +51,12 @@ class Drafting:
     @property
     def mode(self) -> str:
         """Drafting mode of a draft LVLM; "" of other drafters."""
-        mode = self.config.drafting_mode
-        return "" if mode is None else mode.name
+        return self.config.mode.name if isinstance(self.config, LvlmConfig) else ""
 
     @property
     def members(self) -> tuple[str, ...]:
         """The members of the drafting mode: what a draft LVLM is shown, row by row."""
-        mode = self.config.drafting_mode
-        return () if mode is None else mode.members
+        return self.config.mode.members if isinstance(self.config, LvlmConfig) else ()
 
     @property
     def title(self) -> str:
@@ -156,7 +156,7 @@ class Drafters:
         return Source(name, _trained(folder) or cast(DrafterConfig, self.context.drafter), folder)
 
     def _drafter(self, source: Source, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
-        if config.mixed:
+        if isinstance(config, MixedConfig):
             return self._mixed(config, options, name)
         return self.pair.drafter(source.config, source.folder, config, options)
 

@@ -20,9 +20,8 @@ from ..run.stopping import Stop
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
-from .kept_pictures import KeptPicture, identity_of, keep
+from .kept_pictures import KeptPicture, PicturesOfRows, codes_of, drawn_tokens, identity_of, keep
 from .measuring import Measuring
-from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
 from .studies import CHECKS_OF_PICTURES, OF_PICTURES

@@ -20,7 +20,7 @@ from ...models.drafters.eagle_images import ImageEagleHead
 from ...models.targets.generators import Generator, image_section
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
-from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
+from .kept_pictures import PicturesOfRows, codes_of, drawn_tokens
 
 
 def eagle_head(drafting: Sequence[Drafting]) -> ImageEagleHead:

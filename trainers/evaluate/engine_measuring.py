@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from ...core.json_types import JsonObject
-from ...core.pictures import one_placeholder_each
 from ...data.families.processor import Processor
 from ...eval.measured_rows import PLAIN, Row
 from ..serve.engine_answers import Answer, Asked, Job, Timing
 from ..serve.engine_evaluation import VllmEvaluation
-from ..serve.engine_pictures import shown
+from ..serve.engine_pictures import engine_job
 from ..serve.engine_process import EngineProcess
 from .drafters import Drafting
 from .measuring import Measured, Measuring
@@ -112,19 +109,17 @@ class ServedMeasuring(Measuring):
 
     def _ask(self, opened: dict[int, Opened], temperature: float, most: int, together: int) -> list[Answer]:
         """The engine's answers to these requests, of which so many run at once."""
-        asked, pictures, of, warp = [], dict[str, Tensor](), [], self.warp(temperature)
-        for number, one in opened.items():
-            request: Any = one.request
-            names = [f"{number}-{place}" for place in range(len(request.pictures))]
-            pixels = shown(request.pixels, request.pictures, self.processor, request.name)
-            pictures |= dict(zip(names, pixels, strict=True))
-            ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
+        requests: list[Any] = [one.request for one in opened.values()]
+        lines, pictures = engine_job(requests, self.processor)
+        for number, line in zip(opened, lines, strict=True):
             # An engine that drafts takes no list of ids that never come: one that comes all the same is refused.
-            sampling = self.section.sampling(warp, seed=self.seed(number), limit=most, ends=self.eos_ids, never={})
-            asked.append({"ids": ids, "pictures": names, "sampling": sampling, "together": together})
-            of.append(Asked(request.name, request.ids, most))
+            sampling = self.section.sampling(
+                self.warp(temperature), seed=self.seed(number), limit=most, ends=self.eos_ids, never={}
+            )
+            line |= {"sampling": sampling, "together": together}
+        of = [Asked(request.name, request.ids, most) for request in requests]
         job = Job(of, self.processor.num_token_ids, ends=set(self.eos_ids), timed=True)
-        return self.process.wait(self.process.submit(asked, pictures), job)
+        return self.process.wait(self.process.submit(lines, pictures), job)
 
 
 def row_of(answer: Answer, plain: Row | None, *, by: Drafting | None, details: JsonObject, **common: Any) -> Row:

@@ -21,21 +21,22 @@ from ...eval.engines.program import check_plugin, find_python, version_of
 from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN, Row, read_rows
 from ...models.drafters.base import PublishedDrafter
+from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.formats import Prompts, export_drafter, read_export
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
-from ..serve.engine_evaluation import VllmEvaluation, export_settings
+from ..serve.engine_evaluation import VllmEvaluation
 from ..serve.engine_process import EngineProcess
 from ..serve.engine_section import engine_process
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
 from .engine_measuring import ServedMeasuring
 from .evaluate_settings import EvaluateSettings
-from .many_turns import TurnsRun, turn_runs
 from .methods import decoding_with
 from .reporting import Reporting, device_name
 from .requests import ConversationSet, Opening
+from .turns import TurnsRun, turn_runs
 
 EXPORTS = "exported"  # folder of the exported drafters, in the stage's
 _SUFFIX = "arctic_inference"  # the module that vLLM's suffix method needs
@@ -79,7 +80,7 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
             key=f"stages.{context.name}.engine",
             hint="start one rank; engine.tensor_parallel_size spreads a target",
         )
-    python = find_python(section.python, section.name, key=f"stages.{context.name}.engine.python")
+    python = find_python(section.python, key=f"stages.{context.name}.engine.python")
     processor = context.processor()
     opening = Opening(context, processor, stage.format, [])
     sets = opening.all(stage.benchmarks)
@@ -112,7 +113,7 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
     if not rows:
         raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
                         hint="check the folders of pictures")  # fmt: skip
-    _report(stage, context, measuring, rows, version_of(section.name, python), list(dict.fromkeys(early)))
+    _report(stage, context, measuring, rows, version_of("vllm", python), list(dict.fromkeys(early)))
 
 
 def _report(
@@ -216,7 +217,7 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
             stage.engine.check_method(key, method, config)
             policy = method.policy(seed=context.seed)
             drafting = Drafting(name, source.name, method, config, None, policy, method.rule_at)
-            own = config.lookup_in_vllm
+            own = config.lookup_in_vllm if isinstance(config, NgramConfig | SuffixConfig) else None
             speculative = own and {"method": config.kind, "num_speculative_tokens": method.chain or 0, **own}
             settings: JsonMapping = {}
             if speculative is None:
@@ -252,4 +253,7 @@ def _exported(
                             hint="name the drafter that it is of, which is exported here")  # fmt: skip
     if exported.plugin:
         check_plugin(python, patches=exported.patched)
-    return export_settings(exported, gamma, key), exported.settings
+    if exported.at_once and gamma < exported.chain:
+        raise UserError(f"in vLLM it drafts {exported.chain} tokens at once, and the method's chain has {gamma}",
+                        key=f"{key}.tree", hint=f"tree: {{kind: chain, gamma: {exported.chain}}}")  # fmt: skip
+    return exported.speculative(gamma), exported.settings

@@ -15,7 +15,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.contrasts import Comparison
 from ...models.drafters import AnyDrafter
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.drafters.captioners import CaptionerConfig
 from ...models.targets.generators import AnyTarget
 from ...models.targets.load import TargetConfig
@@ -31,8 +31,7 @@ from .benchmarks import (
     clip_sets,
     of_class,
 )
-from .clock import ClockName
-from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
+from .methods import PRESETS, RENAMED, Method, check_method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
@@ -96,7 +95,7 @@ class EvaluateSettings(Stage):
     repeats: int = Field(1, ge=1)
     # Whose seconds count. thread: of the thread that decodes, which other work on the machine does not stretch; on a
     # CPU, with OMP_NUM_THREADS=1.
-    clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
+    clock: Literal["wall", "thread"] = Field("wall", exclude_if=lambda value: value == "wall")
     # On a GPU: whether passes of the target, of heads and of draft LVLMs are CUDA graphs, as far as captures succeed.
     graphs: bool = Field(True, exclude_if=lambda value: value)
     # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.
@@ -258,7 +257,7 @@ class EvaluateSettings(Stage):
             if self.clock == "thread" and section.base_kind == "pruned":
                 raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
         for key, section in self._own_drafters():
-            for field in section.beside_path():
+            for field in section.beside_path() if isinstance(section, PublishedDrafter) else ():
                 problem = f"nothing reads it beside {key}.path, whose weights bring it with them"
                 raise Refused(f"{key}.{field}", problem, "leave one of them out (null)")
         return self
@@ -363,7 +362,7 @@ class EvaluateSettings(Stage):
 def _check_settings(name: str, method: Method, drafter: DrafterConfig) -> None:
     try:
         decoding_with(drafter, method.settings, None)
-        drafter.check_method(method.tree.kind, method.rule.kind)
+        check_method(method, drafter)
     except Refused as refused:
         raise refused.under(f"methods.{name}") from refused
     except UserError as error:

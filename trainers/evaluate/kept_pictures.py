@@ -14,15 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ...core import ranks
 from ...core.fields import PLACES
 from ...core.files import write_whole
 from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt
+from ...eval.measured_rows import Row, grouped
 from ...models.decoding.batched import even_batches
+from ...models.targets.generators import Generator
 from ..run.context import Context
 from ..run.stopping import Stop
 from .evaluate_settings import EvaluateSettings
+from .measuring import Measuring
 from .resume_log import ResumeLog
 
 FOLDER = ".pictures"
@@ -144,3 +150,31 @@ def _key(number: int, prompt: ImagePrompt) -> str:
     """The number seeds the draws; the prompt is told by its words, since another set has others under this number."""
     asked = json.dumps([prompt.caption, prompt.label])
     return f"{number}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class PicturesOfRows:
+    """What an evaluation drew."""
+
+    measuring: Measuring
+    generator: Generator
+    prompts: Sequence[ImagePrompt]
+    rows: Sequence[Row]
+
+
+def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
+    """temperature -> method (plain decoding first) -> the tokens of each picture, in the order of the prompts.
+
+    Of a method with several drafters those of the first one by name: a picture for each prompt is judged.
+    """
+    tokens_by: dict[float, dict[str, list[tuple[int, ...]]]] = {}
+    first = {method: min(row.drafter for row in its) for (method,), its in grouped(rows, "method").items()}
+    for row in rows:
+        if row.drafter == first[row.method]:
+            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(tuple(row.tokens))
+    return tokens_by
+
+
+def codes_of(generator: Generator, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """Pictures' tokens as codes [B,n] of the image tokenizer."""
+    return torch.stack([generator.target.codes(list(row)) for row in tokens])

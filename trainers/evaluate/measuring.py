@@ -6,6 +6,7 @@ alike. A killed run resumes after the saved results, with any number of ranks.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,9 +26,9 @@ from ...eval.measured_rows import PLAIN, Row
 from ...eval.policies import Chain, Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
+from ...models.targets.base import Target
 from ..run.context import Context
 from ..run.too_long import before_decoding
-from .clock import clock_of
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .requests import ConversationSet, Opened, RequestSet
@@ -299,3 +300,21 @@ class Measuring:
 def _measured(kept: Sequence[list[JsonObject] | None], stem: Path) -> Measured:
     plain = [Row.from_json(values[0], where=stem) if values else None for values in kept]
     return Measured([Row.from_json(value, where=stem) for values in kept for value in values or ()], plain)
+
+
+def clock_of(name: str, target: Target) -> Clock | None:
+    """Whose seconds count: the wall's (None: the loop's own clock), or those that the processor spent on the thread
+    that decodes, which other work on the machine does not stretch.
+
+    Raises:
+        UserError: the decoding thread does not do all of the work.
+    """
+    if name == "wall":
+        return None
+    device, threads = target.device, torch.get_num_threads()
+    if device.type != "cpu" or threads > 1:
+        where = f"{threads} threads" if device.type == "cpu" else str(device)
+        raise UserError(f"clock: thread counts the seconds of one thread, and decoding runs on {where}",
+                        where="clock",
+                        hint="start with OMP_NUM_THREADS=1 on a CPU, or leave clock out")  # fmt: skip
+    return time.thread_time

@@ -21,8 +21,10 @@ from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combinatio
 from ...eval.replaced import ReplacedConfig
 from ...eval.rules import RULES, Codes, Rule, RuleSection
 from ...models.drafters import AnyDrafter, members_of
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, PublishedDrafter, for_decoding
 from ...models.drafters.ensemble import DraftingMode
+from ...models.drafters.jacobi import JacobiConfig
+from ...models.drafters.mixed import MixedConfig
 from ...models.targets.table import IMAGE_SECTIONS
 
 
@@ -94,7 +96,7 @@ class Method(Section):
             raise ValueError(f"drafters name one twice: {', '.join(self.drafters)}")
         if self.section is not None:
             for section in (self.section, *self.member_sections.values()):
-                section.check_method(self.tree.kind, self.rule.kind)
+                check_method(self, section)
             decoding_with(self.section, self.settings, None)
             members_of(self.section, info.context)  # sections among them are checked here
         return self
@@ -177,8 +179,8 @@ class Method(Section):
             what = ", ".join(name if name in drafters else f"drafter of stage {name}" for name in self.names)
         else:
             what = "the recipe's drafter" if self.section is None else f"kind {self.section.kind}"
-            if self.section is not None and self.section.published_at is not None:
-                what += f", {self.section.published_at}"
+            if isinstance(self.section, PublishedDrafter) and self.section.path is not None:
+                what += f", {self.section.path}"
         mode = "" if self.mode is None else f", mode {self.mode.name}"
         policy = self.policy(grid=1)
         nodes = getattr(policy, "num_nodes", policy.max_nodes)  # ours say how many of these are of one tree
@@ -203,7 +205,7 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
         ValueError: an ensemble is a member of itself.
     """
     names: set[str] = set()
-    mixed = () if method.section is None else method.section.mixed
+    mixed = method.section.members if isinstance(method.section, MixedConfig) else ()
     for member in (member for member in mixed if isinstance(member, str)):
         if member in within:
             raise ValueError(f"methods.{member}: an ensemble is a member of itself, by way of {' and '.join(within)}")
@@ -211,10 +213,16 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
     return names
 
 
+def check_method(method: Method, drafter: DrafterConfig) -> None:
+    """Raise `Refused` for a tree or a rule that a drafter does not go with."""
+    if isinstance(drafter, JacobiConfig):
+        drafter.check_method(method.tree.kind, method.rule.kind)
+
+
 def decoding_with(config: DrafterConfig, settings: JsonMapping, key: str | None) -> DrafterConfig:
     """A drafter's section with a method's settings. Raises `UserError` for a setting that this kind does not have."""
     try:
-        return config.for_decoding(**settings)
+        return for_decoding(config, **settings)
     except ValueError as error:
         raise UserError(str(error), key=key, hint="leave the setting out, or name another drafter") from error
 

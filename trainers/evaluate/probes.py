@@ -24,14 +24,18 @@ from ...eval.loop import Decoding
 from ...eval.measured_rows import Row
 from ...eval.rules import RULES
 from ...eval.studies import visual_tokens
+from ...eval.studies.video import video_sections
 from ...eval.tables import Column, ReportSection, Table, text
 from ...models.decoding.warp import Warp
 from ...models.drafters.head_config import FusedHeadConfig
+from ...models.drafters.head_settings import HeadSettings
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
+from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
 from .measuring import Measuring
 from .probe_settings import Importance, Probes
+from .reporting import infos
 from .requests import ConversationSet
 
 PROBING = "while probing, after the report"
@@ -70,7 +74,7 @@ class Probing:
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
         for name, drafting in self.drafting.items():
-            if drafting.config.parts is None:
+            if not isinstance(drafting.config, HeadSettings):
                 continue
             for part in (p for p in sets if p.benchmark == first):
                 try:
@@ -171,6 +175,13 @@ def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[
     labelled = by_label([d for d in measuring.drafting if d.method.allowed(temperature)])
     decoding = measuring.plainly(temperature, max(measuring.lengths))
     return Probing(settings, measuring.context, measuring.target, labelled, decoding).report(sets)
+
+
+def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection]:
+    """Those that were measured."""
+    stage = measuring.stage
+    measured = stage.lengths or of_class(stage.benchmarks, SetsBenchmark)
+    return video_sections(rows, infos(measuring.drafting)) if measured else []
 
 
 def by_label(drafting: Sequence[Drafting]) -> dict[str, Drafting]:

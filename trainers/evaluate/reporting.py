@@ -20,7 +20,8 @@ from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid
 from ...eval.measured_rows import Row
 from ...eval.tables import Figure, ReportSection, Table
-from ...models.shipped import shipped_name
+from ...models.drafters.head_settings import HeadSettings
+from ...models.folders import shipped_name
 from ..run.context import Context
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
@@ -121,7 +122,7 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
             draw=method.draw,
             temperatures=None if method.temperatures is None else tuple(method.temperatures),
             adaptive=policy.name == "sage",
-            parts=one.config.parts,
+            parts=one.config.parts if isinstance(one.config, HeadSettings) else None,
             visual_skip=method.visual_skip,
             is_exact=method.rule.is_exact,
         )

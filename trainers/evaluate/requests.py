@@ -179,7 +179,7 @@ class Opening:
         suite = self.suite(section)
         for name in section.names or list(suite.about.sets):
             if suite.has_turns(name):
-                continue  # `many_turns.py` measures it
+                continue  # `turns.py` measures it
             records = suite.first_turns(name, section.convention, section.data.max_samples)
             file = self.context.folder / "suite" / f"{name}.json"
             yield from self._at_lengths(name, written(section.data, records, suite, file), [file])

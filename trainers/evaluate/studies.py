@@ -11,14 +11,13 @@ from ...eval.measured_rows import Row
 from ...eval.tables import ReportSection
 from ...models.targets.generators import Generator
 from ..run.context import Context
-from .clip_tables import clip_tables
 from .drafters import Drafting
 from .drawn_analysis import analysis, check_analysis
 from .engine_run import run_in_engine
 from .evaluate_settings import EvaluateSettings
+from .kept_pictures import PicturesOfRows
 from .measuring import Measuring
-from .pictures_of_rows import PicturesOfRows
-from .probes import probe
+from .probes import clip_tables, probe
 from .recorded_weights import recorded_weights
 from .requests import ConversationSet
 

@@ -7,31 +7,39 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
+from ...core.pictures import Picture
+from ...data.conversations import PromptFormat, encode
 from ...data.end_tokens import end_ids
+from ...data.families.processor import Processor
 from ...data.suites.suite import Suite
 from ...eval import text_quality
 from ...eval.by_category import turns_section
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
 from ...models.drafters.base import DraftingOptions
+from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
+from ...models.drafters.lvlm import load_drafter
+from ...models.drafters.modes import ImageSubstitutes
+from ...models.targets.table import family_of
 from ..run.context import Context
 from .answer_quality import measure_quality
 from .benchmarks import SetsBenchmark, TabedBenchmark, of_class
 from .binding import binding as binding_of
-from .captioning import substitutes_of
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .graphs import about_graphs, capture
-from .many_turns import turn_runs
 from .measuring import Measuring
 from .reporting import Reporting
-from .requests import ConversationSet, Opening
+from .requests import Opening
 from .studies import OF_ROWS, OF_TEXT
-from .two_turns import TabedRun, open_tabed, suite_names
+from .turns import TabedRun, open_tabed, suite_names, turn_runs
 
 
 def run(stage: EvaluateSettings, context: Context) -> None:
@@ -92,7 +100,11 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             if more:
                 reporting.write(*sections, *more, binding=bound, again=True)
         elif context.is_in_step:
-            _decode_along(context, measuring, sets, rows)
+            # What the studies decode, on a rank that holds a part of the target; its numbers are thrown away.
+            with tempfile.TemporaryDirectory() as folder:
+                aside = replace(context, folder=Path(folder), say=lambda text: None)
+                for study in OF_TEXT:
+                    study(replace(measuring, context=aside), sets, rows)
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
@@ -104,14 +116,6 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             }
             measure_quality(quality, suite_run, models, scorers[id(suite_run.section)])
     ranks.barrier()
-
-
-def _decode_along(context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Sequence[Row]) -> None:
-    """What the studies decode, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
-    with tempfile.TemporaryDirectory() as folder:
-        context = replace(context, folder=Path(folder), say=lambda text: None)
-        for study in OF_TEXT:
-            study(replace(measuring, context=context), sets, rows)
 
 
 def _about(stage: EvaluateSettings, rows: Sequence[Row]) -> JsonObject:
@@ -138,3 +142,31 @@ def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchm
                             key=f"stages.{stage}.benchmarks",
                             hint="name the sets that are wanted with `sets`, or measure in two stages")  # fmt: skip
         names = names | more
+
+
+def substitutes_of(stage: EvaluateSettings, context: Context, processor: Processor) -> ImageSubstitutes:
+    """For the modes of an `evaluate` stage's methods."""
+    captioner = None if stage.captioner is None else _captioner(stage.captioner, stage.format, context, processor)
+    return ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)
+
+
+def _captioner(config: Any, form: PromptFormat, context: Context, processor: Processor) -> Captioner:
+    """A published captioner, or the one that an earlier stage trained, asked in the stage's own prompt format."""
+    if not isinstance(config, LvlmCaptions):
+        return load_captioner(config, context.device())
+    folder, device = context.inputs["captioner"], context.device()
+    model = load_drafter(folder, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32, device=device)
+    turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
+    # The captioner is built like the drafter and uses the drafter's image processor.
+    patches = (context.own_image_processor() or processor).patches
+    asked = encode(turns, form, processor, pictures=[Picture(patches)], open_ended=True)
+    never = (processor.image_token_id,)
+    decoder = family_of(model.config).decoder(model, num_token_ids=processor.num_token_ids, never=never)
+    return LvlmCaptioner(
+        decoder,
+        asked.ids,
+        image_token_id=processor.image_token_id,
+        stop_ids=end_ids(processor, form),
+        tokenizer=processor.tokenizer,
+        max_new_tokens=config.max_new_tokens,
+    )

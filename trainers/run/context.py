@@ -106,7 +106,7 @@ class Context:
     @property
     def drafter_has_own_image_processor(self) -> bool:
         """Whether the draft has its own image processor, so that it gets its own tiles."""
-        return self.drafter is not None and self.drafter.has_own_image_processor
+        return isinstance(self.drafter, LvlmConfig) and self.drafter.pictures == "own"
 
     def processor_of(self, model: str) -> Processor:
         """The processor of a `train` stage's model: the target's, or the draft's own if it has one.

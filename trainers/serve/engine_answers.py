@@ -25,17 +25,9 @@ _CURE = (
 )
 
 
-class WrongAnswer(UserError):
-    """An answer that cannot be one to what was asked.
-
-    Args:
-        path: its file.
-        place: in the file; "": nowhere in particular.
-    """
-
-    def __init__(self, problem: str, path: Path, place: str = "", *, hint: str | None = None):
-        self.path, self.place = path, place
-        super().__init__(problem, where=", ".join(filter(None, (str(path), place))), hint=hint or _CURE)
+def _wrong(problem: str, path: Path, place: str, hint: str = _CURE) -> UserError:
+    """An answer that cannot be one to what was asked, at `place` of its file."""
+    return UserError(problem, where=f"{path}, {place}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -143,20 +135,21 @@ class Answer:
 
 
 def read_answers(path: Path, job: Job) -> list[Answer]:
-    """The answers of `job`, in the order of its requests. `WrongAnswer` says what is wrong with the file."""
+    """The answers of `job`, in the order of its requests. Raises `UserError` with what is wrong with the file."""
     try:
         lines = read_json(path, _Lines, hint=_CURE, once=True).answers
     except UserError as error:
-        raise WrongAnswer(f"the engine's answers are damaged: {error.problem}", path) from error
+        raise UserError(f"the engine's answers are damaged: {error.problem}", where=str(path), hint=_CURE) from error
     if len(lines) != len(job.requests):
-        raise WrongAnswer(f"the engine was asked {len(job.requests)} requests, and answered {len(lines)}", path)
+        problem = f"the engine was asked {len(job.requests)} requests, and answered {len(lines)}"
+        raise UserError(problem, where=str(path), hint=_CURE)
     return [_answer(n, line, asked, job, path) for n, (line, asked) in enumerate(zip(lines, job.requests, strict=True))]
 
 
 def _answer(number: int, line: _Line, asked: Asked, job: Job, path: Path) -> Answer:
     place = f"answer {number}, {asked.name}"
     if line.prompt_tokens != len(asked.ids):
-        raise WrongAnswer(
+        raise _wrong(
             f"the engine's prompt has {line.prompt_tokens} tokens, and ours {len(asked.ids)}: it makes another number "
             "of tokens of a picture", path, place,
             hint="the processor files that it reads must be those of this recipe; pixel limits of the data section "
@@ -164,21 +157,21 @@ def _answer(number: int, line: _Line, asked: Asked, job: Job, path: Path) -> Ans
         )  # fmt: skip
     wrong = [token for token in line.tokens if token >= job.num_ids or token in job.never]
     if wrong:
-        raise WrongAnswer(f"the engine wrote id {wrong[0]}, which has no token", path, place,
+        raise _wrong(f"the engine wrote id {wrong[0]}, which has no token", path, place,
                           hint="its vocabulary is another: are these the target's own files?")  # fmt: skip
     if len(line.tokens) > asked.limit:
-        raise WrongAnswer(f"the engine wrote {len(line.tokens)} tokens, and was asked for {asked.limit}", path, place)
+        raise _wrong(f"the engine wrote {len(line.tokens)} tokens, and was asked for {asked.limit}", path, place)
     if (line.states is not None) != (job.states is not None) or line.states not in (None, states_name(path, number)):
-        raise WrongAnswer(f"the engine names {line.states!r} as its hidden states", path, place)
+        raise _wrong(f"the engine names {line.states!r} as its hidden states", path, place)
     if (line.timing is not None) != job.timed or (line.timing is not None and not _fits(line.timing, line.tokens)):
-        raise WrongAnswer("the engine's metrics of a request are missing, or are of another answer", path, place)
+        raise _wrong("the engine's metrics of a request are missing, or are of another answer", path, place)
     ends = job.ends
     if ends is None:
         return Answer(line.tokens, line.stop)
     ended = line.tokens[-1] in ends
     if not ended and len(line.tokens) < asked.limit:
         problem = f"the engine wrote {len(line.tokens)} of {asked.limit} tokens, and {line.tokens[-1]} is no end token"
-        raise WrongAnswer(problem, path, place)
+        raise _wrong(problem, path, place)
     # An end that is the last token that it may write is an end to us, whatever stopped the engine.
     return Answer(line.tokens, "eos" if ended else "length", line.timing)
 
@@ -200,29 +193,24 @@ def states_name(path: Path, number: int) -> str:
 
 
 def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:
-    """Hidden states [T,L,D] of a prompt. `WrongAnswer` says what is wrong with the file.
+    """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file.
 
     Args:
         shape: (L, D).
     """
     expected = (len(asked.ids), *shape)
-    try:
-        with reading_safetensors(path, hint=_CURE), safe_open(path, "pt") as file:
-            if missing := {"hidden_states", "token_ids"} - {*file.keys()}:
-                raise WrongAnswer(f"the engine's states lack {min(missing)}", path, asked.name)
-            found = tuple(file.get_slice("hidden_states").get_shape())
-            if found != expected:
-                problem = f"the engine's states are of shape {found}, and {expected} were asked for"
-                raise WrongAnswer(problem, path, asked.name)
-            states, ids = file.get_tensor("hidden_states"), file.get_tensor("token_ids")
-    except WrongAnswer:
-        raise
-    except UserError as error:
-        raise WrongAnswer(f"the engine's states are damaged: {error.problem}", path, asked.name) from error
+    with reading_safetensors(path, hint=_CURE), safe_open(path, "pt") as file:
+        if missing := {"hidden_states", "token_ids"} - {*file.keys()}:
+            raise _wrong(f"the engine's states lack {min(missing)}", path, asked.name)
+        found = tuple(file.get_slice("hidden_states").get_shape())  # before anything of that size is read
+        if found != expected:
+            problem = f"the engine's states are of shape {found}, and {expected} were asked for"
+            raise _wrong(problem, path, asked.name)
+        states, ids = file.get_tensor("hidden_states"), file.get_tensor("token_ids")
     if ids.is_floating_point() or not torch.equal(ids.long(), asked.ids.long()):
-        raise WrongAnswer("the engine's states are of other ids than this sample's", path, asked.name,
+        raise _wrong("the engine's states are of other ids than this sample's", path, asked.name,
                           hint="its processor files are others: give the engine the target's own")  # fmt: skip
     if not states.is_floating_point() or not states.isfinite().all():
-        raise WrongAnswer("the engine's states are not finite numbers", path, asked.name,
+        raise _wrong("the engine's states are not finite numbers", path, asked.name,
                           hint="activations overflow in its type: try another dtype, or other kernels")  # fmt: skip
     return states

@@ -6,18 +6,15 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
-from ...models.formats.export import Exported
+from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.targets.generators import AnyTarget
 from .engine_section import VllmEngine
 from .target_engine import DecodedBy, Evaluated
 
 _OURS = "measure it in a stage without engine"
-# Methods of vLLM whose number of drafted tokens is a setting: they draft one after the other.
-_ONE_BY_ONE = ("eagle", "eagle3", "draft_model")
 
 
 class VllmEvaluation(VllmEngine):
@@ -78,27 +75,7 @@ class VllmEvaluation(VllmEngine):
         if changed:
             problem = "vLLM's drafters have no such setting: an exported drafter decodes as it was trained"
             raise Refused(f"{key}.{changed[0]}", problem, f"leave it out, or {_OURS}")
-        if drafter is None or drafter.lookup_in_vllm is not None:
+        if drafter is None or isinstance(drafter, NgramConfig | SuffixConfig):
             return
         if reasons := drafter.exports("vllm"):
             raise Refused(f"{key}.drafter", "; ".join(reasons), _OURS)
-
-
-def export_settings(exported: Exported, gamma: int, key: str) -> JsonObject:
-    """vLLM's speculative_config of an exported drafter.
-
-    Args:
-        gamma: of the method's chain.
-        key: of the method, for the error.
-
-    Raises:
-        UserError: it drafts a whole block or all its heads at once, and the chain is shorter.
-    """
-    asked = {"method": exported.method, "model": str(exported.folder.resolve()), "num_speculative_tokens": gamma}
-    if exported.method in _ONE_BY_ONE and not exported.parallel:
-        return asked
-    if gamma < exported.chain:
-        raise UserError(f"in vLLM it drafts {exported.chain} tokens at once, and the method's chain has {gamma}",
-                        key=f"{key}.tree", hint=f"tree: {{kind: chain, gamma: {exported.chain}}}")  # fmt: skip
-    parallel = {"parallel_drafting": True} if exported.parallel else {}
-    return asked | {"num_speculative_tokens": exported.chain, **parallel}

@@ -1,4 +1,4 @@
-"""Pictures as an engine takes them: at the size that the tower reads.
+"""Requests as an engine takes them: one placeholder for a picture, and pictures at the size that the tower reads.
 
 An engine resizes pictures with other code than ours, so it gets what our own processor made of them, turned back into
 bytes.
@@ -7,16 +7,32 @@ Letters: I tiles, P patches, C channels, S side, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.pictures import VIDEO, Picture
+from ...core.json_types import JsonObject
+from ...core.pictures import VIDEO, Picture, one_placeholder_each
 from ...data.families.processor import Processor
 
 _PASSED = "engine: {kind: transformers} reads them"
+
+
+def engine_job(requests: Iterable[Request], processor: Processor) -> tuple[list[JsonObject], dict[str, Tensor]]:
+    """`ids` and `pictures` of each request, and these pictures [H,W,3] uint8 by name. Raises `UserError` as `shown`."""
+    lines, pictures = list[JsonObject](), dict[str, Tensor]()
+    for number, request in enumerate(requests):
+        named = {
+            f"{number}-{index}": pixels
+            for index, pixels in enumerate(shown(request.pixels, request.pictures, processor, request.name))
+        }
+        ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
+        lines.append({"ids": ids, "pictures": list(named)})
+        pictures |= named
+    return lines, pictures
 
 
 def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Processor, name: str) -> list[Tensor]:

@@ -11,8 +11,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from ...core.json_types import JsonMapping
 from ...core.locks import take_lock
 from ...eval.engines.program import cure, ended, kill_program, last_lines, start_program
 from ..run.stopping import Stop
-from .engine_answers import Answer, Job, WrongAnswer, read_answers, read_states, states_name
+from .engine_answers import Answer, Job, read_answers, read_states, states_name
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -95,9 +95,11 @@ class EngineProcess:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(_END_S)
             kill_program(self._process)
-        if kind is not None and issubclass(kind, UserError):  # its logs explain an error of the engine's
-            for name in (*_FOLDERS, "states"):
+        if kind is not None and issubclass(kind, UserError):  # its logs and answers explain an error of the engine's
+            for name in ("jobs", "states"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
+            for states in (self.folder / "done").glob("*.safetensors"):
+                states.unlink()
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
@@ -151,8 +153,7 @@ class EngineProcess:
         path = self.folder / "done" / f"{name}.json"
         self._await(path, "while an engine answered; what is finished is kept" if stops else None)
         self._fruitless = 0
-        with self._kept():
-            answers = read_answers(path, job)
+        answers = read_answers(path, job)
         for file in (*(self.folder / "jobs" / f"{name}.{suffix}" for suffix in ("json", "safetensors")), path):
             file.unlink(missing_ok=True)
         return answers
@@ -166,21 +167,9 @@ class EngineProcess:
         done = self.folder / "done"
         assert job.states is not None
         path = done / states_name(done / f"{name}.json", number)
-        with self._kept():
-            states = read_states(path, job.requests[number], job.states)
+        states = read_states(path, job.requests[number], job.states)
         path.unlink()
         return states
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """A wrong answer is moved beside the log, where it stays for whoever looks into it."""
-        try:
-            yield
-        except WrongAnswer as error:
-            path = self.folder / f"wrong-{error.path.name}"
-            if error.path.exists():
-                os.replace(error.path, path)
-            raise WrongAnswer(error.problem, path, error.place, hint=error.hint) from error
 
     def _await(self, path: Path, place: str | None) -> None:
         """Wait for a file of the engine's.
@@ -195,33 +184,29 @@ class EngineProcess:
                 self.stop.check(place)
             if self._process.poll() is not None and not path.exists():
                 self._again(ended(self._process.returncode), self._process.returncode)
-            elif self._quiet_s(max(began_s, self._started_s)) > self.timeout_s:
+            quiet_s, alive = time.monotonic() - max(began_s, self._started_s), self.folder / "alive"
+            if alive.exists():  # touched in a job of many requests
+                quiet_s = min(quiet_s, time.time() - alive.stat().st_mtime)
+            if quiet_s > self.timeout_s:
                 self._again(f"gave no sign for {self.timeout_s:g} s", 0)
             time.sleep(_LOOK_S)
-
-    def _quiet_s(self, since_s: float) -> float:
-        """Seconds without a sign: since then, or since it touched the file `alive` (in a job of many requests)."""
-        quiet, alive = time.monotonic() - since_s, self.folder / "alive"
-        return min(quiet, time.time() - alive.stat().st_mtime) if alive.exists() else quiet
 
     def _again(self, what: str, code: int) -> None:
         assert self._process is not None
         kill_program(self._process)
         self._fruitless += 1
         if self._fruitless >= _TRIES:
+            less = f"{self.key}.gpu_memory_utilization, max_num_seqs, or VLLM_CPU_KVCACHE_SPACE on a CPU"
+            hint = cure(code, self.log, memory=less, disk=f"{self.key}.scratch") or "fix what it says"
+            if "no sign" in what:
+                hint = f"it hangs, or needs longer: {self.key}.timeout_s"
             raise UserError(f"the engine {what}, and {_TRIES} times in a row did no job; its last lines:\n"
                             f"{last_lines(self.log)}", key=self.key, where=str(self.log),
-                            hint=f"{self._cure(code, what)}; what the stage has finished is kept")  # fmt: skip
+                            hint=f"{hint}; what the stage has finished is kept")  # fmt: skip
         kept = self.log.with_name(f"log-{self.num_starts}.txt")
         os.replace(self.log, kept)
         self.say(f"the engine {what} ({kept}): it is started again")
         self._start()
-
-    def _cure(self, code: int, what: str) -> str:
-        if "no sign" in what:
-            return f"it hangs, or needs longer: {self.key}.timeout_s"
-        less = f"{self.key}.gpu_memory_utilization, max_num_seqs, or VLLM_CPU_KVCACHE_SPACE on a CPU"
-        return cure(code, self.log, memory=less, disk=f"{self.key}.scratch") or "fix what it says"
 
     def _start(self) -> None:
         self.num_starts += 1

@@ -133,8 +133,8 @@ class VllmEngine(TargetEngine):
                           "leave them out, and set engine.tensor_parallel_size")  # fmt: skip
 
     def installed_identity(self, key: str) -> JsonObject:
-        python = find_python(self.python, self.name, key=f"{key}.python")
-        return self.identity | {"version": version_of(self.name, python)}
+        python = find_python(self.python, key=f"{key}.python")
+        return self.identity | {"version": version_of("vllm", python)}
 
     def side_by_side(self, batch_size: int) -> int:
         return self.max_num_seqs
@@ -229,7 +229,7 @@ def engine_process(
         with EngineProcess(
             place / f"engine-{ranks.rank()}", worker or section.name, settings | section.options | dict(more or {}),
             layers,
-            python=find_python(section.python, section.name, key=f"{key}.python"), stop=context.stop, key=key,
+            python=find_python(section.python, key=f"{key}.python"), stop=context.stop, key=key,
             timeout_s=section.timeout_s, say=context.say,
         ) as process:  # fmt: skip
             yield process
@@ -238,7 +238,10 @@ def engine_process(
 @contextmanager
 def _place(section: VllmEngine, context: Context, key: str) -> Iterator[Path]:
     """Where this stage's engines work: in its own folder, or in one of `scratch` that is removed at the end."""
-    place = context.folder / "cache" if section.scratch is None else _own(Path(section.scratch), context.folder)
+    place = context.folder / "cache"
+    if section.scratch is not None:  # two stages never share a place in a folder of many runs, whatever they are called
+        digest = hashlib.sha256(str(context.folder.resolve()).encode()).hexdigest()[:12]
+        place = Path(section.scratch) / f"{context.folder.parent.name}-{context.folder.name}-{digest}"
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -250,12 +253,6 @@ def _place(section: VllmEngine, context: Context, key: str) -> Iterator[Path]:
         # Unless an engine of another node works there, or left its logs.
         if section.scratch is not None and not list(place.glob("engine-*")):
             shutil.rmtree(place, ignore_errors=True)
-
-
-def _own(scratch: Path, folder: Path) -> Path:
-    """A stage's place in a folder of many runs: two never share it, whatever they are called."""
-    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    return scratch / f"{folder.parent.name}-{folder.name}-{digest}"
 
 
 def _model(context: Context, place: Path) -> str:

@@ -11,12 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ...core.batch import Batch, Request
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ...core.pictures import TEXT, Picture, one_placeholder_each
+from ...core.pictures import TEXT, Picture
 from ...core.positions import place_positions
 from ...core.states import Taps, TargetStates
 from ...data.families.processor import Processor
@@ -24,7 +23,7 @@ from ...models.decoding.batched import Written
 from ...models.hub import num_deepstack
 from ...models.targets.language import kept_states
 from .engine_answers import Asked, Job
-from .engine_pictures import shown
+from .engine_pictures import engine_job
 from .engine_process import EngineProcess
 
 if TYPE_CHECKING:
@@ -57,17 +56,12 @@ class ServedAnswers:
         self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
     ) -> Callable[[], list[Written]]:
         """Ask, and return what waits for the answers."""
-        asked, pictures = [], dict[str, Tensor]()
-        for number, (request, limit, seed) in enumerate(zip(requests, limits, seeds, strict=True)):
-            names = [f"{number}-{index}" for index in range(len(request.pictures))]
-            pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
-                                 strict=True))  # fmt: skip
-            ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
-            sampling = self.sampling(seed=seed, limit=limit, ends=self.ends, never=self._bias)
-            asked.append({"ids": ids, "pictures": names, "sampling": sampling})
+        lines, pictures = engine_job(requests, self.processor)
+        for line, limit, seed in zip(lines, limits, seeds, strict=True):
+            line["sampling"] = self.sampling(seed=seed, limit=limit, ends=self.ends, never=self._bias)
         of = [Asked(r.name, r.ids, limit) for r, limit in zip(requests, limits, strict=True)]
         job = Job(of, self.processor.num_token_ids, self._never, ends=set(self.ends))
-        return partial(self._finish, self.process.submit(asked, pictures), job)
+        return partial(self._finish, self.process.submit(lines, pictures), job)
 
     def _finish(self, name: str, job: Job) -> list[Written]:
         return [Written(answer.tokens, answer.stop, None) for answer in self.process.wait(name, job)]
@@ -91,19 +85,12 @@ class ServedStates:
 
     def begin(self, batch: Batch) -> Callable[[], TargetStates]:
         """Ask for the states of a batch on the CPU, and return what waits for them."""
-        asked, pictures, rows, of = [], dict[str, Tensor](), _rows(batch), []
-        for number, (ids, modality, pixels, shapes) in enumerate(rows):
-            name = batch.sample_ids[number]
-            names = [f"{number}-{index}" for index in range(len(shapes))]
-            pictures |= dict(zip(names, shown(pixels, shapes, self.processor, name), strict=True))
-            asked.append({
-                "ids": one_placeholder_each(ids.tolist(), modality.tolist(), shapes), "pictures": names,
-                "sampling": {"temperature": 0.0, "max_tokens": 1},
-            })  # fmt: skip
-            of.append(Asked(name, ids))
+        rows = _rows(batch)
+        lines, pictures = engine_job(rows, self.processor)
+        lines = [line | {"sampling": {"temperature": 0.0, "max_tokens": 1}} for line in lines]
         shape = (len(self.layers), int(self.target.config.hidden_size))
-        job = Job(of, self.target.config.vocab_size, states=shape)
-        return partial(self._finish, batch, self.process.submit(asked, pictures), job)
+        job = Job([Asked(row.name, row.ids) for row in rows], self.target.config.vocab_size, states=shape)
+        return partial(self._finish, batch, self.process.submit(lines, pictures), job)
 
     @torch.no_grad()
     def _finish(self, batch: Batch, name: str, job: Job) -> TargetStates:
@@ -145,14 +132,17 @@ def _pictures(batch: Batch) -> tuple[Picture, ...]:
     return (Picture(patches),) * count
 
 
-def _rows(batch: Batch) -> list[tuple[Tensor, Tensor, Tensor | None, list[Picture]]]:
-    """ids [T], modality [T], tiles or patches and pictures of each row, without padding."""
-    rows, pictures, place = [], iter(_pictures(batch)), 0
-    for ids, modality, mask in zip(batch.ids, batch.modality, batch.attention_mask, strict=True):
+def _rows(batch: Batch) -> list[Request]:
+    """The rows without padding."""
+    rows, pictures, place = list[Request](), iter(_pictures(batch)), 0
+    for name, ids, modality, mask in zip(
+        batch.sample_ids, batch.ids, batch.modality, batch.attention_mask, strict=True
+    ):
         own, visual, start = [], int((modality[mask] != TEXT).sum()), place
         while visual > 0:
             own.append(next(pictures))
             visual -= own[-1].num_tokens
             place += own[-1].num_tiles
-        rows.append((ids[mask], modality[mask], None if batch.pixels is None else batch.pixels[start:place], own))
+        pixels = None if batch.pixels is None else batch.pixels[start:place]
+        rows.append(Request(ids[mask], modality[mask], pixels, name, tuple(own)))
     return rows

@@ -21,16 +21,11 @@ from .train_codes import TrainCodes
 from .train_records import TrainRecords
 from .train_states import TrainStates
 
-
-def _way(section: object) -> str | None:
-    return getattr(section, "way", None)
-
-
 AnyTrain = Annotated[
     Annotated[TrainRecords, Tag("records")]
     | Annotated[TrainStates, Tag("states")]
     | Annotated[TrainCodes, Tag("codes")],
-    Discriminator(_way),
+    Discriminator(lambda section: getattr(section, "way", None)),
 ]
 _KEYS = {
     section.way: {field.alias or name for name, field in section.model_fields.items()}

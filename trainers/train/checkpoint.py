@@ -91,7 +91,10 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
     if ranks.is_main():
         with _full_disk_is_told(engine, aside):
             _publish(aside, final, state)
-        _rotate(final, keep)
+        # Those after it were refused when this try began: counting them would delete good ones in their favour.
+        older = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
+        for path in older[:-keep]:
+            shutil.rmtree(path)
     ranks.barrier()
     return final
 
@@ -191,13 +194,6 @@ def _publish(aside: Path, final: Path, state: State) -> None:
     shutil.rmtree(final, ignore_errors=True)
     os.replace(aside, final)
     flush(final.parent)
-
-
-def _rotate(newest: Path, keep: int) -> None:
-    # Those after it were refused when this try began: counting them would delete good ones in their favour.
-    older = sorted(path for path in newest.parent.glob("step-*") if path.name <= newest.name)
-    for path in older[:-keep]:
-        shutil.rmtree(path)
 
 
 def _name(step: int) -> str:

@@ -140,15 +140,11 @@ class TrainedDrafter:
             if ranks.is_main():
                 values |= requests.keep(temperature, step, [row[3] for row in every])
         if not any(name.startswith("tau_") for name in values):
-            self._say_nothing_was_measured()
+            problem = "every answer of the decoding check ended with its first token, so tau was not measured"
+            if self.stage.select == "tau":  # which would be chosen at the stage's end
+                raise UserError(problem, key=f"stages.{self.context.name}.select", hint=_EMPTY)
+            self.context.say(f"{self.context.name}: {problem}: {_EMPTY}")
         return values
-
-    def _say_nothing_was_measured(self) -> None:
-        """Raises `UserError` where the best tau would be chosen at the stage's end."""
-        problem = "every answer of the decoding check ended with its first token, so tau was not measured"
-        if self.stage.select == "tau":
-            raise UserError(problem, key=f"stages.{self.context.name}.select", hint=_EMPTY)
-        self.context.say(f"{self.context.name}: {problem}: {_EMPTY}")
 
     def validation(
         self, held_out: Callable[[], Iterable[StepBatches]] | None, source: Source, total: int

@@ -12,7 +12,7 @@ from . import patches, versions
 # Names on the EAGLE path get `Eagle` put before them unless they begin so.
 CLASSES = {
     "EagleDraftsmithMsd": "draftsmith_vllm.msd:Msd",
-    "Eagle3DraftsmithMiddle": "draftsmith_vllm.middle:Middle",
+    "Eagle3DraftsmithMiddle": "draftsmith_vllm.msd:Middle",
     "EagleDraftsmithLvlm": "draftsmith_vllm.lvlm:Lvlm",
     "EagleDraftsmithWindow": "draftsmith_vllm.windowed:TextWindow",
     "EagleDraftsmithVispec": "draftsmith_vllm.windowed:Vispec",
@@ -35,9 +35,10 @@ def register() -> None:
         logging.getLogger("vllm.draftsmith_vllm").warning(reason)
         return
     if os.environ.get(REPAIRS, "1") != "0":
-        from . import cut_prompts, drawn_tokens, medusa_ids
+        from . import repairs
 
-        for each in (cut_prompts, drawn_tokens, medusa_ids):
-            each.repair()
+        repairs.repair_cut_prompts()
+        repairs.repair_drawn_tokens()
+        repairs.repair_medusa_ids()
     if patches.are_on():
         patches.apply()

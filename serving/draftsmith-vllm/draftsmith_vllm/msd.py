@@ -13,6 +13,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsEagle
 from vllm.model_executor.models.llama_eagle import LlamaDecoderLayer
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from . import section, versions
@@ -51,7 +52,7 @@ class Msd(nn.Module, SupportsEagle):
     has_own_embed_tokens = has_own_lm_head = False
 
     def __init__(self, *, vllm_config, prefix: str = ""):
-        nn.Module.__init__(self)  # not of the class that `middle.py` puts behind it
+        nn.Module.__init__(self)  # not of the class that `Middle` puts behind it
         self.config = vllm_config.speculative_config.draft_model_config.hf_config
         self.model = _Layer(vllm_config, self.config, section.read(self.config, self.drafter))
         self.logits_processor = LogitsProcessor(self.config.vocab_size)
@@ -93,3 +94,34 @@ class Msd(nn.Module, SupportsEagle):
             orig_to_new_substr=self.renamed, orig_to_new_prefix={"": "model."}, orig_to_new_stacked=_STACKED
         )
         return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+
+
+class Middle(Msd, Eagle3LlamaForCausalLM):
+    """Sparrow that decodes with pictures (IVSB without VATA): a middle layer's state enters the layer at pictures.
+
+    By vLLM's method `eagle3`, which hands over what several layers left: here the middle one, and the last one before
+    the final norm, which the folder has a copy of. The proposer asks for one of its own classes of EAGLE-3, of which
+    this one has nothing else.
+    """
+
+    drafter = "middle"
+
+    def __init__(self, *, vllm_config, prefix: str = ""):
+        if vllm_config.scheduler_config.enable_chunked_prefill:
+            raise ValueError(
+                "a prompt that is cut inside a picture ends with an input whose state belongs to the next pass: serve "
+                "this drafter with --no-enable-chunked-prefill"
+            )
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        width = self.config.hidden_size
+        self.model.target_norm = nn.RMSNorm(width, eps=self.config.rms_norm_eps)
+        self.register_buffer("middle", torch.zeros(len(self.of_pictures), width), persistent=False)
+
+    def combine_hidden_states(self, hidden_states):
+        """[N,2D] of the target's layers to its feature [N,D]. Keeps the middle states, each at the input before it."""
+        middle, last = hidden_states.chunk(2, -1)
+        self.middle[: len(middle) - 1] = middle[1:]
+        return self.model.target_norm(last)
+
+    def at_pictures(self, inputs_embeds):
+        return self.middle[: len(inputs_embeds)].to(inputs_embeds.dtype)

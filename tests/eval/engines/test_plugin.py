@@ -64,14 +64,13 @@ def test_cut_prompts_are_the_engines_fault_and_the_plugin_repairs_it(target, tmp
     assert not verified(folder, tmp_path)[0].faults
 
 
-def test_pictures_that_enter_otherwise_are_flagged(target, tmp_path, monkeypatch):
+def test_pictures_that_enter_otherwise_are_flagged(target, tmp_path):
     """MSD whose folder names vLLM's own EAGLE class: text is as here where no bias is lost, and pictures are not."""
     save_drawn("msd", target, tmp_path / "draft")
     export_drafter(tmp_path / "draft", tmp_path / "out", "vllm")
     export_drafter(tmp_path / "draft", tmp_path / "text", "vllm", prompts="text")
     for name in ("config.json", "model.safetensors"):  # an EAGLE head of the same weights, under MSD's manifest
         shutil.copy2(tmp_path / "text" / name, tmp_path / "out" / name)
-    monkeypatch.setattr(Exported, "needs_plugin", property(lambda self: False))
     found, cells = verified(tmp_path / "out", tmp_path)
     assert cells["text"].good and not cells["one picture"].good and not cells["two pictures"].good
     assert found.faults

@@ -111,7 +111,7 @@ def test_an_export_for_the_plugin_wants_it_installed(pair, tmp_path, monkeypatch
         verify.verify_engine(tmp_path / "msd", tmp_path, python=sys.executable, max_new_tokens=TOKENS)
     text = export_drafter(tmp_path / "head", tmp_path / "text", "vllm", prompts="text")
     assert not any("plugin" in note for note in text.notes)
-    assert not Exported(tmp_path / "text").needs_plugin and Exported(tmp_path / "msd").needs_plugin
+    assert not Exported(tmp_path / "text").made.plugin and Exported(tmp_path / "msd").made.plugin
 
 
 def test_a_runner_that_shows_no_chains_is_no_agreement(run):

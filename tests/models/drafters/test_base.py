@@ -6,7 +6,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.drafters import AnyDrafter
-from draftsmith.models.drafters.base import DrafterConfig
+from draftsmith.models.drafters.base import DrafterConfig, for_decoding
 from draftsmith.models.drafters.head_config import FusedHeadConfig
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of, text_config
@@ -56,7 +56,7 @@ def test_the_union_has_every_kind():
 @pytest.mark.parametrize("kind", SECTIONS)
 def test_decoding_changes_what_decoding_alone_reads(kind):
     before, changes = section(kind), CHANGES.get(kind, {})
-    after = before.for_decoding(**changes)
+    after = for_decoding(before, **changes)
     assert set(changes) <= before.decoding_settings and type(after) is type(before)
     different = {n for n in type(before).model_fields if getattr(after, n) != getattr(before, n)}
     assert different == set(changes)
@@ -73,7 +73,7 @@ def test_decoding_changes_what_decoding_alone_reads(kind):
 ])  # fmt: skip
 def test_other_settings_are_refused_with_the_nearest(kind, settings, says):
     with pytest.raises(ValueError, match=says):
-        section(kind).for_decoding(**settings)
+        for_decoding(section(kind), **settings)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_other_settings_are_refused_with_the_nearest(kind, settings, says):
 )
 def test_values_are_checked_as_in_a_recipe(kind, settings):
     with pytest.raises((ValidationError, ValueError)):
-        section(kind).for_decoding(**settings)
+        for_decoding(section(kind), **settings)
 
 
 @pytest.mark.parametrize(("settings", "draws_images", "says"), [

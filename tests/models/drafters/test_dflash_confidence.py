@@ -10,7 +10,7 @@ from draftsmith.core.refused import Refused
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.drafters import dflash_training
-from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.base import TargetIdentity, for_decoding
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_confidence import DflashConfidence, kept_levels
 from draftsmith.models.drafters.dflash_training import draw_blocks
@@ -151,10 +151,10 @@ def test_settings():
         config_of(kind="dflash", cut_below=0.5)
     with pytest.raises(ValueError, match="less than 1"):
         config_of(kind="dflash", confidence={}, cut_below=1.0)
-    decoded = config_of(kind="dflash", confidence={}).for_decoding(cut_below=0.5)
+    decoded = for_decoding(config_of(kind="dflash", confidence={}), cut_below=0.5)
     assert decoded.cut_below == 0.5 and decoded.confidence == DflashConfidence()
     with pytest.raises(ValueError, match="this draft has none"):
-        config_of(kind="dflash").for_decoding(cut_below=0.5)
+        for_decoding(config_of(kind="dflash"), cut_below=0.5)
     for settings in ({"confidence": {}}, {"confidence": {}, "cut_below": 0.5}):
         with pytest.raises(Refused, match="for language models"):
             config_of(kind="dflash", **settings).check_settings(True)

@@ -241,7 +241,7 @@ def test_what_the_engine_cannot_run_is_refused_before_the_run(changes, words):
     fails_with(words, EvaluateStage.model_validate(SERVED | changes).check, TARGET, HEAD, error=Refused)
 
 
-OWN = {"repeats": 3, "graphs": {"draft": False}, "record_weights": 2, "probes": {"states": True}, "lengths": [4]}
+OWN = {"repeats": 3, "graphs": False, "record_weights": 2, "probes": {"states": True}, "lengths": [4]}
 
 
 @pytest.mark.parametrize(("changes", "words"), [

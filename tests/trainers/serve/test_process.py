@@ -138,7 +138,7 @@ def test_an_engine_that_never_answers_is_a_fault_with_its_cure(engine, dies, wor
         one.start()
     assert "3 times in a row" in str(caught.value) and "log.txt" in str(caught.value)
     left = sorted(path.name for path in one.folder.iterdir())
-    assert left == ["engine.json", "lock", "log-1.txt", "log-2.txt", "log.txt"], "what it said is kept alone"
+    assert left == ["done", "engine.json", "lock", "log-1.txt", "log-2.txt", "log.txt"], "what it said is kept alone"
 
 
 def test_an_engine_that_hangs_once_is_started_again(engine):
@@ -168,7 +168,12 @@ def test_two_runs_never_share_a_folder(engine, tmp_path):
         job = running.submit(request(1), {})
         fails_with(rf"another run's engine(.|\n)*process {os.getpid()}(.|\n)*x.engine.scratch", engine, ANSWER)
         assert answers(running, job, 1) == [1]
-    places = {engine_section._own(Path("/dev/shm/x"), tmp_path / above / "run" / "head") for above in ("a", "b")}
+    scratch, places = SimpleNamespace(scratch=str(tmp_path / "scratch")), set()
+    for above in ("a", "b"):
+        with engine_section._place(
+            scratch, SimpleNamespace(folder=tmp_path / above / "run" / "head"), "engine"
+        ) as place:
+            places.add(place)
     assert len(places) == 2 and all(place.name.startswith("run-head-") for place in places)
 
 

@@ -1,8 +1,14 @@
-"""TABED's benchmark sets in two turns: second turns go on from the target's own answers to the first."""
+"""Sets in several turns: each question is asked after the target's own answers to those before it.
+
+TABED's benchmark sets have two, sets of conversations any number. The answers in between are plain decoding's, so that
+all methods see the same history and every row of a turn is of the same request. MMSpec's code has each method's own
+answers there, which at temperature 0 are the same ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.json_types import JsonObject
@@ -14,7 +20,7 @@ from ...eval.measured_rows import Medium, Row
 from ...eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection
 from ..run.context import Context
-from .benchmarks import TabedBenchmark
+from .benchmarks import SetsBenchmark, TabedBenchmark
 from .measuring import Measured, Measuring
 from .requests import ConversationSet, Opening, digest, open_suite, written
 
@@ -25,15 +31,11 @@ def open_tabed(section: TabedBenchmark, context: Context) -> Suite:
     for name in section.quality.sets if section.quality is not None else ():
         assert section.quality is not None
         most = section.quality.max_samples
-        sets[name] = most if name not in sets else _larger(sets[name], most)
+        here = sets.get(name, most)
+        sets[name] = None if most is None or here is None else max(most, here)  # None: all rows
     tasks = [task for task in section.tasks if task in QUESTIONS] if section.turns == 2 else []
     key = digest(sorted(sets.items()), sorted(tasks))
     return open_suite(section, context, f"suite-{key}", [*sets], lambda folder: fetch(folder, sets, tasks))
-
-
-def _larger(a: int | None, b: int | None) -> int | None:
-    """The larger of two numbers of rows, None being all."""
-    return None if a is None or b is None else max(a, b)
 
 
 def suite_names(section: TabedBenchmark, suite: Suite) -> list[str]:
@@ -128,3 +130,67 @@ class TabedRun:
         drafters, methods = [one.drafter_name for one in drafting], [one.name for one in drafting]
         plan = Plan(self.sets, dependent, free, [*dict.fromkeys(drafters)], [*dict.fromkeys(methods)])
         return tabed_section(self.context.folder, rows, plan, notes=notes)
+
+
+@dataclass
+class TurnsRun:
+    """Measures one set at every temperature and length of the evaluation.
+
+    Args:
+        name: of a set of `suite` whose records have `turns`.
+    """
+
+    section: SetsBenchmark
+    suite: Suite
+    name: str
+    opening: Opening
+    first_turns: list[ConversationSet] = field(default_factory=list)
+
+    def measure(self, measuring: Measuring) -> tuple[list[Row], list[str]]:
+        """Rows of every turn and method, and what is to be said of them."""
+        rows: list[Row] = []
+        notes: list[str] = []
+        for temperature in measuring.stage.temperatures:
+            for length in measuring.lengths:
+                some, silent = self._at(measuring, temperature, length)
+                rows += some
+                if silent:
+                    notes.append(f"{self.name}: {silent} conversations end early, because the target's answer is empty "
+                                 f"or a record cannot be read (T = {temperature:g}, {length} tokens).")  # fmt: skip
+        return rows, notes
+
+    def _at(self, measuring: Measuring, temperature: float, max_new_tokens: int) -> tuple[list[Row], int]:
+        records = self.suite.first_turns(self.name, self.section.convention, self.section.data.max_samples)
+        # Further turns follow the answers, which differ with temperature and length.
+        place = measuring.context.folder / "suite" / self.name / f"T{temperature:g}-{max_new_tokens}"
+        rows: list[Row] = []
+        turn, silent = 1, 0
+        while records:
+            part = "" if turn == 1 else f"turn-{turn}"
+            data = written(self.section.data, records, self.suite, place / f"turn-{turn}.json")
+            dataset = self.opening.dataset(data, [place / f"turn-{turn}.json"])
+            medium: Medium = "image" if dataset.column("images").any() else "text"
+            requests = ConversationSet(
+                self.name, medium, "", dataset, originals=self.opening.originals, part=part, records=records
+            )
+            self.first_turns = self.first_turns if turn > 1 else [requests]
+            measuring.check_positions(requests)
+            (measured,) = measuring.at([requests], temperature, max_new_tokens)
+            measuring.tell(requests, measured)
+            rows += measured.rows
+            answers = ["" if row is None else measuring.text(row.tokens) for row in measured.plain]
+            turn += 1
+            following = self.suite.next_turns(records, turn, answers)
+            silent += sum(len(record.get("turns", ())) >= turn - 1 for record in records) - len(following)
+            records = following
+        return rows, silent
+
+
+def turn_runs(sections: list[SetsBenchmark], opening: Opening) -> list[TurnsRun]:
+    """One for each set of conversations of the benchmarks. Raises `UserError` where a suite cannot be opened."""
+    runs = []
+    for section in sections:
+        suite = opening.suite(section)
+        names = section.names or list(suite.about.sets)
+        runs += [TurnsRun(section, suite, name, opening) for name in names if suite.has_turns(name)]
+    return runs
