@@ -8,9 +8,7 @@ from results import (
     RESULTS,
     Cell,
     Rows,
-    all_same,
     cells_of,
-    contrasts_of,
     each,
     each_and_mean,
     mean_of,
@@ -118,17 +116,6 @@ def adapt() -> Rows:
     return rows
 
 
-@table
-def suite() -> Rows:
-    """tau of every mode and ensemble on each set's first turns, the mean of second turns, and the speedup."""
-    measured = runs_of("suite")[0]["suite"]
-    first, averages = measured["First turn"], measured["Averages"]
-    sets = [name for name in next(iter(first.values())) if not name.endswith("Avg.")]
-    rows = [[method, *(f"{values[name]:.2f}" for name in sets), f"{averages[method]['Second turn']:.2f}",
-             f"{averages[method]['DSR']:.2f}x"] for method, values in first.items()]  # fmt: skip
-    return [["method", *sets, "second turns, mean", "DSR"], *rows]
-
-
 # demo/compare
 
 SETS = ("single", "pairs", "clips")
@@ -222,7 +209,7 @@ def video() -> Rows:
 
 # demo/visual-ar and its family
 
-TEXTURES, BLOCKS, PLAIN = "visual-ar-textures", "visual-ar-blocks", "plain decoding"
+TEXTURES, PLAIN = "visual-ar-textures", "plain decoding"
 
 
 def score(recipe: str, method: str, temperature: float, metric: str) -> float:
@@ -254,29 +241,6 @@ def textures() -> Rows:
 
 
 # What was required before measuring, beside what was measured
-
-
-@table
-def blocks_bounds() -> Rows:
-    rows = [["what", "bound", "measured"], ["outputs identical to plain decoding (greedy)", "all", all_same(BLOCKS)]]
-
-    def less(name: str, t: int) -> str:
-        return ", ".join(contrasts_of(BLOCKS, name, f"captions, T = {t}"))
-
-    above = f"T = 0: {less('chains of seven', 0)}; T = 1: {less('chains of seven', 1)}"
-    rows.append(["tau of a DFlash chain of 7 minus that of EAGLE's chain of 7", "at or above 0", above])
-    for name, what, bound in (
-        ("sampled chains of seven", "the same for sampled chains, T = 1", "at or above 0"),
-        ("sampled DSpark less DFlash", "tau of a sampled DSpark chain of 7, T = 1, minus DFlash's", "above 0"),
-        ("sampled DSpark less EAGLE", "the same, minus EAGLE's", "above 0"),
-        ("the code above", "DSpark that also reads the code above, minus DSpark", "-"),
-    ):
-        rows.append([what, bound, less(name, 1)])
-    ours, theirs = (drafting(cells_of(BLOCKS, f"{name}, chain of 7")) for name in ("DFlash", "EAGLE"))
-    shares = each([one / other for one, other in zip(ours, theirs, strict=True)])
-    rows.append(["time of a cycle's drafting, DFlash over EAGLE's seven passes", "at most 1/3",
-                 f"{shares} ({span(ours)} and {span(theirs)} ms)"])  # fmt: skip
-    return rows
 
 
 @table

@@ -152,16 +152,6 @@ def cells_of(recipe: str, method: str, **where: Any) -> list[Cell]:
     return [cells[0] for cells in matches]
 
 
-def contrasts_of(recipe: str, name: str, place: str) -> list[str]:
-    """A difference of tau with its interval in each run."""
-    return [
-        with_interval(one["difference"], one["interval"], "+")
-        for run in runs_of(recipe)
-        for one in run["contrasts"]
-        if (one["name"], one["place"]) == (name, place)
-    ]
-
-
 def taus_by_drafter(recipe: str, method: str, place: str) -> dict[str, list[float]]:
     """Drafter -> its tau and the interval's ends, of the only run of a recipe whose methods have several drafters."""
     (run,) = runs_of(recipe)
@@ -223,12 +213,6 @@ def same(cell: Cell) -> str:
 def named(cell: Cell) -> str:
     """The method, and whether its outputs are distributed otherwise than the target's."""
     return f"{cell['method']} (relaxed)" if cell["relaxed"] and "relaxed" not in cell["method"] else cell["method"]
-
-
-def all_same(recipe: str) -> str:
-    """How many greedy outputs of exact methods equal plain decoding's, over all runs."""
-    exact = [cell for run in runs_of(recipe) for cell in run["cells"] if cell["exact"]]
-    return f"{sum(cell['identical'] for cell in exact):,} of {sum(cell['requests'] for cell in exact):,}"
 
 
 # Heading -> what a column of this name shows of one run's cell.
