@@ -34,8 +34,8 @@ from ..models.drafters import DRAFTER
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, for_decoding
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
+from ..models.folders import opened_target
 from ..models.hub import is_somewhere
-from ..models.shipped import opened_target
 from ..models.stored import check_types
 from ..models.targets.generators import AnyTarget, image_section
 from .loop import Decoding, Generation, generate

@@ -20,7 +20,7 @@ from ..core.import_paths import Kinded
 from ..core.states import uploaded
 from ..models.decoding.tree import ROOT, Tree
 from ..models.decoding.warp import Distributions
-from ..models.targets.verified import Verified
+from ..models.targets.base import Verified
 
 SCORES = "the scores that a token is drawn from"
 

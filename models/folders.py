@@ -1,6 +1,7 @@
 """A model's directory, or one on the Hub: `config.json` beside `model.safetensors`.
 
-Written whole or not at all; names and shapes are checked before any weight is read.
+Written whole or not at all; names and shapes are checked before any weight is read. Recipes name the trained weights
+that come with the package as `shipped:NAME`; models/weights/README.md says how each was made.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.checksums import SUMS, check_sums
-from ..core.errors import UserError, first_line
+from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
 from ..core.json_types import JsonMapping, JsonObject
 from ..core.pretrained import CPU, check_config, reading_safetensors
+from ..core.refused import Refused
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]
@@ -105,3 +107,30 @@ def check_shapes(
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise UserError(what + "; ".join(problems[:3]) + more, where=where, hint=hint)
+
+
+FOLDER = Path(__file__).parent / "weights"
+PREFIX = "shipped:"
+
+
+def shipped_folder(place: str) -> str:
+    """The folder of `shipped:NAME`; any other place as it is. Raises `Refused` where nothing of this name ships."""
+    if not place.startswith(PREFIX):
+        return place
+    folder, names = FOLDER / place.removeprefix(PREFIX), [path.parent.name for path in FOLDER.glob("*/config.json")]
+    if folder.name not in names or folder.parent != FOLDER:
+        raise Refused("", f"no weights {place!r} come with draftsmith", did_you_mean(folder.name, names))
+    return str(folder)
+
+
+def opened_target(place: str, *, key: str | None = None, where: str | None = None) -> str:
+    """`shipped_folder` of a name outside a recipe: of a manifest, or of a command's option. Raises `UserError`."""
+    try:
+        return shipped_folder(place)
+    except Refused as refused:
+        raise UserError(refused.problem, key=key, where=where, hint=refused.hint) from refused
+
+
+def shipped_name(place: str) -> str:
+    """`shipped:NAME` of a folder of the package, where it lies differs between machines; any other place as it is."""
+    return f"{PREFIX}{Path(place).name}" if Path(place).parent == FOLDER else place

@@ -29,8 +29,8 @@ from ..core.pretrained import (
     reading_pretrained,
     reading_safetensors,
 )
+from .folders import PREFIX
 from .inline import inline_config
-from .shipped import PREFIX
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

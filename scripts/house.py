@@ -87,7 +87,7 @@ METHODS = ("dflash", "dflash2", "dspark", "eagle", "eagle3", "hivis", "lantern",
 # its files on disk, what opens it, its loop.
 IN_EACH_ROOM = ("base", "section", "config", "settings", "files", "load", "loop")
 # The same in the folder of each target family: its record, model, decoder, target, training and packing of rows.
-IN_EACH_FAMILY = ("family", "model", "decoder", "target", "training", "packing")
+IN_EACH_FAMILY = ("model", "decoder", "target", "training", "packing")
 # Rooms whose files are called by what users type: a command, a kind of stage.
 TYPED = ("recipes/commands", "trainers/stages")
 

@@ -20,12 +20,12 @@ from ...models.drafters.base import DraftingOptions
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
+from ...models.folders import opened_target
 from ...models.formats import eagle, lvlm, read_export
 from ...models.formats.heads import LANGUAGE_HEADS
 from ...models.formats.source import named_target
 from ...models.formats.start import load_published
 from ...models.hub import read_config
-from ...models.shipped import opened_target
 from ...models.targets.load import TargetConfig
 from ...models.targets.table import family_of
 from ..loop import Decoding, generate

@@ -19,8 +19,8 @@ from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...core.json_types import Json, JsonObject, text_at
 from ...models.decoding.tree import Tree
+from ...models.targets.base import Verified
 from ...models.targets.table import IMAGE_SECTIONS, ImageKind
-from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
 from .dynamic import candidates, most_written
 

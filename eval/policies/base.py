@@ -18,7 +18,7 @@ from ...core.errors import UserError
 from ...core.import_paths import Kinded
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
-from ...models.targets.verified import Verified
+from ...models.targets.base import Verified
 
 Expand = Callable[[Sequence[int], Tensor], Tensor]  # (parents' expansions [F], tokens [F]) -> q [F,V]
 DrawName = Literal["top-k", "sample"]

@@ -22,7 +22,7 @@ from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...core.section import Section
 from ...models.decoding.tree import ROOT, Tree
-from ...models.targets.verified import Verified
+from ...models.targets.base import Verified
 from .base import Draw, Expand, TreeSection
 from .draft_confidence import Drafted, confidence
 from .dynamic import candidates, most_written, read_ranked

@@ -2,7 +2,9 @@
 
 A pass in fast kernels returns no attention weights, and an eager one would round its scores differently. The layer's
 own module computes this single query again, over the keys that the cache holds; the cache stays as it is.
-Letters: D width, H heads, K places.
+Of a model that is sharded over ranks (transformers' tensor parallel plan), outputs of modules are whole as they come;
+`whole` and `all_heads` gather weights that are read outside their module, and each rank's heads. All ranks call them.
+Letters: D width, H heads, K places, R rows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,26 @@ from torch import Tensor
 from ...core.errors import UserError
 from ..hub import has_windows
 from .cache import Cache, CacheLayer
-from .parallel import all_heads
+
+
+def is_cut(weight: Tensor) -> bool:
+    """Whether ranks hold parts of it: torch's `DTensor`, a module that is imported where there are several ranks."""
+    return hasattr(weight, "full_tensor")
+
+
+def whole(weight: Any) -> Tensor:
+    """The tensor itself, or all parts of one that is cut over ranks."""
+    return weight.full_tensor() if is_cut(weight) else weight
+
+
+def all_heads(weights: Tensor, num_heads: int) -> Tensor:
+    """[R,h,K] of this rank's h heads -> [R,H,K] of all `num_heads`: ranks hold neighbouring heads, in their order."""
+    count = num_heads // weights.shape[1]
+    if count == 1:
+        return weights
+    parts = [torch.empty_like(weights) for _ in range(count)]
+    torch.distributed.all_gather(parts, weights.contiguous())
+    return torch.cat(parts, dim=1)
 
 
 class _Committed:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from .parallel import all_heads
+from .end_attention import all_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -22,14 +22,12 @@ from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..folders import CONFIG, WEIGHTS, find_folder
-from ..targets.base import Target, TargetShape, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetShape, TargetStep, Verified
 from .head_objective import HeadObjective
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
 
 # What is fetched of a trained drafter on the Hub.
 FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")

@@ -22,8 +22,7 @@ from ...core.states import uploaded
 from ..attention import attend_all
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
-from ..targets.base import Target, TargetShape, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetShape, TargetStep, Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .dflash_confidence import kept_levels
 from .dflash_files import dflash_manifest, holds_dflash, load_dflash, save_dflash

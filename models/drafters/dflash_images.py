@@ -20,8 +20,7 @@ from ..attention import attend, attend_all
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..layer import LayerShape
-from ..targets.base import Target, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetStep, Verified
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining, Sequences

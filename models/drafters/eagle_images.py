@@ -31,8 +31,7 @@ from ..decoding.warp import Warp
 from ..folders import check_shapes, shapes_of
 from ..layer import LayerShape
 from ..losses import Divergence, divergence
-from ..targets.base import Target, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetStep, Verified
 from .head_config import HeadConfig
 from .head_files import head_state, stored_layer, weights_file
 from .head_module import FusedHead

@@ -25,8 +25,7 @@ from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Places, stacked
 from ..decoding.warp import Warp
-from ..targets.base import TargetStep
-from ..targets.verified import Verified
+from ..targets.base import TargetStep, Verified
 from .independent import IndependentProposal
 from .modes import MODES, ImageSubstitutes, Mode, View
 from .weights import (

@@ -18,8 +18,7 @@ from ...core.pictures import TEXT
 from ...core.states import uploaded
 from ..decoding.head_layer import Rotation
 from ..decoding.warp import Warp
-from ..targets.base import Prompt, Target, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Prompt, Target, TargetStep, Verified
 from .head_inputs import Filled, Sequences, base_positions, fill, lay_out
 from .head_module import StateHead
 from .head_settings import HeadSettings

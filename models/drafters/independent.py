@@ -23,8 +23,7 @@ from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
 from ..fast.cuda_graphs import Graphs
 from ..pictures import flat_view, without_first
-from ..targets.base import Taps, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Taps, TargetStep, Verified
 from .beside import members_in
 from .modes import ImageSubstitutes, Mode, View
 

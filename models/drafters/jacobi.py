@@ -23,8 +23,7 @@ from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
-from ..targets.base import Target, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetStep, Verified
 from .base import PLAIN, DraftingOptions, WeightlessDrafter
 
 if TYPE_CHECKING:

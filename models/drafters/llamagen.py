@@ -20,11 +20,10 @@ from ...core.states import Taps
 from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Guidance, GuidanceScale
 from ..decoding.warp import Warp
-from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.base import Target, TargetShape, TargetStep, Verified
 from ..targets.llamagen.files import load_llamagen
 from ..targets.llamagen.target import LlamaGenTarget
 from ..targets.llamagen.transformer import LlamaGen, LlamaGenConfig, published
-from ..targets.verified import Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 
 

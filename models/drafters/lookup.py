@@ -24,8 +24,7 @@ from ...core.pictures import TEXT
 from ...core.states import Taps
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
-from ..targets.base import Target, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetStep, Verified
 from .base import PLAIN, DraftingOptions, WeightlessDrafter
 
 if TYPE_CHECKING:

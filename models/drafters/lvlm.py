@@ -25,11 +25,10 @@ from ..hub import load_language_model, load_vision_tower, read_config, rope_of, 
 from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
-from ..targets.llava.decoder import LlavaDecoder
 from ..targets.llava.made_for_engines import ProjectorInput, reading_beside, reading_of
 from ..targets.llava.made_for_engines import Reading as Reading
 from ..targets.llava.made_for_engines import own_projector as own_projector
-from ..targets.llava.model import assemble, llava_config
+from ..targets.llava.model import LlavaDecoder, assemble, llava_config
 from ..targets.llava.section import LlavaTarget
 from ..targets.llava.training import LlavaTraining
 from ..targets.load import load_lvlm

@@ -25,8 +25,7 @@ from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, divergence
-from ..targets.base import Target, TargetShape, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetShape, TargetStep, Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .draft_vocabulary import OwnVocabulary, drafted_ids, entries
 from .goal_scores import GoalScores

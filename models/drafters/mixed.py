@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from ...core.batch import Request
 from ...core.states import Taps
 from ..decoding.warp import Warp
-from ..targets.base import Target, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetStep, Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from .beside import may_pass
 from .weights import FixedWeights, Weights, WeightsConfig, mixture, reached

@@ -25,10 +25,9 @@ from ...core.placement import fill, without_storage
 from ...core.refused import Refused
 from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, Rotation, rotate_halves
-from ..folders import check_shapes, shapes_of, write_folder
+from ..folders import check_shapes, opened_target, shapes_of, write_folder
 from ..hub import config_value, rope_of, tensors_under, usual_heads
 from ..layer import LayerShape
-from ..shipped import opened_target
 from ..targets.base import Target, TargetShape
 from ..targets.table import text_of
 from ..training_passes import TrainingPasses

@@ -28,8 +28,7 @@ from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..losses import Divergence
-from ..targets.base import Target, TargetShape, TargetStep
-from ..targets.verified import Verified
+from ..targets.base import Target, TargetShape, TargetStep, Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .dflash_training import Places, draw_blocks
 from .eagle3 import Eagle3Config, Eagle3Head

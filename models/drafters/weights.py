@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.section import Section
-from ..targets.verified import Verified
+from ..targets.base import Verified
 
 # The raw weight of a draft without error, as TABED's code has it; and what stands for the logarithm of less.
 _FLAWLESS = 1e11

@@ -21,8 +21,7 @@ from ..drafters.lvlm import LvlmConfig, Reading, assemble, own_projector, readin
 from ..folders import WEIGHTS, check_shapes, read_values, shapes_of
 from ..hub import config_value, read_config, rope_of, target_tower, usual_heads
 from ..parts import grow_vocabulary, language_model_of
-from ..targets.load import load_lvlm
-from ..targets.loading import load_weights
+from ..targets.load import load_lvlm, load_weights
 from ..targets.table import family_of
 from .expressible import Engine, Prompts
 from .plugin import SECTION, served_by_plugin

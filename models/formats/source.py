@@ -22,9 +22,8 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.medusa import MedusaConfig
-from ..folders import read_values
+from ..folders import PREFIX, opened_target, read_values
 from ..hub import read_config
-from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
 from ..targets.table import IMAGE_SECTIONS, family_named
 

@@ -5,8 +5,8 @@ Letters: N nodes without the root, R rows (2 under guidance), D width, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -189,3 +189,31 @@ def guided_batch(target: DrawingTarget, feature: Tensor, step: int) -> Tensor:
     """[R*B,D] -> [B,V]: what B pictures are decoded from at token `step`; their conditional rows come first."""
     rows = feature.unflatten(0, (target.guidance.num_rows, -1))
     return target.guided(rows, [step] * rows.shape[1])
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome of a cycle."""
+
+    path: tuple[int, ...]  # accepted nodes from the root down
+    tokens: tuple[int, ...]  # their tokens
+    bonus: int  # the token after them, the target's own
+    step: TargetStep | None = None  # what the target computed at the root and along the path
+    tree: Tree | None = None
+    scores: Tensor | None = None  # [N+1,V] the target's at the root and at all nodes, before the temperature
+    ended: bool = False  # the bonus token is an end token that was drafted and accepted: nothing could follow it
+
+    def until_end(self, eos_ids: Collection[int]) -> Verified:
+        """Up to the first accepted end token, which takes the bonus token's place.
+
+        TABED's released loop counts alike: a drafted end token saves no pass, for the target would have added it.
+        """
+        place = next((n for n, token in enumerate(self.tokens) if token in eos_ids), None)
+        if place is None:
+            return self
+        return replace(self, path=self.path[:place], tokens=self.tokens[:place], bonus=self.tokens[place], ended=True)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens accepted, without the bonus token: one less than the cycle emits."""
+        return len(self.path)

@@ -11,8 +11,8 @@ from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.import_paths import Kinded
 from ...core.refused import Refused
+from ..folders import shipped_folder, shipped_name
 from ..parts import TokenIds
-from ..shipped import shipped_folder, shipped_name
 from .family import Family
 
 if TYPE_CHECKING:

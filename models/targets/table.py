@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 from ..parts import Part
 from ..training import ModelTraining
 from .anole.section import AnoleTargetConfig, refuse_lumina
-from .causal.family import CAUSAL
-from .causal.section import CausalTargetConfig
+from .causal.section import CAUSAL, CausalTargetConfig
 from .drawing import ImageTargetSection
 from .family import Family, Text, tower_type
 from .gemma.section import GemmaTargetConfig

@@ -25,12 +25,11 @@ from ...models.drafters.base import TargetIdentity
 from ...models.drafters.eagle_images import save_eagle
 from ...models.drafters.lvlm import save_lvlm
 from ...models.drafters.made_for import tested_with
-from ...models.folders import find_folder, read_values
+from ...models.folders import find_folder, opened_target, read_values, shipped_name
 from ...models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
 from ...models.formats.dflash import BLOCK_KINDS
 from ...models.formats.heads import LanguageHead
 from ...models.hub import read_config, target_embedding
-from ...models.shipped import opened_target, shipped_name
 from ...models.targets.base import language_shape
 from ...models.targets.generators import mirrored_in
 from ...models.targets.table import IMAGE_SECTIONS, family_of

@@ -20,7 +20,7 @@ from ...data.records.records import file_identity
 from ...data.records.tars import expand_paths
 from ...data.suites.suite import INDEX, suite_identity
 from ...data.suites.turn_sets import TURN_SETS
-from ...models.shipped import shipped_folder
+from ...models.folders import shipped_folder
 from ...trainers.run.finished_stages import named_weights
 from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
 from ...trainers.run.stage import Planned, Stage

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from draftsmith.models.targets.loading import load_weights
+from draftsmith.models.targets.load import load_weights
 from fails import fails_with
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM

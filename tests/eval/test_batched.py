@@ -11,7 +11,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.distillation import keep_scores
 from draftsmith.models.losses import log_probs
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from tiny import EOS, IMAGE_ID, SIZES, TOKENS, llava, num_tokens, reference, request, target
 
 # Of unequal lengths, with one picture, two and none.

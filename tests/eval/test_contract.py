@@ -14,7 +14,7 @@ from draftsmith.models.attention import GROUPED
 from draftsmith.models.decoding.rows import guide
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from fakes import (
     CannotExpand,
     GuidedTarget,

@@ -20,7 +20,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.mixed import MixedConfig, MixedProposal
 from draftsmith.models.drafters.weights import FixedWeights
 from draftsmith.models.targets.base import TargetStep
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from exact import TableDrafter
 from heads_tiny import config_of
 from pydantic import TypeAdapter, ValidationError

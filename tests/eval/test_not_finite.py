@@ -17,7 +17,7 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES, Codes
 from draftsmith.models.decoding.batched import draw_pictures, write_answers
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from tiny import IMAGE_ID, llava, num_tokens, request, self_draft, target
 from visual_tiny import anole, llamagen
 from visual_tiny import request as image_request

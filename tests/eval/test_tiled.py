@@ -11,7 +11,7 @@ from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.weights import FixedWeights
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget
 from family_checks import check_batches
 from tiled import model, processor, published, request

@@ -7,8 +7,7 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.model import LlavaDecoder, assemble, llava_config
 from draftsmith.models.targets.llava.section import LlavaTarget
 from transformers import CLIPVisionConfig, LlamaConfig
 

@@ -16,7 +16,7 @@ from draftsmith.models.drafters.captioners import (
     LvlmCaptioner,
     load_captioner,
 )
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from PIL import Image
 from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, llava, reference, request
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -21,8 +21,7 @@ from draftsmith.models.targets.anole.vqgan import load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
 from draftsmith.models.targets.llamagen.published_files import convert
-from draftsmith.models.targets.load import load_lvlm
-from draftsmith.models.targets.loading import load_weights
+from draftsmith.models.targets.load import load_lvlm, load_weights
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
 from visual_tiny import anole

@@ -13,8 +13,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.fields import PLACES
 from draftsmith.data.processor_files import load_processor
 from draftsmith.models.drafters.manifest import MANIFEST
+from draftsmith.models.folders import FOLDER, shipped_folder, shipped_name
 from draftsmith.models.formats import export_drafter
-from draftsmith.models.shipped import FOLDER, shipped_folder, shipped_name
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import load_lvlm, load_target
 from pydantic import ValidationError

@@ -28,7 +28,7 @@ from draftsmith.models.drafters.lvlm import (
 )
 from draftsmith.models.hub import pinned_config
 from draftsmith.models.parts import PARTS
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.models.targets.load import build_target, load_lvlm, load_target, target_config

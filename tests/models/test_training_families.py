@@ -12,7 +12,7 @@ from draftsmith.eval.policies import Chain
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.qwen.section import QwenTarget
 from draftsmith.models.targets.table import training_of

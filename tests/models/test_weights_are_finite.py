@@ -22,8 +22,7 @@ from draftsmith.models.targets.anole.vqgan import VqGan, load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.models.targets.load import load_lvlm
-from draftsmith.models.targets.loading import load_weights
+from draftsmith.models.targets.load import load_lvlm, load_weights
 from safetensors.torch import load_file, save_file
 from tiny import llava
 from transformers import (

@@ -19,7 +19,7 @@ from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.targets.causal.section import CausalTargetConfig
 from draftsmith.models.targets.llamagen.files import load_llamagen, save_model
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, load_transformer
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig

@@ -6,7 +6,7 @@ import shutil
 
 import huggingface_hub
 import pytest
-from draftsmith.models.shipped import shipped_folder
+from draftsmith.models.folders import shipped_folder
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import preflight_data
 from draftsmith.recipes.config.exit_codes import FAULTS, OK

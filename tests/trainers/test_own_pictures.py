@@ -12,8 +12,7 @@ from draftsmith.data.families.llava import LlavaFamily
 from draftsmith.data.processor_files import load_processor
 from draftsmith.eval.pair import open_pair
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.targets.causal.section import CausalTarget
-from draftsmith.models.targets.causal.training import CausalTraining
+from draftsmith.models.targets.causal.section import CausalTarget, CausalTraining
 from draftsmith.models.targets.family import Family
 from draftsmith.models.targets.section import TargetSection
 from draftsmith.trainers.estimate.data import image_reader_of, on_disk, text_lengths

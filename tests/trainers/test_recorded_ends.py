@@ -24,7 +24,7 @@ from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.load import load_target
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.run.precision import ENDS, record_ends

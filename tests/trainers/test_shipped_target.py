@@ -12,7 +12,7 @@ import pytest
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.data.processor_files import load_processor
-from draftsmith.models.shipped import FOLDER
+from draftsmith.models.folders import FOLDER
 from draftsmith.recipes.commands.demo import environment
 from draftsmith.recipes.config.load import load
 from draftsmith.trainers.stages import generate

@@ -21,7 +21,7 @@ from ...eval.figures import save_grid
 from ...eval.measured_rows import Row
 from ...eval.tables import Figure, ReportSection, Table
 from ...models.drafters.head_settings import HeadSettings
-from ...models.shipped import shipped_name
+from ...models.folders import shipped_name
 from ..run.context import Context
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings

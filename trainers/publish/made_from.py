@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...core.json_types import JsonMapping, JsonObject, text_at
 from ...models.drafters.base import DrafterConfig
-from ...models.shipped import PREFIX, shipped_name
+from ...models.folders import PREFIX, shipped_name
 from ..run.context import Context
 
 

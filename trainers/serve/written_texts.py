@@ -23,7 +23,7 @@ from ...data.shards.shards import ShardReader
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import keep_scores
-from ...models.shipped import shipped_name
+from ...models.folders import shipped_name
 from ..run.context import Context
 from ..run.stage_records import check_fit, open_records
 from .states_builder import open_target

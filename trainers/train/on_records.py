@@ -20,10 +20,10 @@ from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
 from ...models.drafters.made_for import tested_with
+from ...models.folders import shipped_name
 from ...models.hub import read_config
 from ...models.lora import merge_adapters
 from ...models.parts import language_model_of
-from ...models.shipped import shipped_name
 from ...models.targets.generators import language_section
 from ...models.targets.load import build_target, target_config, target_weights
 from ...models.targets.table import family_of

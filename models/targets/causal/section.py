@@ -1,26 +1,68 @@
-"""A causal language model without a vision tower as a target: Llama and its likes (SAGE's rows of Llama-3)."""
+"""A causal language model without a vision tower as a target: Llama and its likes (SAGE's rows of Llama-3).
+
+Letters: B rows, T tokens, D width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
-from torch import nn
+from torch import Tensor, nn
 
+from ....core.batch import Batch
 from ....core.errors import UserError
 from ...decoding.decoder import CachedDecoder
 from ...hub import read_config, sees_window
 from ...inline import InlineModel
-from ...parts import TokenIds
+from ...packed_row import last_states
+from ...parts import Part, TokenIds
+from ...training import ModelTraining
 from ..family import Family
 from ..language import LanguageTarget
 from ..section import TargetSection
-from .family import CAUSAL, FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class CausalTraining(ModelTraining):
+    """The training forward over a model of text alone: no pictures.
+
+    Raises:
+        UserError: `trainable` names a part that it has not.
+    """
+
+    def __init__(self, model: PreTrainedModel, trainable: Sequence[Part], **settings: Any):
+        if other := {*trainable} - {"language_model"}:
+            raise UserError(
+                f"trainable names {sorted(other)}, and {model.config.model_type} reads text alone",
+                hint="[language_model]",
+            )
+        super().__init__(model, trainable, **settings)
+
+    @staticmethod
+    def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
+        """The model's only part: the language model."""
+        return {"language_model": model}
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Final states [B,T,D]."""
+        assert batch.num_dummy_images or batch.pixels is None, "pictures for a model of text"
+        model = self.model.model
+        return last_states(model, batch, model.get_input_embeddings()(batch.ids), batch.positions[0])
+
+
+CAUSAL = Family("causal_lm", "AutoModelForCausalLM", CausalTraining, CachedDecoder)
+_STATES = ("eagle", "eagle3", "dflash")
+# model_type -> record, of those that engines were read for; every other model of text is CAUSAL.
+FAMILIES = dict.fromkeys(
+    ("llama", "qwen2", "qwen3"), replace(CAUSAL, engines={"vllm": _STATES, "sglang": ("eagle", "eagle3")})
+)
+
 
 _HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
 

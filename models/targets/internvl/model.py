@@ -14,7 +14,7 @@ from torch import Tensor
 from ....core.errors import UserError
 from ...hub import config_value
 from ...parts import TokenIds
-from ..llava.decoder import LlavaDecoder
+from ..llava.model import LlavaDecoder
 from ..llava.training import LlavaTraining
 
 if TYPE_CHECKING:

@@ -13,14 +13,30 @@ from ...hub import read_config
 from ...inline import InlineModel
 from ...parts import TokenIds
 from ..causal.section import check_windows
-from ..family import Family
+from ..family import Family, Pictures
 from ..language import LanguageTarget
 from ..section import TargetSection
-from .family import FAMILIES
-from .model import InternVLDecoder, internvl_config
+from .model import INTERNVL, InternVLDecoder, InternVLTraining, internvl_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class InternVLPictures(Pictures):
+    """Tiles, of which 2 x 2 patches become one token."""
+
+    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
+        vision = config.vision_config
+        return round(vision.patch_size[0] / config.downsample_ratio), vision.image_size[0]
+
+
+# model_type -> record.
+FAMILIES = {
+    INTERNVL: Family(
+        INTERNVL, "InternVLForConditionalGeneration", InternVLTraining, InternVLDecoder, InternVLPictures(),
+        unread=("sglang",),
+    ),
+}  # fmt: skip
 
 
 class InternVLTargetConfig(TargetSection):

@@ -191,22 +191,19 @@ def _apply(rules: list[Rule], text: str) -> str:
     return text
 
 
+# Latin ligatures and digraphs, the ideographic blank, and full- and half-width forms.
+_VARIANTS = re.compile("[Ĳĳŉ\u3000Ǆ-ǌǱ-ǳ\ufb00-\ufb06\uff01-\uffef]")
+
+
 def fix(text: str) -> str:
     """One spelling for characters that look alike: NFC, no ligatures, no wide or narrow forms, straight quotes, plain
     line ends; no control characters and no halves of surrogate pairs."""
-    text = "".join(unicodedata.normalize("NFKC", c) if _is_variant(c) else c for c in text)
+    text = _VARIANTS.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     text = re.sub("[\\u02bc\\u2018-\\u201b]", "'", re.sub("[\\u201c-\\u201f]", '"', text))
     text = re.sub("\\r\\n|[\\r\\u2028\\u2029\\x85]", "\n", text)
     text = re.sub("[\\x00-\\x08\\x0b\\x0e-\\x1f\\x7f\\u206a-\\u206f\\ufeff\\ufff9-\\ufffc]", "", text)
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return unicodedata.normalize("NFC", text)
-
-
-def _is_variant(character: str) -> bool:
-    """Latin ligatures, the ideographic blank, and full- and half-width forms."""
-    return character in "Ĳĳŉ\u3000" or "Ǆ" <= character <= "ǌ" or "Ǳ" <= character <= "ǳ" or (
-        "\ufb00" <= character <= "\ufb06" or "\uff01" <= character <= "\uffef"
-    )  # fmt: skip
 
 
 class _Text(HTMLParser):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from pydantic import ValidationError
 
 from ....core.errors import UserError
+from ....core.files import checked
 from ....core.json_types import JsonMapping, JsonObject
 from ....core.pretrained import CPU
 from ....core.section import Section
@@ -119,11 +119,5 @@ def _config(schema: type[C], model_type: str, values: JsonMapping, path: Path) -
             if written in (LLAMAGEN, VQ)
             else "`draftsmith convert` makes such a directory of a published file",
         )
-    try:
-        return schema.model_validate({name: value for name, value in values.items() if name != "model_type"})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        hint = "restore the file, or fix the key"
-        where = f"{path}, key {key}" if key else str(path)
-        raise UserError(f"{key or 'the config'}: {first['msg']}", where=where, hint=hint) from error
+    fields = {name: value for name, value in values.items() if name != "model_type"}
+    return checked(fields, schema, where=str(path), hint="restore the file, or fix the key")

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from ....core.errors import UserError, did_you_mean
+from ....core.files import checked
 from ....core.json_types import JsonMapping, JsonObject
 from ...folders import State
 from .transformer import LlamaGenConfig
@@ -128,7 +128,4 @@ def lantern_config(values: JsonMapping, *, where: str) -> LlamaGenConfig:
     known = {ours: values[theirs] for theirs, ours in (_NEEDED | _OPTIONAL).items() if theirs in values}
     if condition == "text" and "cls_token_num" in values:
         known["caption_slots"] = values["cls_token_num"]
-    try:
-        return LlamaGenConfig(**known, grid=grid, condition=condition)
-    except ValidationError as error:
-        raise UserError(error.errors()[0]["msg"], where=where, hint="restore the file") from error
+    return checked(known | {"grid": grid, "condition": condition}, LlamaGenConfig, where=where, hint="restore the file")

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from ....core.errors import UserError, did_you_mean, first_line
-from ....core.files import check_new, new_folder
+from ....core.files import check_new, checked, new_folder
 from ....core.finite import check_weights
 from ....core.json_types import JsonObject
 from ....core.section import torch_dtype
@@ -196,11 +195,8 @@ def infer_config(
     else:
         slots, width = _shape(state, "cls_embedding.uncond_embedding", where)
         known |= {"condition": "text", "caption_slots": slots, "caption_dim": width}
-    try:
-        heads = num_heads or SIZES[names[0]][1]
-        config = LlamaGenConfig(num_layers=layers, num_heads=heads, dim=dim, vocab_size=rows, grid=grid, **known)
-    except ValidationError as error:
-        raise UserError(error.errors()[0]["msg"], where=where, hint="give other --heads") from error
+    known |= {"num_layers": layers, "num_heads": num_heads or SIZES[names[0]][1], "dim": dim, "vocab_size": rows}
+    config = checked(known | {"grid": grid}, LlamaGenConfig, where=where, hint="give other --heads")
     hidden, _ = _shape(state, "layers.0.feed_forward.w1.weight", where)
     return config if hidden == config.hidden else config.model_copy(update={"ffn_hidden": hidden})
 
@@ -215,17 +211,12 @@ def infer_vq_config(state: Mapping[str, Tensor], *, where: str = "") -> VqConfig
     channels = {(int(m[1]), int(m[2])): state[name].shape[0] for name in state if (m := blocks.fullmatch(name))}
     levels = sorted(level for level, block in channels if block == 0)
     rows, width = _shape(state, "quantize.embedding.weight", where, hint)
-    try:
-        return VqConfig(
-            base_channels=base,
-            ch_mult=tuple(channels[level, 0] // base for level in levels),
-            num_res_blocks=1 + max((block for _, block in channels), default=0),
-            z_channels=_shape(state, "quant_conv.weight", where, hint)[1],
-            codebook_size=rows,
-            codebook_dim=width,
-        )
-    except ValidationError as error:
-        raise UserError(error.errors()[0]["msg"], where=where or None, hint=hint) from error
+    known = {
+        "base_channels": base, "ch_mult": [channels[level, 0] // base for level in levels],
+        "num_res_blocks": 1 + max((block for _, block in channels), default=0),
+        "z_channels": _shape(state, "quant_conv.weight", where, hint)[1], "codebook_size": rows, "codebook_dim": width,
+    }  # fmt: skip
+    return checked(known, VqConfig, where=where, hint=hint)
 
 
 def _shape(

@@ -1,15 +1,16 @@
-"""LLaVA of transformers: how its halves are put together, how its tower is run, and its parts.
+"""LLaVA of transformers: how its halves are put together, how its tower is run, its parts, and the cached forward.
 
 The drafters of the `lvlm` track and the demo's tiny target are of the same classes (TABED, appendix H.1:
 drafts are LLaVA-1.5 with a small language model), so they share one training forward. LLaVA-NeXT and
 LLaVA-OneVision are the same parts and a newline, `packing.py`.
-Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
+Letters: B rows, T tokens, I images or tiles, P patches, C width of the tower, D width, V vocabulary, S supervised
+tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,12 @@ from torch.nn import functional as F
 
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
+from ....core.pictures import Picture
+from ...decoding.decoder import CachedDecoder
 from ...hub import config_value, transformers_class
 from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
 from .made_for_engines import reading_of
+from .packing import newline_of, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -148,3 +152,32 @@ def pool_features(features: Tensor, pool: int) -> Tensor:
     assert side * side == features.shape[1], f"{features.shape[1]} patches are no square"
     grid = features.transpose(1, 2).unflatten(2, (side, side))
     return F.avg_pool2d(grid, pool).flatten(2).transpose(1, 2)
+
+
+_TILES = 32  # that a tower reads at once
+
+
+class LlavaDecoder(CachedDecoder):
+    """A LLaVA in eval mode."""
+
+    @property
+    def reads_newlines(self) -> bool:
+        """Whether it can read tiled pictures, whose rows end with a learned newline embedding."""
+        return newline_of(self.core) is not None
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether the model reads a prompt's first token, as its config says."""
+        return reading_of(self.model.config).first_token
+
+    def selected(self, pixels: Tensor) -> Tensor:
+        """The tower's states [I,P,C] that the projector reads of tiles [I,3,S,S]."""
+        return selected_features(self.model, pixels)
+
+    def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
+        """The tower's states [I,P,C] that the projector reads: one pass serves every pooling."""
+        # Tile by tile they are the same; a tower's layers of a long clip at once would be what fills the memory.
+        return torch.cat([self.selected(tiles) for tiles in pixels.split(_TILES)])
+
+    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+        return pack(self.core.multi_modal_projector(pool_features(seen, pool)), pictures, newline_of(self.core))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import model_validator
 from torch import nn
@@ -14,15 +14,33 @@ from ...hub import read_config
 from ...inline import InlineModel
 from ...parts import TokenIds
 from ...pictures import flat_view, pictures_of
-from ..family import Family, tower_type
+from ..family import Family, Pictures, tower_type
 from ..language import LanguageTarget
 from ..section import TargetSection
-from .decoder import LlavaDecoder
-from .family import FAMILIES
-from .model import LlavaKind, llava_config
+from .model import MODELS, LlavaDecoder, LlavaKind, llava_config, model_class
+from .training import LlavaTraining
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class LlavaFamily(Family):
+    """Drafts among them may read a target's projected features."""
+
+    def class_of(self, config: PreTrainedConfig) -> Any:
+        return model_class(config)
+
+
+# Engines cut the pictures of LLaVA-NeXT and OneVision into tiles by themselves, and hand no states to heads.
+_ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash", "patched"), "sglang": ("eagle",)}}
+# model_type -> record.
+FAMILIES: dict[str, Family] = {
+    name: LlavaFamily(
+        name, model, LlavaTraining, LlavaDecoder, Pictures(), one_tile=name == "llava", shares_pictures=True,
+        engines=_ENGINES.get(name, {}), is_compared=True,
+    )
+    for name, model in MODELS.items()
+}  # fmt: skip
 
 
 class LlavaTargetConfig(TargetSection):

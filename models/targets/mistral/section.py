@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import model_validator
 
 from ....core.batch import Request
 from ....core.errors import UserError
+from ....core.pictures import PatchGrid, Picture, whole_picture
 from ...hub import read_config
 from ...inline import InlineModel
 from ...parts import TokenIds
 from ..causal.section import check_windows
-from ..family import Family, tower_type
+from ..family import Family, Pictures, tower_type
 from ..language import LanguageTarget
 from ..section import TargetSection
 from ..whole_pictures import check_whole
-from .family import FAMILIES
-from .model import TOWER, MistralDecoder, MistralKind, merge_of, mistral_config
+from .model import MISTRAL3, TOWER, MistralDecoder, MistralKind, MistralTraining, merge_of, mistral_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class MistralPictures(Pictures):
+    """Pictures that the tower reads whole, one after another."""
+
+    def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+        """One picture."""
+        vision, merge = config.vision_config, merge_of(config)
+        patch = vision.patch_size
+        rows = min(isqrt(positions), vision.image_size // (patch * merge))
+        grid = PatchGrid(1, rows * merge, rows * merge, merge)
+        return [whole_picture(grid)], (grid.num_patches, 3 * patch**2)
+
+
+_ENGINES = {"vllm": ("eagle", "eagle3")}
+# model_type -> record. Pixtral's says llava: its tower makes it another family.
+FAMILIES = {
+    MISTRAL3: Family(
+        MISTRAL3, "Mistral3ForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
+        engines=_ENGINES, unread=("sglang",),
+    ),
+    "llava": Family(
+        "pixtral", "LlavaForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
+        tower=TOWER, engines=_ENGINES, unread=("sglang",),
+    ),
+}  # fmt: skip
 
 
 class MistralTargetConfig(TargetSection):

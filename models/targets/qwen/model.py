@@ -1,26 +1,27 @@
-"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run and its parts put together.
+"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run and its parts put together, and the cached forward.
 
 A tower reads a picture whole, in as many patches as it has; positions have three coordinates and are ours
 (`core/positions.py`): transformers' own go 1-D, without a word, where `mm_token_type_ids` is missing.
-Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D width.
+Letters: B or R rows, T tokens or places, N new positions, P patches, C numbers of a patch, n visual tokens, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....core.json_types import JsonObject
 from ....core.pictures import Picture
 from ....core.positions import PositionScheme, Resume
 from ....core.states import uploaded
+from ...decoding.decoder import CachedDecoder, PromptRows
 from ...hub import num_deepstack
 from ...parts import TokenIds
-from .windows import tower_inputs
+from .windows import tower_inputs, use_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -100,3 +101,41 @@ def _added_at(hidden: Tensor, places: Tensor, states: Tensor) -> Tensor:
     if places.dtype == torch.bool:
         places = places.flatten().nonzero()[:, 0]
     return hidden.flatten(0, 1).index_add(0, places, states.to(hidden)).view_as(hidden)
+
+
+class QwenDecoder(CachedDecoder):
+    """A Qwen-VL in eval mode.
+
+    Args:
+        resume: where text goes on after a clip.
+    """
+
+    def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
+        super().__init__(model, num_token_ids=num_token_ids)
+        config = self.model.config
+        use_windows(config.vision_config)
+        use_places(self.model)
+        self.scheme = position_scheme(config, resume)
+        self.num_deepstack = num_deepstack(config)
+
+    def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
+        """`SeenPatches` of patches [P,C]."""
+        return see_patches(self.model, pixels, pictures)
+
+    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+        assert pool == 1, "Qwen-VL's mergers read patches as they are"
+        return seen.features
+
+    def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
+        return () if seen is None else seen.deepstack
+
+    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, object]:
+        if prompts.visual is None or not (here := prompts.visual[:, start:stop]).any():
+            return {}
+        number = (prompts.visual.flatten().cumsum(0) - 1).view_as(prompts.visual)[:, start:stop][here]
+        chosen = uploaded(number, prompts.embeds.device)
+        return added_behind([part.index_select(0, chosen) for part in prompts.deepstack], here)
+
+    def coordinates(self, positions: Tensor) -> Tensor:
+        """[3,R,N]: what stands after a prompt is text, and counts alike in all three."""
+        return positions if positions.dim() == 3 else positions[None].expand(3, -1, -1)

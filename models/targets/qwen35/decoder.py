@@ -20,7 +20,7 @@ from ....core.positions import Resume
 from ...decoding.cache import Cache
 from ...decoding.decoder import DecoderStates, PromptRows
 from ...hub import RECURS, recurrent_layers
-from ..qwen.decoder import QwenDecoder
+from ..qwen.model import QwenDecoder
 from .delta_rule import Step
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -12,12 +13,24 @@ from ....core.states import Taps
 from ...decoding.decoder import DecoderStates, PromptRows
 from ...packed_row import PackedRow
 from ..family import Family
-from ..qwen.section import QwenSection, QwenTarget
+from ..qwen.section import QWEN3, QwenPictures, QwenSection, QwenTarget
+from ..qwen.training import QwenTraining
 from .decoder import HybridDecoder
-from .family import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# model_type -> record; the mixture of experts is of the dense model's kind.
+FAMILIES = {
+    name: Family(
+        "qwen3_5", model, QwenTraining, HybridDecoder, QwenPictures(),
+        texts={f"{name}_text": replace(QWEN3, ships_mtp=True)}, unread=("vllm", "sglang"), is_compared=True,
+        is_misplaced_in_v1=True,
+    )
+    for name, model in (
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+    )
+}  # fmt: skip
 
 
 class Qwen35TargetConfig(QwenSection):

@@ -7,7 +7,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.targets.causal.training import CausalTraining
+from draftsmith.models.targets.causal.section import CausalTraining
 from draftsmith.models.targets.family import Family, Pictures, Text
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import check_kind
