@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,7 +29,8 @@ def read(text: str) -> Json:
 
 def read_value(text: str) -> Json:
     """A value of the command line, as it is written."""
-    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)["value"]
+    tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    return tree["value"]
 
 
 def resolved(tree: JsonObject) -> JsonObject:

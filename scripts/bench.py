@@ -58,8 +58,9 @@ Row = tuple[str, str, str, int]
 
 def target_of(size: str, device: torch.device) -> CausalTarget:
     """A Llama of seven layers, the fewest of which EAGLE-3 taps three different ones."""
+    sizes: dict[str, Any] = SIZES[size]
     config = LlamaConfig(
-        **SIZES[size], num_hidden_layers=7, max_position_embeddings=4096, initializer_range=0.06, bos_token_id=1,
+        **sizes, num_hidden_layers=7, max_position_embeddings=4096, initializer_range=0.06, bos_token_id=1,
         eos_token_id=None, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
     return CausalTarget(LlamaForCausalLM(config).eval().to(device), num_token_ids=config.vocab_size)

@@ -169,7 +169,7 @@ def _joined(name: str, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
 def checksum(tensor: Tensor) -> int:
     """XXH3, 64 bits, of a tensor's bytes: many times faster than a disk."""
     digest = xxhash.xxh3_64()
-    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())  # without Python's lock
+    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)  # without Python's lock
     return digest.intdigest()
 
 

@@ -149,7 +149,9 @@ def places_table(by_temperature: Mapping[float, Mapping[str, Mapping[str, float]
     """A line for each temperature and place."""
     heads = ("share of cells", "target top-1", "target top-10", "head top-1", "first draft's chance, exact",
              f"first draft's chance, LANTERN {widest}")  # fmt: skip
-    lines = tuple((t, place, *of.values()) for t, places in by_temperature.items() for place, of in places.items())
+    lines: tuple[tuple[float | str, ...], ...] = tuple(
+        (t, place, *of.values()) for t, places in by_temperature.items() for place, of in places.items()
+    )
     note = (f"The standard deviation of a cell's pixels (0 to 255) decides: flat below {LIMITS[0]:g}, edge from "
             f"{LIMITS[1]:g} on, texture between. {COLD}")  # fmt: skip
     columns = (Column("T", "g"), text("place"), *(Column(head, ".1%") for head in heads))

@@ -8,7 +8,7 @@ Letters: B rows, N inputs, D width, V' draft vocabulary, V the target's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -228,6 +228,6 @@ class JoinedLayer(nn.Module):
         half, weight, rope = cache.shared
         projected = half[:, -count:] + F.linear(self.hidden_norm(states), weight)
         q, k, v = projected.split([part.out_features for part in projections], dim=-1)
-        mixed = attention.mixed(q, k, v, rope[:, -count:], None, cache)
+        mixed = attention.mixed(q, k, v, cast(Tensor, rope)[:, -count:], None, cache)
         outputs = states[:, -mixed.shape[1] :] + attention.o_proj(mixed)
         return outputs + self.mlp(self.post_attention_layernorm(outputs))

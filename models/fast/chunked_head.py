@@ -34,7 +34,8 @@ class _Chunked(torch.autograd.Function):
         if weight is not None:
             weight = weight.detach().requires_grad_(weight_learns)
         ctx.d_hidden = torch.zeros_like(hidden) if learns else None
-        ctx.d_weight = torch.zeros_like(weight, dtype=wide) if weight_learns else None
+        learning = [] if weight is None or not weight_learns else [weight]
+        ctx.d_weight = torch.zeros_like(learning[0], dtype=wide) if learning else None
         loss, sums = hidden.new_zeros((), dtype=wide), torch.zeros((), device=hidden.device)
         # A rank without supervised tokens runs one empty chunk, so that its sums have the right shape.
         for start in range(0, max(1, len(hidden)), chunk):
@@ -44,7 +45,7 @@ class _Chunked(torch.autograd.Function):
                 value, counts = compare(piece, score(states, weight))
             loss, sums = loss + value.detach(), sums + counts
             if learns:
-                d_states, *d_weight = torch.autograd.grad(value, [states, weight] if weight_learns else [states])
+                d_states, *d_weight = torch.autograd.grad(value, [states, *learning])
                 ctx.d_hidden[piece] = d_states
                 for part in d_weight:
                     ctx.d_weight.add_(part)

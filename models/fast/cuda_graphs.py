@@ -46,7 +46,7 @@ class Graphs:
         self.seconds, self.num_replayed, self.num_eager = 0.0, 0, 0
         self._cache: Any = None
         self._lent: Any = None  # to the request that decodes: the same buffers
-        self._pool = None
+        self._pool: Any = None
 
     @property
     def summary(self) -> str:

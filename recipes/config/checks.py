@@ -39,9 +39,12 @@ def quality_findings(subject: str, stage: Stage) -> list[Finding]:
         if config.reference is not None:
             looks[f"{key}.reference"] = config.model_copy(update={"metrics": ()})
         for name, part in looks.items():
-            findings.append(
-                tried(name, lambda part=part: check_quality(part) or "there", "name its place with this key")
-            )
+
+            def look(part: QualityConfig = part) -> str:
+                check_quality(part)
+                return "there"
+
+            findings.append(tried(name, look, "name its place with this key"))
         compares = {"fid", "precision_recall"} & set(config.metrics)
         if compares and config.reference is None:
             what = f"{' and '.join(sorted(compares))} compare with real images, and no folder is named"

@@ -113,7 +113,7 @@ def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
         return None
     if not isinstance(name, str) or not name:
         raise UserError(f"extends is {shown_value(name)!r}, and not one name", where=where, hint="name one recipe")
-    name = interpolation.resolved({"extends": name})["extends"]
+    name = str(interpolation.resolved({"extends": name})["extends"])
     beside = [path.parent / name, path.parent / f"{name}.yaml"]
     # A recipe may have the name of the shipped one that it extends.
     base = next((p for p in beside if _is_file(p) and not p.samefile(path)), None)

@@ -115,8 +115,8 @@ def _maker(
             hint = "stages run in the order written, and those that a recipe adds run last: `order` lists all of them"
             raise refuse(f"{taken} which runs later", f"{hint} in another order, or give what reads {wanted!r} a stage "
                          "of its own")  # fmt: skip
-        named = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
-        others = [other for other in named if other != wanted]
+        drafted = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
+        others = [other for other in drafted if other != wanted]
         raise refuse(f"{taken} which is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
     if fitting:
         return fitting[-1]

@@ -128,7 +128,8 @@ class FoundSuite(Found):
 
         layout = page("evaluation.md")
         if self.published is not None:
-            return [tried(subject, lambda: _published(self.published, Path(self.section.path)), f"{layout} has it")]
+            name = self.published
+            return [tried(subject, lambda: _published(name, Path(self.section.path)), f"{layout} has it")]
         if self._on_hub and constants.HF_HUB_OFFLINE:
             return [warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
                             f"name a directory of sets with this key ({layout})")]  # fmt: skip

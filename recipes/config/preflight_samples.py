@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +153,7 @@ def model_findings(recipe: WholeRecipe) -> list[Finding]:
     def look(config: PreTrainedConfig) -> str:
         return _Forward(config, train)([synthetic_batch(config, 1, _LENGTH)], 0)
 
-    return [tried(f"forward of {key}", lambda config=config: look(config), _CURE) for key, config in configs.items()]
+    return [tried(f"forward of {key}", partial(look, config), _CURE) for key, config in configs.items()]
 
 
 def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
@@ -187,7 +188,8 @@ def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
         if head is None or module is None:  # a drafter of somebody else's may build none without weights
             return target.states(batch, Taps(feature=True))
         states = target.states(batch, head.taps_for(target.shape, training=True))
-        training = head.training_objective(module, ShapeAlone(target.shape, torch.bfloat16), stage.objective)
+        alone: Any = ShapeAlone(target.shape, torch.bfloat16)
+        training = head.training_objective(module, alone, stage.objective)
         return training.eval()(batch, replace(states, positions=batch.positions))
 
     return _Forward(config, read, None if data.learned else viewed)
@@ -224,7 +226,7 @@ class _Forward:
             raise UserError(f"{heads} attention heads are no multiple of {groups} (num_key_value_heads)", hint=_CURE)
         name, model = "", empty_model(self.config, torch.bfloat16)
         tables = model.get_input_embeddings(), model.get_output_embeddings()
-        rows = min(len(table.weight) for table in tables if table is not None)
+        rows = min(len(table.get_parameter("weight")) for table in tables if table is not None)
         if largest >= rows:
             raise UserError(f"records have the id {largest:,}, and the model's tables have {rows:,} rows",
                             hint="use the tokenizer of these weights, or give added tokens rows")  # fmt: skip
@@ -232,7 +234,7 @@ class _Forward:
             decoder = family_of(self.config).decoder(model, num_token_ids=rows)
             for batch in batches:
                 name = f" over {batch.sample_ids[0]}" if batch.sample_ids[0] else ""
-                most_bytes(lambda batch=batch: self._pass(model, decoder, batch.to(META)))
+                most_bytes(partial(self._pass, model, decoder, batch.to(META)))
         except UserError:
             raise
         except Exception as error:  # shapes that do not fit raise anything

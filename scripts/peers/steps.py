@@ -9,7 +9,7 @@ import argparse
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from unittest.mock import patch
 
 import torch
@@ -47,8 +47,10 @@ Sample = Sequence[Any]
 class Trained(Protocol):
     """One of the two sides."""
 
-    trained: Mapping[str, nn.Parameter]
-    optimizer: optim.Optimizer
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]: ...
+    @property
+    def optimizer(self) -> optim.Optimizer: ...
 
     def loss(self, *sample: Any) -> Tensor: ...
 
@@ -149,11 +151,12 @@ class HeadSamples:
             self.states = target.states(
                 batch_of(ids, supervised), Taps((*taps.layers, target.shape.num_layers), feature=True, everywhere=True)
             )
-            scores = target.scores(self.states.feature[0])
-            self.batch = batch_of(ids, supervised & torch.isin(scores.argmax(-1), ours.head.draft_ids))
-            p = scores[:, ours.head.draft_ids].log_softmax(-1)
+            scores, drafted = target.scores(cast(torch.Tensor, self.states.feature)[0]), ours.head.draft_ids
+            assert drafted is not None, "OurHead has a vocabulary of its own"
+            self.batch = batch_of(ids, supervised & torch.isin(scores.argmax(-1), drafted))
+            p = scores[:, drafted].log_softmax(-1)
             entropies = -(p.exp() * p).sum(-1)[self.batch.loss_mask[0]]
-        self.entropy = float(entropies.mean()) * sum(ours.training.weights)
+        self.entropy = float(entropies.mean()) * sum(cast(Any, ours.training).weights)
 
     def __call__(self, number: int) -> Sample:
         """What a step reads: a batch, its states, and the target's entropy; no random draw is in it."""
