@@ -9,7 +9,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import VIDEO
 from draftsmith.data.pictures import videos
-from draftsmith.data.pictures.embedded import Embedded
+from draftsmith.data.pictures.media_files import Embedded
 from draftsmith.data.pictures.videos import Clip, VideoSettings, frame_numbers, write_clip
 from fails import fails_with
 from hypothesis import given, settings
