@@ -1,6 +1,5 @@
 """Hidden states and attention weights of chosen layers, kept while one of transformers' decoders runs.
 
-
 A pass in fast kernels returns no attention weights, and an eager one would round its scores differently. The last
 layer's own module computes the last place's query once more, over the keys that the cache holds. Of a model that is
 sharded over ranks, `whole` and `all_heads` gather what is read outside its module; all ranks call them.
