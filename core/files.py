@@ -198,7 +198,8 @@ def checked(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if isinstance(refused := first.get("ctx", {}).get("error"), Refused):
-            raise UserError(refused.problem, where=where, hint=refused.hint or hint) from error
+            key = ".".join(map(str, (*first["loc"], refused.key))).strip(".")
+            raise UserError(f"{key}: {refused.problem}", where=where, hint=refused.hint or hint) from error
         problem = ": ".join([".".join(map(str, first["loc"])), first["msg"].replace("Input should be", "expected")])
         found = "" if first["type"] == "missing" else f", found {_shown(first['input'])}"
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -119,27 +119,6 @@ def test_a_skipped_record_is_listed_once(folder, open_data):
     assert sorted(entry["record"] for entry in log(folder)) == [1, 3]
 
 
-def test_what_was_left_out_is_counted_apart_from_notices(folder, open_data):
-    rows = [record(n) for n in range(5)]
-    rows[1]["conversations"][1]["value"] = ""
-    rows[4]["id"] = rows[3]["id"]  # said of the file, and both are kept
-    dataset = open_data(write(folder / "data.json", rows), on_error="skip")
-    listed = dataset.log.listed()
-    assert (listed.left_out, listed.changed, listed.notices) == (1, 0, 1) and len(dataset) == 4
-    assert str(listed) == "1 record(s) were left out; 1 notice(s) of whole files"
-
-
-def test_damaged_lines_of_the_log_are_told_in_one_sentence(folder, open_data, capsys):
-    rows = [record(n) for n in range(6)]
-    for row in rows[:3]:
-        row["conversations"][1]["value"] = ""
-    dataset = open_data(write(folder / "data.json", rows), on_error="skip")
-    lines = dataset.log.path.read_bytes().splitlines(keepends=True)
-    dataset.log.path.write_bytes(b"{\n" + lines[1] + b"[]\n")
-    assert dataset.log.listed().left_out == 1
-    assert capsys.readouterr().err == f"note: {dataset.log.path}: 2 damaged or cut lines are passed over\n"
-
-
 def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
     """With every record left out, training would stop at a batch that teaches nothing, and name no folder."""
     path, wrong = write(folder / "data.json", [record(n) for n in range(5)]), folder / "elsewhere"
@@ -172,15 +151,6 @@ def test_json_that_is_nested_too_deep_is_told_by_its_place(folder, open_data, na
     (folder / name).write_text(deep if name.endswith("l") else f"[{deep}]")
     caught = fails_with("not valid JSON", open_data, folder / name)
     assert str(folder / name) in (caught.where or "")
-
-
-def test_a_lone_surrogate_elsewhere_is_told_in_escapes(folder, open_data):
-    """In an id, which is only named, and in what a message shows."""
-    path = five(folder, record(2, id="\ud83d", conversations=talk("<image>\nWhich?", " ")))
-    fails_with(r"record 2 \(id '\\ud83d'\)", open_data, path)
-    assert len(open_data(path, on_error="skip")) == 4 and log(folder)[0]["id"] == "\ud83d"
-    error = UserError("name \udcff", where="file \ud800", hint="é")
-    assert str(error).encode() == "name \\udcff\n  where: file \\ud800\n  hint:  é".encode()
 
 
 def test_paths_outside_the_folder_are_read_only_where_the_section_allows_it(folder, open_data, processor):
@@ -364,10 +334,6 @@ def test_a_file_that_is_no_list_of_records(folder, open_data, file, content, say
     caught = fails_with("", open_data, path, on_error=on_error)
     assert str(path) in str(caught) and says in str(caught) and caught.hint
     assert not list(folder.rglob("*.npz")), "nothing of a broken file is kept"
-
-
-def test_a_missing_file_is_named(folder, open_data):
-    fails_with(r"data file not found\n.*none\.json\n.*`path`", open_data, folder / "none.json")
 
 
 def test_identity_covers_content_settings_and_format(folder, open_data):

@@ -136,30 +136,6 @@ def test_counts_equal_a_count_of_all(synthetic, open_data, template, kinds, prom
             assert (too_long.longest == every.max()) if too_long.is_longest else (0.9 * every.max() < too_long.longest)
 
 
-def test_many_samples_are_estimated_from_some(synthetic, open_data, monkeypatch):
-    monkeypatch.setattr(lengths, "LOOKED_AT", 30)
-    dataset = open_data(synthetic / "train.json", form=FORM, aspect="square", max_length=1024)
-    encoded = []
-    num_ids = type(dataset).num_ids
-    monkeypatch.setattr(type(dataset), "num_ids", lambda self, i, **k: encoded.append(i) or num_ids(self, i, **k))
-    too_long = count_long(dataset, 70)
-    assert not too_long.is_exact and len(encoded) <= 30 + 32
-    assert str(too_long).startswith("about ") and "at least" in str(too_long)
-    monkeypatch.setattr(lengths, "LOOKED_AT", 10**6)
-    assert abs(too_long.count - count_long(dataset, 70).count) < 0.15 * len(dataset)
-
-
-def test_what_words_and_pictures_prove_is_not_encoded(folder, open_data, monkeypatch):
-    rows = [LONG_TEXT | {"id": f"long{n}"} for n in range(200)] + [SHORT | {"id": f"short{n}"} for n in range(20)]
-    dataset = open_data(write(folder, *rows), form=FORM, max_length=1024)
-    encoded = []
-    num_ids = type(dataset).num_ids
-    monkeypatch.setattr(type(dataset), "num_ids", lambda self, i, **k: encoded.append(i) or num_ids(self, i, **k))
-    too_long = count_long(dataset, 75)
-    assert (too_long.count, too_long.is_exact, too_long.first) == (200, True, 0)
-    assert sum(index < 200 for index in encoded) <= 2 * lengths._TOPS, "those alone that may be the longest"
-
-
 @pytest.mark.parametrize("way", ["sample", "counted", "prompt", "preflight"])
 def test_text_that_is_far_too_long_is_refused_before_it_is_tokenized_whole(
     folder, open_data, processor, monkeypatch, way

@@ -10,9 +10,8 @@ from draftsmith.core.states import Taps
 from draftsmith.data.order import BucketedOrder, RisingVisualOrder
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states import estimate
-from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels, state_bytes
-from draftsmith.data.states.estimate import Size, check_disk, record_bytes, samples_per_shard
-from draftsmith.data.states.writer import Deal
+from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels
+from draftsmith.data.states.estimate import check_disk, record_bytes
 from draftsmith.models.losses import divergence
 from fails import fails_with
 from states_fake import COUNT, EAGLE3, SPARROW, D, counts, write
@@ -42,20 +41,6 @@ def test_declared_tokens_give_the_known_sizes(name, wanted, text, visual, teraby
     assert size / TB == pytest.approx(terabytes, abs=0.005 + 0.01 * terabytes)
 
 
-def test_ids_of_a_long_clip_are_little_beside_no_states_of_it():
-    """0.27 TB of states; the ids, modalities and positions of 25,089 visual tokens are a fifteenth more."""
-    size = SAMPLES * record_bytes(Taps(feature=True), WIDTH, "bf16", text=557, visual=25_089)
-    assert size / TB == pytest.approx(0.27, rel=0.08)
-
-
-def test_a_middle_tap_alone_keeps_eagle3_from_growing_fourfold():
-    def size(wanted):
-        return record_bytes(wanted, WIDTH, "bf16", text=960, visual=1900)
-
-    everywhere = size(Taps(feature=True, text_layers=(2, 14, 25), everywhere=True))
-    assert size(Taps(feature=True, text_layers=(2, 14, 25), visual_layers=(14,))) < 0.52 * everywhere
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("wanted", [SPARROW, EAGLE3, EVERYWHERE], ids=["sparrow", "eagle3", "everywhere"])
 def test_the_estimate_is_the_size_on_disk(tmp_path, wanted, dtype):
@@ -68,14 +53,6 @@ def test_the_estimate_is_the_size_on_disk(tmp_path, wanted, dtype):
     kept = sum(shard.bytes for shard in ShardReader(tmp_path / "c").shards)
     # The states themselves are counted to the byte; each of the five shards has a header besides.
     assert abs(kept - expected) < COUNT * 640 + 5 * 4096
-
-
-def test_shards_get_their_size_and_every_sample_once():
-    assert samples_per_shard(Size(10_000, 95e9), 1_500_000_000) == 158
-    deal = Deal(1000, 158)
-    assert sorted(n for shard in range(len(deal)) for n in deal[shard].tolist()) == list(range(1000))
-    assert samples_per_shard(Size(10, 9.5e9), 1000) == 1 and samples_per_shard(Size(10, 100), 10**9) == 10
-    assert samples_per_shard(Size(700, 1e6), 10**9) == 88, "ranks share small sets"
 
 
 def test_a_full_disk_stops_before_anything_is_written(tmp_path, monkeypatch):
@@ -135,11 +112,6 @@ def test_every_width_and_no_places_at_all(dtype, width):
     assert (away <= {"bf16": 0.005, "int8": 0.006, "fp8": 0.07}[dtype] * states.abs().amax(-1, keepdim=True)).all()
     assert decode(encode(states[:0], dtype), dtype, torch.float32).shape == (0, width)
     assert not decode(encode(torch.zeros(2, width), dtype), dtype, torch.float32).any()
-
-
-def test_a_byte_a_value_halves_the_disk():
-    assert state_bytes(3584, "bf16") == 7168
-    assert state_bytes(3584, "int8") < 0.52 * 7168 > state_bytes(3584, "fp8")
 
 
 # Orders

@@ -205,13 +205,6 @@ def begun(made, stage, folder, **mark):
 STAGE = RegenerateStage(kind="regenerate", data={"path": "x.json", "max_length": 64})
 
 
-def test_a_target_with_one_end_is_recorded_as_ever(made, tmp_path):
-    asked, planned = begun(made, STAGE, tmp_path / "answers")
-    before = (asked.folder / BEGUN).read_bytes()
-    record_ends(asked, planned)
-    assert (asked.folder / BEGUN).read_bytes() == before
-
-
 def test_a_stage_goes_on_with_the_ends_that_it_was_begun_with(ending, made, tmp_path):
     several, ends = ending(3)
     asked, planned = begun(several, STAGE, tmp_path / "answers", resolved={"target.dtype": "float32"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -318,12 +318,6 @@ class EvaluateSettings(Stage):
                           "give the others to stages of their own")  # fmt: skip
         (benchmark,) = of_class(self.benchmarks, PromptsBenchmark)
         return benchmark
-
-    def with_count(self, count: int) -> Self:
-        """The same evaluation of an image generator with so many prompts."""
-        prompts = self.drawing.prompts.model_copy(update={"max_samples": count})
-        drawing = self.drawing.model_copy(update={"prompts": prompts})
-        return self.model_copy(update={"benchmarks": dict.fromkeys(self.benchmarks, drawing)})
 
     @property
     def data(self) -> list[ConversationData]:

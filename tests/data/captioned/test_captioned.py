@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftsmith.data.captioned import Captioned, CaptionedSource, Refused, center_crop, decode_image, num_items, read
-from draftsmith.data.captioned.sources import file_names
-from draftsmith.data.pictures.picture_files import SUFFIXES
 from draftsmith.data.records import tars
 from fails import fails_with
 from PIL import Image
@@ -98,16 +96,6 @@ def sources(tmp_path):
     }
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_pictures_of_every_format_that_is_read_are_found_in_folders_and_tars(tmp_path, suffix):
-    (tmp_path / f"a.{suffix}").write_bytes(picture(5, suffix))
-    (tmp_path / "a.txt").write_text("grey")
-    tar = write_tar(tmp_path / "tars" / "0.tar", [(f"a.{suffix}", picture(5, suffix)), ("a.txt", b"grey")])
-    for one in (source(kind="folder", folder=str(tmp_path)), source(kind="webdataset", path=str(tar))):
-        (item,) = [open_one(number) for number, open_one in enumerate(one.openers(0))]
-        assert item.caption == "grey"
-
-
 KINDS = ["webdataset", "folder", "classes", "coco", "coco all", "coco longest", "prompts"]
 
 
@@ -169,44 +157,6 @@ def test_folders_and_classes(sources, tmp_path):
     fails_with("2 class folders without a label, first 'n02'", read, named)
 
 
-def test_files_of_other_endings_are_refused_by_name_and_counted_in_folders_and_tars(tmp_path):
-    """None is passed over in silence; captions, notes of img2dataset, hidden files and folders are no pictures."""
-    names = ["a.png", "b.heic", "c", "d.mp4"]
-    members = [(name, picture(9)) for name in names] + [("a.txt", b"grey"), ("a.json", b"{}"), ("b.txt", b"white")]
-    for name, data in [*members, (".hidden.xyz", b"")]:
-        (tmp_path / name).write_bytes(data)
-    (tmp_path / "inside").mkdir()
-    folder = list(read(source(kind="folder", folder=str(tmp_path))))
-    assert [i.caption for i in good(folder)] == ["grey"] and reasons(folder) == {"suffix not allowed": 3}
-    assert "'.heic' is none of jpg" in folder[1].detail
-    (tmp_path / "classes/n0").mkdir(parents=True)
-    for name, data in members[:3]:
-        (tmp_path / "classes/n0" / name).write_bytes(data)
-    classes = source(kind="classes", folder=str(tmp_path / "classes"), max_per_class=2)
-    assert reasons(list(read(classes))) == {"suffix not allowed": 2} and len(good(read(classes))) == 1
-    tar = write_tar(tmp_path / "0.tar", [*members[:1], ("a.txt", b"grey"), *members[1:4]])
-    shard = list(read(source(kind="webdataset", path=str(tar))))
-    assert len(good(shard)) == 1 and reasons(shard) == {"suffix not allowed": 3}
-
-
-def test_captions_have_no_byte_order_mark_and_other_codes_are_named(tmp_path):
-    for name, text in (("a", "grey".encode("utf-8-sig")), ("b", "grey".encode("utf-16")), ("c", b"\xe9")):
-        (tmp_path / f"{name}.png").write_bytes(picture(9))
-        (tmp_path / f"{name}.txt").write_bytes(text)
-    first, *others = read(source(kind="folder", folder=str(tmp_path)))
-    assert first.caption == "grey" and reasons(others) == {"caption not UTF-8": 2}
-    assert others[0].detail == "UTF-16 text"
-
-
-def test_names_with_dots_are_told_by_the_rule_that_they_break(tmp_path):
-    """webdataset's keys end at the first dot of a name; dots of folders are no part of it."""
-    members = [(f"p.1/{key}.{end}", data) for key in ("22.05", "22") for end, data in
-               (("png", picture(9)), ("txt", b"grey"))]  # fmt: skip
-    items = list(read(source(kind="webdataset", path=str(write_tar(tmp_path / "0.tar", members)))))
-    assert [item.key for item in good(items)] == ["p.1/22"] and reasons(items) == {"suffix not allowed": 2}
-    assert "a key ends at the first dot of a member's name, here '22'" in items[0].detail
-
-
 def test_coco_captions_in_the_order_of_ids(sources):
     first, every, longest, prompts = (list(read(sources[k][0])) for k in KINDS[3:])
     assert [(i.key, i.caption) for i in good(first)] == [("3", "first of three"), ("7", "seven")]
@@ -215,15 +165,6 @@ def test_coco_captions_in_the_order_of_ids(sources):
     assert good(longest)[0].caption == "a long one of three" and good(longest)[0].image == picture(3, "jpg")
     assert [(i.caption, i.image) for i in good(prompts)[:2]] == [("a long one of three", b""), ("five", b"")]
     assert decode_image(good(prompts)[0], 8).reason == "no image"
-
-
-def test_passing_over_reads_no_content(sources, monkeypatch):
-    reads = []
-    content = tars.content
-    monkeypatch.setattr(tars, "content", lambda *place: reads.append(place) or content(*place))
-    assert len(good(read(sources["webdataset"][0], 9))) == 3 and len(reads) == 2 * 3
-    for path, offset, size in reads[::2]:
-        assert content(path, offset, size).startswith(b"line "), "a sample can be read again by tar, offset and size"
 
 
 class Payload:
@@ -401,29 +342,6 @@ def test_pictures_are_rgb_of_one_size_or_refused():
         assert (refused.number, refused.key, refused.where, refused.reason) == (3, "k", "here", reason)
 
 
-def test_formats_and_depths_are_those_of_the_one_reader():
-    """Whatever a tar calls them; grey of 16 bits is scaled."""
-    for mode, form, value, expected in [("L", "GIF", 77, 77), ("L", "TIFF", 77, 77), ("I;16", "PNG", 0x4D80, 0x4D)]:
-        data = io.BytesIO()
-        Image.new(mode, (30, 30), value).save(data, form)
-        assert decode_image(item(data.getvalue()), 8).getpixel((4, 4)) == (expected,) * 3, form
-
-
-def test_pipes_lone_surrogates_and_names_in_other_codes_are_refused(tmp_path):
-    os.mkfifo(tmp_path / "0.png")
-    (tmp_path / "0.txt").write_text("a pipe")
-    (tmp_path / "1.png").write_bytes(picture(1))
-    os.mkfifo(tmp_path / "1.txt")
-    for name in (b"\xff.png", b"\xff.txt"):
-        (tmp_path / os.fsdecode(name)).write_bytes(picture(2) if name.endswith(b"png") else b"good")
-    items = list(read(source(kind="folder", folder=str(tmp_path))))
-    assert [i.reason for i in items] == ["not a plain file", "not a plain file", "unsafe name"]
-    json.dumps([i.where for i in items], ensure_ascii=False).encode()
-    texts = [("3.jpg", b"x"), ("3.json", b'{"caption": "half \\ud83d"}')]
-    tar = write_tar(tmp_path / "half.tar", texts)
-    assert reasons(read(source(kind="webdataset", path=str(tar), caption_key="caption"))) == {"caption not UTF-8": 1}
-
-
 def test_center_crop_halves_by_boxes_then_scales_and_takes_the_middle():
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
     # 48 is at least 2 x 16, 24 is not: one halving, then 24 -> 16 and 32 -> 21, of which 2 on the left are cut off.
@@ -458,16 +376,4 @@ def test_memory_does_not_grow_with_the_number_of_items(tmp_path):
         given = source(kind="webdataset", path=[str(many), str(few)])
         peaks.append(peak(lambda given=given, start=count: sum(1 for _ in read(given, start))))
         assert next(read(given, count)).caption == "line 0"
-    assert peaks[1] < peaks[0] + 10_000, peaks
-
-
-def test_names_of_a_folder_are_sorted_without_holding_them_all(tmp_path):
-    peaks, names = [], []
-    for count in (1500, 6000):
-        for n in range(len(names), count):
-            (tmp_path / f"picture {n}.png").touch()
-        peaks.append(peak(lambda: sum(1 for _ in file_names(tmp_path, held=1000))))
-        names = list(file_names(tmp_path, held=1000))
-        assert names == sorted(names) == sorted(f"picture {n}.png" for n in range(count))
-    assert list(file_names(tmp_path, held=2000)) == names
     assert peaks[1] < peaks[0] + 10_000, peaks

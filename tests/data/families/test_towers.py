@@ -1,10 +1,11 @@
-"""Pictures of InternVL, Mistral 3 and Pixtral: tiles, patches and prompts as transformers' own processors make them."""
+"""Pictures of InternVL, Mistral 3, Pixtral and Gemma 4: tiles, patches and prompts as transformers makes them."""
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
 from draftsmith.data.conversations import PromptFormat, encode
+from draftsmith.data.families.gemma import GEMMA
 from draftsmith.data.families.internvl import INTERNVL
 from draftsmith.data.families.mistral import PIXTRAL
 from draftsmith.data.families.processor import Resizing
@@ -37,10 +38,13 @@ def pixtral(merge: int):
 
 
 def made(kind: str):
+    if kind == "gemma4":
+        return GEMMA.new(train_tokenizer(TEXTS, 420), patch_size=4, max_tokens=70)
     return internvl() if kind == "internvl" else pixtral(2 if kind == "mistral3" else 1)
 
 
-KINDS = ("internvl", "mistral3", "pixtral")
+KINDS = ("internvl", "mistral3", "pixtral", "gemma4")
+TEMPLATES = {"internvl": "internvl", "mistral3": "mistral", "pixtral": "mistral", "gemma4": "gemma"}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -117,12 +121,16 @@ def read(processor, size):
 def test_a_prompt_is_the_published_template_with_the_pictures_tokens_in_it(kind):
     processor = made(kind)
     (layout,), _ = read(processor, (90, 20))
-    form = PromptFormat(template="internvl" if kind == "internvl" else "mistral")
+    form = PromptFormat(template=TEMPLATES[kind])
     encoded = encode(ASKED, form, processor, pictures=[layout])
     if kind == "internvl":
         shown = f"<img>{'<IMG_CONTEXT>' * layout.num_tokens}</img>"
         asked = f"<|im_start|>user\n{shown}\nWhich picture?<|im_end|>\n<|im_start|>assistant\n"
         answer, behind = "It is 1.<|im_end|>", "\n"
+    elif kind == "gemma4":
+        shown = f"<|image>{'<|image|>' * layout.num_tokens}<image|>"
+        asked = f"<|turn>user\n{shown}Which picture?<turn|>\n<|turn>model\n"
+        answer, behind = "It is 1.<turn|>", "\n"
     else:
         _, rows, columns = layout.whole.of_tokens
         shown = "[IMG_BREAK]".join(["[IMG]" * columns] * rows) + "[IMG_END]"
@@ -145,7 +153,7 @@ def test_several_pictures_and_marks_that_do_not_match(kind):
     processor = made(kind)
     (one,), _ = read(processor, (90, 20))
     (two,), _ = read(processor, (16, 40))
-    form = PromptFormat(template="internvl" if kind == "internvl" else "mistral", image_rule="next", system="Be brief.")
+    form = PromptFormat(template=TEMPLATES[kind], image_rule="next", system="Be brief.")
     both = [{"from": "human", "value": "<image> or <image>?"}]
     encoded = encode(both, form, processor, pictures=[one, two], open_ended=True)
     assert sum(m == IMAGE for m in encoded.modality) == one.num_tokens + two.num_tokens
@@ -154,7 +162,7 @@ def test_several_pictures_and_marks_that_do_not_match(kind):
         refused = fails_with("", encode, both, form, processor, pictures=pictures, open_ended=True)
         assert kind != "internvl" or numbers in str(refused)
         assert "<image> marks for" in str(refused)
-    other = PromptFormat(template="qwen" if kind == "internvl" else "v1")
+    other = PromptFormat(template={"internvl": "qwen", "gemma4": "plain"}.get(kind, "v1"))
     fails_with(f"use template: {form.template}", encode, both, other, processor, pictures=[one, two])
 
 

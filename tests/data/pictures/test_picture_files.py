@@ -131,23 +131,6 @@ def test_a_damaged_orientation_tag_takes_nothing_away():
     assert np.array_equal(np.asarray(load_image(file(data))), NOISE)
 
 
-def test_a_grey_picture_of_16_bits_is_turned_too():
-    turn = Image.Exif()
-    turn[0x0112] = 6
-    data = encoded(Image.fromarray(LEVELS.astype(np.uint16)), "PNG", exif=turn)
-    assert np.array_equal(np.asarray(load_image(file(data)))[..., 0], np.rot90(LEVELS >> 8, -1))
-
-
-@pytest.mark.parametrize(("data", "kind"), [
-    (b"\0\0\0 ftypheic\0\0\0\0mif1", "HEIC"), (b"\0\0\0 ftypavif\0\0\0\0", "AVIF"), (b"%PDF-1.7", "PDF"),
-    (b"\0\0\0\x0cjP  \r\n", "JPEG 2000"), (b"<svg xmlns=''/>", "SVG"), (b"%!PS-Adobe", "EPS"),
-    (b"", "an empty file"),
-    (b"<!DOCTYPE html>", "a web page"), (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
-])  # fmt: skip
-def test_another_format_is_told_as_what_it_is(data, kind):
-    fails_with(f"corrupt image: {kind}, which is none of BMP", load_image, file(data), error=BadMedia)
-
-
 DEEP = {
     "PNG": lambda v: encoded(Image.fromarray(v.astype(np.uint16)), "PNG"),
     "TIFF": lambda v: encoded(Image.fromarray(v.astype(np.uint16)), "TIFF"),
@@ -356,13 +339,6 @@ HEADS = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"P5 ", b
 @given(head=st.sampled_from(HEADS), data=st.binary(max_size=300))
 def test_random_bytes_end_in_a_picture_or_one_kind_of_error(head, data):
     a_picture_or_one_error(head + data)
-
-
-@pytest.mark.slow
-@settings(max_examples=10_000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=st.sampled_from(SEEDS), flips=DAMAGES, cut=st.none() | st.integers(0, 4000))
-def test_many_damaged_pictures(seed, flips, cut):
-    test_damaged_pictures_end_in_a_picture_or_one_kind_of_error.hypothesis.inner_test(seed, flips, cut)
 
 
 def test_whatever_pillow_raises_is_a_bad_picture(monkeypatch):

@@ -9,12 +9,9 @@ import zipfile
 import pyarrow
 import pyarrow.parquet
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.core.files import read_json, read_text
 from draftsmith.data.records.record import check_record
 from draftsmith.data.records.records import open_records
 from draftsmith.data.records.scan import check_kind
-from draftsmith.data.records.table_records import TableRecords
 from fails import fails_with
 from small_records import talk
 
@@ -119,24 +116,6 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert open_records(path, tmp_path / "cache").problems[0] == "no conversations (it has data)", "an object around"
     path.write_text(json.dumps(messages) + "\n")
     assert "draftsmith logs" in open_records(path, tmp_path / "cache").problems[0], "a log of one line is no wrapper"
-
-
-@pytest.mark.parametrize(("data", "kind"), [
-    ("{}".encode("utf-16"), "UTF-16 text"), (table(), "Parquet"), (gzip.compress(b"{}", mtime=0), "gzip"),
-    (b"\xe9", "not UTF-8: byte 0xe9"),
-])  # fmt: skip
-def test_small_files_are_told_as_what_they_are_too(tmp_path, data, kind):
-    path = tmp_path / "index.json"
-    path.write_bytes(data)
-    for reader in (lambda: read_json(path, dict, hint="h"), lambda: read_text(path, hint="h")):
-        fails_with(kind, reader)
-
-
-def test_a_table_by_another_name_is_told(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_bytes(table())
-    with pytest.raises(UserError, match=r"a Parquet table, and the name ends in \.json"):
-        TableRecords(kind="datasets", path=str(path)).open(tmp_path / "cache")
 
 
 def test_good_files_are_of_no_other_kind(tmp_path):

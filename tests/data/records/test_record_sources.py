@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import tracemalloc
 from dataclasses import fields
@@ -16,7 +15,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.lengths import count_long
 from draftsmith.data.loader import Loader
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.records import tar_records
@@ -24,7 +22,6 @@ from draftsmith.data.records.mixture import are_present, identities
 from draftsmith.data.records.records import file_identity
 from draftsmith.data.records.table_records import Columns, TableRecords
 from draftsmith.data.records.tar_records import TarRecords
-from draftsmith.trainers.serve.written_texts import _shown
 from fails import fails_with
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar
@@ -120,21 +117,6 @@ def test_a_resumed_pass_goes_on_with_the_next_batch(forms, opened, form):
     assert len(resumed) == 6 and all(map(same, whole[10:], resumed))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_requests_preflight_and_skipping_are_those_of_json(forms, opened, form):
-    plain, other = opened(forms["json"]), opened(forms[form])
-    for index in (0, 1, 2, 3):
-        (a, answer), (b, same_answer) = plain.request(index), other.request(index)
-        assert torch.equal(a.ids, b.ids) and answer == same_answer
-        assert a.pixels is b.pixels is None or torch.equal(a.pixels, b.pixels)
-        assert [np.array(x).sum() for x in plain.request(index, originals=True)[0].originals] == [
-            np.array(x).sum() for x in other.request(index, originals=True)[0].originals
-        ]
-    assert str(count_long(plain, 60)) == str(count_long(other, 60))
-    assert count_long(other, 60).count > 3 and other.record(5)["id"] == "r5"
-    assert pickle.loads(pickle.dumps(other.record(4)))["id"] == "r4", "text crosses processes"
-
-
 # ---- mixtures and fingerprints
 
 
@@ -156,23 +138,6 @@ datasets:
     batches(loader(mixed))
 
 
-BAD_ENTRIES = {
-    "{kind: tables, path: x}": ("entry 1", "datasets", "kinds are datasets"),
-    "{kind: datasets}": ("entry 1", "path: Field required", "datasets"),
-    "{kind: datasets, path: x, splt: train}": ("entry 1", "splt: unknown key", "split"),
-    "{kind: datasets, path: x, columns: {imge: a}}": ("entry 1", "columns.imge: unknown key", "image"),
-    '{kind: webdataset, path: x.tar, sampling_strategy: "last:5"}': ("entry 1", "last:5", "first:500"),
-}
-
-
-@pytest.mark.parametrize("entry", BAD_ENTRIES)
-def test_a_bad_entry_is_named_with_its_file_and_hint(media, opened, entry):
-    (media / "mix.yaml").write_text(f"datasets:\n- {entry}\n")
-    caught = fails_with("", opened, media / "mix.yaml")
-    where, problem, hint = BAD_ENTRIES[entry]
-    assert where in caught.where and problem in str(caught) and hint in caught.hint
-
-
 def test_fingerprints_follow_content(forms, opened, media):
     names = [forms[form] for form in FORMS]
     first = identities(names)
@@ -192,13 +157,6 @@ def test_fingerprints_follow_content(forms, opened, media):
     assert [opened(name).record(20)["conversations"][1]["value"] for name in names] == ["It is another."] * 3
     absent = [TableRecords(kind="datasets", path="owner/none"), TarRecords(kind="webdataset", path="none-{0..3}.tar")]
     assert not any(are_present([name]) for name in absent) and identities(absent)[1] == "absent"
-
-
-def test_an_unchanged_set_is_indexed_once(forms, opened, monkeypatch):
-    first = opened(forms["tar"]).lengths.tolist(), opened(forms["arrow"]).lengths.tolist()
-    monkeypatch.setattr(tar_records, "_index", lambda reader: pytest.fail("indexed again"))
-    monkeypatch.setattr("draftsmith.data.records.table_records.scan_part", lambda entries: pytest.fail("indexed again"))
-    assert (opened(forms["tar"]).lengths.tolist(), opened(forms["arrow"]).lengths.tolist()) == first
 
 
 def test_shards_indexed_in_parallel_equal_those_in_order(forms, opened, monkeypatch):
@@ -503,13 +461,6 @@ def test_tars_that_are_damaged_or_not_there(media, opened, forms):
     write_tar(media / "empty.tar", [("readme.md", b"x")])
     with pytest.raises(UserError, match=r"no records[\s\S]*empty\.tar[\s\S]*KEY\.json"):
         opened(TarRecords(kind="webdataset", path=str(media / "empty.tar")))
-
-
-def test_answers_about_them_name_their_pictures_as_text(forms, opened):
-    """What `regenerate` keeps of a record is JSON: bytes inside a table or a tar go by their place."""
-    kept = [_shown(opened(forms[form]).record(1)["image"]) for form in ("json", "arrow", "tar")]
-    assert kept[0] == "images/1.png" and "row 1, column image" in kept[1][0] and "shard-000.tar" in kept[2][0]
-    assert all(isinstance(json.dumps(image), str) for image in kept) and _shown(None) is None
 
 
 def test_a_large_file_counts_by_its_ends_and_when_it_was_written(tmp_path):

@@ -64,21 +64,3 @@ def test_the_record_of_a_stage_follows_what_it_says_and_not_its_comments(place, 
     assert identities([NAME]) == before
     (own / "sharegpt-68k.yaml").write_text(text.replace("68000", "68001"))
     assert identities([NAME])[0] != before[0] and identities([NAME])[1] == before[1]
-
-
-def test_each_says_how_its_data_is_fetched():
-    files = sorted(patterns.FOLDER.glob("*.yaml"))
-    assert files
-    for path in files:
-        commands = patterns.fetch_commands(path)
-        assert commands and all(command.split()[0] in ("hf", "unzip") for command in commands), path
-
-
-@pytest.mark.parametrize("name", ["LLaVA-Pretrain/blip_laion_cc_sbu_558k.json", "llava_v1_5_mix665k.json"])
-def test_published_files_that_recipes_name_say_how_they_are_fetched(name, tmp_path, monkeypatch):
-    """`check` promised commands, and had none for the first LLaVA recipe."""
-    monkeypatch.chdir(tmp_path)
-    hint = missing_hint([Path("data") / name])
-    assert hint.startswith("hf download liuhaotian/LLaVA-") and f" {Path(name).name} " in hint
-    assert f"--local-dir {(Path('data') / name).parent}" in hint, "they arrive where the recipe reads them"
-    assert missing_hint([tmp_path / name]) is None and missing_hint([Path("data/mine.json")]) is None

@@ -9,7 +9,6 @@ import tarfile
 import numpy as np
 import pytest
 import webdataset
-from draftsmith.data.captioned import Captioned, TarSource, decode_image, read
 from draftsmith.data.shapes.captioned import (
     COLORS,
     PLACES,
@@ -123,13 +122,6 @@ def test_webdataset_reads_it(tmp_path):
         assert caption_of(figures) == sample["txt"]
 
 
-def test_our_own_reader_reads_it(tmp_path):
-    folder = write(tmp_path / "world")
-    items = list(read(TarSource(kind="webdataset", path=str(folder / "train-*.tar"))))
-    assert len(items) == 40 and all(isinstance(item, Captioned) for item in items)
-    assert isinstance(decode_image(items[0], 16, min_side=16), Image.Image)
-
-
 def test_a_caption_says_what_is_drawn(tmp_path):
     """Without grain, the middle of each quarter has the named colour, and empty quarters are paper."""
     folder = write(tmp_path / "world", grain=0.0, image_size=48, pairs=0.5)
@@ -143,24 +135,6 @@ def test_a_caption_says_what_is_drawn(tmp_path):
         for index, place in enumerate(PLACES):
             row, column = divmod(index, 2)
             assert np.abs(pixels[12 + 24 * row, 12 + 24 * column] - np.array(colors.get(place, (255,) * 3))).max() < 6
-
-
-def test_grain_is_noise_of_the_asked_strength():
-    quiet, loud = (
-        np.asarray(draw_figures((), 64, grain=grain, rng=np.random.default_rng(0)), dtype=float) for grain in (0, 10)
-    )
-    assert (quiet == 255).all()
-    # Paper is white: the brighter half of the noise is cut off.
-    assert (loud == 255).mean() == pytest.approx(0.5, abs=0.05) and (255 - loud).mean() == pytest.approx(4, abs=0.5)
-
-
-def test_pairs_is_a_share(tmp_path):
-    captions = [
-        data.decode()
-        for name, data in members(write(tmp_path / "w", splits={"train": 400}) / "train-00000.tar").items()
-        if name.endswith(".txt")
-    ]
-    assert np.mean([" and " in caption for caption in captions]) == pytest.approx(0.25, abs=0.08)
 
 
 def test_an_interrupted_write_leaves_no_half_dataset_and_can_be_done_again(tmp_path, monkeypatch):
@@ -188,12 +162,6 @@ def cells_of(picture):
     """[S,S,3] -> [S/4,S/4,4,4] grey values of what one code stands for, of 4 x 4 pixels."""
     side = len(picture) // 4
     return picture.mean(-1).reshape(side, 4, side, 4).swapaxes(1, 2)
-
-
-def test_textures_leave_plain_pictures_as_they_were(tmp_path):
-    assert members(write(tmp_path / "a") / "train-00000.tar") == members(
-        write(tmp_path / "b", textures=None) / "train-00000.tar"
-    )
 
 
 def test_textures_come_from_the_seed(tmp_path):
@@ -237,14 +205,6 @@ def test_patterns_go_on_and_noise_does_not():
 
     assert abs(repeats("grain")) < 0.1 and abs(repeats("speckle")) < 0.1
     assert repeats("stripes") > 0.2 and repeats("checks") > 0.2
-
-
-def test_half_of_a_picture_stays_plain_in_the_asked_share():
-    pictures = [ground("grain", seed, half_plain=0.5) for seed in range(200)]
-    upper = np.mean([(p[:16] == 255).all() for p in pictures])
-    lower = np.mean([(p[16:] == 255).all() for p in pictures])
-    assert upper == pytest.approx(0.25, abs=0.08) and lower == pytest.approx(0.25, abs=0.08)
-    assert not any((p == 255).all() for p in pictures)
 
 
 def test_figures_stand_before_the_texture():
