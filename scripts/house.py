@@ -72,7 +72,7 @@ _TESTS = (
     "models/test_gguf.py", "models/test_served_drafts.py", "models/test_imports.py", "models/test_speculators.py",
     "models/test_delta_rule.py", "models/test_tiled_drafts.py", "models/test_windows.py",
     "models/targets/test_hybrid.py", "models/targets/test_outside_section.py", "models/targets/test_towers.py",
-    "recipes/test_fingerprints.py", "recipes/test_imports.py", "recipes/test_leaderboard.py",
+    "recipes/test_fingerprints.py", "recipes/test_leaderboard.py",
     "recipes/test_over_seeds.py", "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",
     "trainers/serve", "trainers/test_heads_stages.py",
     "trainers/test_judge.py", "trainers/test_outside_start.py", "trainers/test_recorded_ends.py",

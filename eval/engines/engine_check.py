@@ -150,10 +150,11 @@ class _Side:
             speculative: vLLM's speculative_config; None: plain decoding.
             in_pieces: a pass takes fewer tokens than a batch's prompts have.
         """
+        model = Path(self.exported.target_path)
         settings = self._settings | (self._pieces(max(together)) if in_pieces else {})
         asked = {
-            "model": self._model, "engine": settings, "speculative": speculative, "together": list(together),
-            "max_new_tokens": self.max_new_tokens,
+            "model": str(model.resolve() if model.is_dir() else model), "engine": settings,
+            "speculative": speculative, "together": list(together), "max_new_tokens": self.max_new_tokens,
             "without_known_faults": self.without_known_faults and speculative is not None,
             "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in self.requests],
         }  # fmt: skip
@@ -167,7 +168,11 @@ class _Side:
             line = checked(value, _Line, where=f"{self._file}, line {number}", hint=_CURE)
             if line.name in answers.get(line.together, (line.name,)):
                 raise self._wrong(f"the engine answered {line.name!r} twice, or was not asked it so", number)
-            answers[line.together][line.name] = self._answer(line, number, drafts=speculative is not None)
+            if speculative is not None and line.chains is None:
+                raise UserError("this runner of vLLM does not show what it drafts", where=str(self.scratch / "log.txt"),
+                                hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
+            chains = by_start(line.tokens, line.chains or [])
+            answers[line.together][line.name] = Drafted(line.tokens, chains, line.prompt_tokens)
         names = [asked.name for asked in self.requests]
         for answered in answers.values():
             if missing := [name for name in names if name not in answered]:
@@ -180,19 +185,6 @@ class _Side:
 
     def _wrong(self, problem: str, line: int | None = None) -> UserError:
         return UserError(problem, where=f"{self._file}{f', line {line}' if line else ''}", hint=_CURE)
-
-    def _answer(self, line: _Line, number: int, *, drafts: bool) -> Drafted:
-        """The answer of a line. Raises `UserError` where it cannot be one."""
-        if drafts and line.chains is None:
-            raise UserError("this runner of vLLM does not show what it drafts", where=str(self.scratch / "log.txt"),
-                            hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
-        chains = line.chains or []
-        return Drafted(line.tokens, by_start(line.tokens, chains), line.prompt_tokens)
-
-    @property
-    def _model(self) -> str:
-        path = Path(self.exported.target_path)
-        return str(path.resolve()) if path.is_dir() else self.exported.target_path
 
     @property
     def _settings(self) -> JsonObject:

@@ -79,18 +79,6 @@ def stops(which):
     return work
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_stopped_rank_is_named_by_the_one_that_waits_and_ends_it_after_the_bound(tmp_path, which):
-    start = time.monotonic()
-    ended = two_ranks(tmp_path, stops(which), lives=[which])[1 - which]
-    *_, first, last = ended.said.splitlines()
-    assert ended.said.count("error") == 1, ended.said
-    assert ended.code == 1 and time.monotonic() - start < 60
-    for line in (first, last):
-        assert f"rank {1 - which} has waited " in line and f"for rank {which}, which has given no sign" in line
-    assert "in stage target, step 3 of 9" in first and last.startswith("error: ") and "engine.wait_minutes" in last
-
-
 def test_a_rank_that_lives_and_hangs_in_a_step_is_named_too(tmp_path):
     def work(number):
         ranks.pulse().begin("step 3 of 9", is_step=True)
@@ -141,17 +129,6 @@ def test_who_was_suspended_has_not_waited(tmp_path):
 
     ended = two_ranks(tmp_path, work, meanwhile=suspended)
     assert [one.code for one in ended] == [0, 0] and not any("error" in one.said for one in ended), ended
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_killed_rank_is_named_by_the_one_that_lost_it(tmp_path, which):
-    def work(number):
-        if number == which:
-            os.kill(os.getpid(), signal.SIGKILL)
-        ranks.barrier()
-
-    ended = two_ranks(tmp_path, work)
-    assert ended[which].code == -9 and f"lost: rank {which}\n" in ended[1 - which].said
 
 
 def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -253,31 +252,6 @@ def test_whether_there_is_a_key(tmp_path, monkeypatch, where):
     result = wandb_login()
     assert (result is not None) == (where in ("variable", "netrc"))
     assert "secretsecret" not in (result or "")
-
-
-def test_the_real_package_offline(tmp_path, monkeypatch):
-    """Read back from wandb's own file: the settings, the steps, the commit, and no command line as it was typed."""
-    address = f"https://{TOKEN}:x-oauth-basic@github.com/me/mine.git"
-    commit = ["-c", "user.name=me", "-c", "user.email=me@host", "commit", "--quiet", "--allow-empty", "--message", "x"]
-    for git in (["init", "--quiet"], ["remote", "add", "origin", address], commit):
-        subprocess.run(["git", "-C", str(tmp_path), *git], check=True)
-    head = subprocess.run(["git", "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, check=True).stdout
-    monkeypatch.setattr(sys, "argv", ["train.py", f"a.api_key={TOKEN}"])
-    recipe = {"seed": 7, "stages": {"a": {"api_key": "hunter2hunter2"}}}
-    mine = tracker(tmp_path / "stage", with_wandb(mode="offline"), recipe=recipe)
-    print(f"a library prints {TOKEN}")
-    for step in (5, 10):
-        mine.log({"loss": step / 2, "lr": 0.1}, step)
-    mine.finish()
-    (path,) = (tmp_path / "stage" / "wandb").glob("offline-run-*/run-*.wandb")
-    config, history = written(path)
-    assert head.strip() in path.read_bytes() and config["seed"] == 7
-    assert config["stages"] == {"a": {"api_key": HIDDEN}}
-    assert history == [{"_step": 5, "loss": 2.5, "lr": 0.1}, {"_step": 10, "loss": 5.0, "lr": 0.1}]
-    for file in (tmp_path / "stage").rglob("*"):
-        if file.is_file():
-            data = file.read_bytes()
-            assert TOKEN.encode() not in data and b"hunter2" not in data, file
 
 
 def written(path: Path, patience_s: float = 20.0) -> tuple[dict, list[dict]]:

@@ -1,14 +1,11 @@
 """The real wandb without a network, and with a server that goes away in the middle of a run."""
 
-import http.server
 import json
 import os
-import threading
 import time
 
 import pytest
 import wandb
-from draftsmith.core import tracking
 from draftsmith.core.secrets import HIDDEN
 from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig
 from PIL import Image
@@ -56,63 +53,3 @@ def test_tables_pictures_and_artifacts_offline(tmp_path):
         assert time.monotonic() < deadline, "the artifact was never written"
         time.sleep(0.05)
     assert b"run-finetune-checkpoint" in log.read_bytes() and TOKEN.encode() not in log.read_bytes()
-
-
-class Server(http.server.BaseHTTPRequestHandler):
-    """As much of wandb's server as lets a run begin."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        try:
-            asked = json.loads(body)
-            query, variables = asked.get("query", ""), asked.get("variables", {})
-        except ValueError:
-            query, variables = "", {}
-        if "upsertBucket" in query:
-            project = {"id": "1", "name": "p", "entity": {"id": "2", "name": "e"}}
-            bucket = {"id": "x", "name": "abc", "displayName": "d", "description": "", "config": "{}",
-                      "sweepName": None, "project": project, "historyLineCount": 0}  # fmt: skip
-            result = {"upsertBucket": {"bucket": bucket, "inserted": True}}
-        elif "CreateRunFiles" in query:
-            address = f"http://127.0.0.1:{self.server.server_port}/put"
-            files = [{"name": name, "uploadUrl": address} for name in variables["files"]]
-            result = {"createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": files}}
-        else:
-            result = {"viewer": {"id": "1", "username": "u", "entity": "e", "flags": "{}", "teams": {"edges": []}}}
-        data = json.dumps({"data": result}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_PUT = do_POST
-
-    def log_message(self, *words):
-        pass
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_in_the_middle_holds_the_end_for_a_while_and_no_longer(tmp_path, monkeypatch):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(tracking, "FINISH_S", 4)
-    said = []
-    mine = tracker(tmp_path, say=said.append)
-    assert mine._run is not None and not said, "the run began online"
-    assert list((tmp_path / "wandb").glob("run-*")) and not list((tmp_path / "wandb").glob("offline-run-*"))
-    mine.log({"loss": 2.0}, 1)
-    server.shutdown()
-    server.server_close()
-    start = time.monotonic()
-    for step in range(2, 50):
-        mine.log({"loss": 1.0}, step)
-    assert time.monotonic() - start < 5, "a step waited for the network"
-    mine.finish()
-    assert time.monotonic() - start < 30
-    assert len(said) == 1 and "wandb sync" in said[0], "what was not sent is told"
-    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 49

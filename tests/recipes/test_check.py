@@ -10,8 +10,6 @@ from draftsmith.models.folders import shipped_folder
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import preflight_data
 from draftsmith.recipes.config.exit_codes import FAULTS, OK
-from draftsmith.recipes.config.load import load
-from draftsmith.recipes.config.preflight_data import sections
 from PIL import Image
 
 FEW = [
@@ -143,17 +141,6 @@ def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypa
     assert patterns == [("llava-hf/llava-1.5-7b-hf", preflight_data.SMALL)], "once"
     told = line(text, "stages.finetune.data")
     assert "hf download llava-hf/llava-1.5-7b-hf --include '*.json'" in told and "(no network)" in told
-
-
-def test_another_number_of_records_than_declared_is_a_warning(own_data, capsys):
-    """A download that was cut short looks like a small data set."""
-    settings, key = own_data(record(0), record(1)), "stages.target.expected.samples"
-    code, text = check(capsys, *settings, f"{key}=100")
-    told = line(text, key)
-    assert code == OK and told.startswith("warning") and f"{key}=2" in text
-    assert "the recipe declares 100 records, and the data has 2" in told
-    _, text = check(capsys, *settings, f"{key}=2")
-    assert f" {key} " not in text
 
 
 @pytest.mark.parametrize(
@@ -299,46 +286,6 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     (mine / "suite.json").write_text('{"sets": {"POPE": {"file": "POPE.json"}}}')
     _, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings, "stages=[images]")
     assert "1 sets: POPE" in line(text, "stages.images.benchmarks.sets.data") and "stages.text_states" not in text
-
-
-def test_a_set_of_conversations_is_looked_at_as_it_is_published(capsys, tmp_path):
-    key, mine = "stages.mmspec.benchmarks.mmspec.data", tmp_path / "MMSpec"
-    ask = ["mmspec-qwen2.5-vl-7b", "stages=[mmspec]", f"output={tmp_path / 'run'}", f"{key}.path={mine}"]
-    code, text = check(capsys, *ask)
-    assert code == FAULTS and "not on disk" in line(text, key) and "killthefullmoon/MMSpec" in text
-    (mine / "images").mkdir(parents=True)
-    row = {"id": "m", "image": "m.png", "turns": ["Is it red?"], "category": "default", "topic": "general vqa"}
-    (mine / "mmspec.jsonl").write_text(json.dumps(row))
-    assert "pictures missing: 1 of 1, the first" in line(check(capsys, *ask)[1], key)
-    Image.new("RGB", (4, 4)).save(mine / "images" / "m.png")
-    assert "1 conversation of MMSpec" in line(check(capsys, *ask)[1], key)
-    (mine / "mmspec.jsonl").write_text(json.dumps(row | {"turns": 3}))
-    told = line(check(capsys, *ask)[1], key)
-    assert told.startswith("fault") and "'turns' is no list of questions" in told and "row 1" in told
-
-
-@pytest.mark.parametrize(
-    ("recipe", "keys"),
-    [
-        (
-            "demo/lvlm-from-nothing",
-            {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.pictures.data", "probes.binding.data"}},
-        ),
-        (
-            "demo/visual-ar",
-            {"codes": {"source"}, "head": {"decoding.prompts"}, "evaluate": {"benchmarks.captions.prompts"}},
-        ),
-        ("sparrow-qwen2.5-vl-7b", {}),
-    ],
-)
-def test_every_data_section_of_a_stage_is_found(recipe, keys):
-    loaded = load([f"recipe={recipe}"]).recipe
-    result = {name: {f.key for f in sections(stage)} for name, stage in loaded.stages.items()}
-    assert all(wanted <= result[name] for name, wanted in keys.items()), result
-    trained = [name for name, stage in loaded.stages.items() if stage.kind in ("train", "cache", "regenerate")]
-    assert any(result[name] for name in trained)
-    makers = {f.maker for stage in loaded.stages.values() for f in sections(stage)}
-    assert makers <= {None, *loaded.stages}
 
 
 def test_results_that_are_not_as_they_were_written_are_a_fault(generated, tmp_path, capsys):

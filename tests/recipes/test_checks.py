@@ -62,10 +62,3 @@ def test_a_training_of_which_no_checkpoint_can_be_read_is_a_fault(begun):
     (folder / "checkpoints" / "step-00000990" / "manifest.json").write_text("{")
     (folder / "metrics.jsonl").write_text("{}")
     assert told() == [("fault", "begun before, and no checkpoint of it can be read")]
-
-
-def test_another_stage_that_stopped_goes_on(begun):
-    folder, told = begun("evaluate")
-    assert told() == []
-    (folder / "pictures-0.jsonl").write_text("")
-    assert told() == [("ok", "begun before: goes on with what is there")]

@@ -159,30 +159,6 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
     assert "measure it" not in capsys.readouterr().out, "it has not finished"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["trian", "demo/lvlm"], "did you mean 'train'"),
-    (["train"], "NAME is missing"),
-    (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
-    (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
-    (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
-    (["doctor", "--ranks", "0"], "1 or more"),
-    (["compare", "/nowhere/run"], "no such folder"),
-    (["demo", "vidoe"], "did you mean 'video'"),
-    (["demo", "video", "lvlm"], "'lvlm' is no setting"),
-    (["demo", "recipe=llava15-68m"], "two recipes: demo/lvlm and llava15-68m"),
-    (["import", "a", "b", "--as", "eagel", "--target", "c"], "did you mean 'eagle'"),
-    (["import", "a", "b", "--as", "eagle"], "--target is missing"),
-    (["verify", "/nowhere/folder"], "is no directory, and cannot be fetched"),
-    (["verify", "f", "--target", "traget=x"], "did you mean 'target'"),
-    (["verify", "f", "--target", "x", "--target", "target=y"], "target is named twice"),
-])  # fmt: skip
-def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
-    assert main(arguments) == MISTAKE
-    printed = capsys.readouterr()
-    assert message in printed.err and "Traceback" not in printed.err and "hint:" in printed.err
-    assert printed.out == ""
-
-
 @pytest.mark.parametrize(("error", "code", "told", "hidden"), [
     (RuntimeError("no route to https://me:hunter2@host"), CRASH, "Traceback", "hunter2"),
     (KeyboardInterrupt, STOPPED, "the same command continues", "Traceback"),

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.core.secrets import as_written, redact_tree, variables_of
+from draftsmith.core.secrets import redact_tree
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.recipes import shown
 from draftsmith.recipes.config.launch import _write_provenance, context_maker
@@ -101,18 +101,6 @@ def test_errors_show_the_text(recipe):
         load([recipe("output: '${oc.env:NOT_SET}'\n")])
     assert "mine.yaml" in str(caught.value.where) and "export NOT_SET=" in caught.value.hint
     fails_with("command line: output=", load, [recipe(""), "output=${oc.env:NOT_SET}"])
-
-
-def test_a_secret_name_hides_a_default_and_no_variable():
-    assert redact_tree({"api_key": "${oc.env:KEY1}"}) == {"api_key": "${oc.env:KEY1}"}
-    assert redact_tree({"api_key": "${oc.env:KEY1,hunter2}"}) == {"api_key": "<hidden>"}
-
-
-def test_texts_made_from_values(recipe):
-    found = load([recipe("output: '${oc.env:PROJECT}/${oc.env:STEPS}'\n")])
-    variables = variables_of(found.tree)
-    assert variables == {VALUE: "${oc.env:PROJECT}"}, "short values would match everywhere"
-    assert as_written({VALUE: [f"in {VALUE}/x", 17]}, variables) == {VALUE: ["in ${oc.env:PROJECT}/x", 17]}
 
 
 PUBLISHED = ("SHA256SUMS", "draftsmith.json")

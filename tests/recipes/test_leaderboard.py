@@ -85,23 +85,3 @@ def test_what_differs_in_requests_temperature_or_target_is_not_compared(made, tm
     assert "T 1" in others[0].title and "clips" in others[1].title and "8 new tokens" in others[2].title
     assert others[4].title.endswith("target llava-hf/llava-1.5-7b-hf")
     assert shared.note and not any(table.note for table in others), "words are explained once"
-
-
-def test_a_dash_has_its_reason(made, tmp_path):
-    (made / "finetune" / "metrics.jsonl").unlink()
-    (made / "finetune" / "model.safetensors").unlink()
-    other = run(tmp_path / "b", {"method": "pruned", "drafters": []}, {"method": "hub", "drafters": ["published"]})
-    tables = boards(entries(read_runs([made, other])))
-    said = "\n".join(note for table in tables for note in table.footnotes)
-    for reason in (
-        "No memory (a, T; a, M): stage finetune has left no model.safetensors.",
-        "No training (a, T; a, M): stage finetune has left no metrics.jsonl",
-        "No memory (b, pruned): its drafter is the target, or has no weights of its own.",
-        "No training (b, hub): published is no stage of this run: it was trained elsewhere.",
-    ):
-        assert reason in said
-    (board,) = tables
-    assert all(board.columns[7].shown(value) == "-" for value in board.column("drafter MiB"))
-    (other / "recipe.yaml").unlink()
-    unknown = {e.method: e.unknown for e in entries(read_runs([other]))}
-    assert unknown["pruned"]["memory"] and unknown["hub"]["training"]

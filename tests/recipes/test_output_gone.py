@@ -33,17 +33,3 @@ def test_a_run_goes_on_without_its_output(stdout, tmp_path):
     code, said = ended(["recipe=demo/lvlm-from-nothing", f"output={tmp_path}/run", *settings], stdout, tmp_path)
     assert code == 0 and "Traceback" not in said and "ignored" not in said
     assert all((tmp_path / "run" / stage / "done.json").is_file() for stage in ("world", "seeing"))
-
-
-@pytest.mark.parametrize("stdout", ["gone", "full"])
-def test_a_run_that_fails_says_so_by_its_exit_code(stdout, tmp_path):
-    (tmp_path / "world").touch()  # a file where a stage wants its folder
-    code, said = ended(["train", "demo/lvlm", f"output={tmp_path}"], stdout, tmp_path)
-    assert code == 2 and "is a file" in said
-
-
-def test_what_only_prints_ends_with_its_reader(tmp_path):
-    for words in (["--help"], ["train", "--help"], ["show", "demo/lvlm"]):
-        assert ended(words, "gone", tmp_path) == (0, ""), words
-    code, said = ended(["recipes"], "full", tmp_path)
-    assert code == 2 and "No space left" in said and "Traceback" not in said and "ignored" not in said

@@ -2,25 +2,17 @@
 
 import json
 import re
-from unittest.mock import patch
 
 import pytest
-import torch
 from command_line import prints
 from draftsmith.data.pictures.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.estimate.counted import META, _attend
-from draftsmith.trainers.estimate.train_memory import lvlm_parts
-from draftsmith.trainers.estimate.train_stage import _lvlm_of
 from draftsmith.trainers.stages.train_records import TrainRecords
 from PIL import Image
 from small_records import talk
-from torch.nn import functional as F
-from transformers import SiglipVisionConfig
-from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 REAL = ["llava-ov-68m", "llava-ov-160m", "llava-ov-68m-anyres"]
 PHASES = ["align", "knowledge", "single_image", "onevision"]
@@ -126,36 +118,6 @@ def test_tiles_and_clips_are_counted_by_their_layout(tiled, capsys):
     assert f"and {expected:,} visual tokens, of 1 clips among them (measured)" in shown
     assert 7600 < tall < 8192 - 400
     assert "longer than max_length 8,192 in words and pictures alone: 1 samples (drop_images)" in shown
-    most = memory_with(37)
-    assert f"activations {most / 2**30:.1f}," in shown, "the tower reads up to 37 tiles, shrunk only behind it"
-    more = 2 * (37 - 7) * 26 * kept_by_a_layer()  # of two rows; the last of the tower's 27 layers is not run
-    assert more < most - memory_with(7) < 1.05 * more, "5 tiles are of the row's own pictures"
-
-
-def memory_with(tiles: int) -> float:
-    """Bytes of the last phase's activations where a row has so many tiles of 729 patches."""
-    result = loaded("recipe=llava-ov-68m-anyres")
-    phase = next(one for one in plan(result.recipe, result.path) if one.name == "onevision")
-    return lvlm_parts(phase.stage, phase.recipe, _lvlm_of(phase)[0], 1, tiles * 729)["activations"]
-
-
-def kept_by_a_layer() -> int:
-    """Bytes that transformers' layer of this tower keeps of a tile for its backward pass."""
-    config = SiglipVisionConfig(hidden_size=1152, intermediate_size=4304, num_attention_heads=16)
-    config._attn_implementation = "sdpa"
-    layer = SiglipEncoderLayer(config).to(META, torch.bfloat16)
-    weights, kept = {weight.untyped_storage()._cdata for weight in layer.parameters()}, {}
-
-    def keep(tensor):
-        if tensor.untyped_storage()._cdata not in weights:
-            kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    tile = torch.empty(1, 729, 1152, dtype=torch.bfloat16, device=META, requires_grad=True)
-    with (torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-          patch.object(F, "scaled_dot_product_attention", _attend)):  # fmt: skip
-        layer(tile, None)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):

@@ -62,9 +62,3 @@ def test_only_what_every_seed_has_measured_is_averaged(tmp_path):
     second = run(tmp_path / "b", 1, {"method": "M"}, {"method": "C", "temperature": 1.0})
     (table,) = over(first, second)
     assert table.column("method") == ["M"]
-
-
-def test_relaxed_methods_say_so_and_have_no_equal_tokens(tmp_path):
-    relaxed = {"method": "LANTERN", "exact": False, "relaxed": True}
-    (table,) = over(run(tmp_path / "a", 0, relaxed), run(tmp_path / "b", 1, relaxed))
-    assert table.column("method") == ["LANTERN (relaxed)"] and table.column("same tokens") == [None]

@@ -120,22 +120,6 @@ def base() -> dict[str, str]:
     return fingerprints()
 
 
-@pytest.mark.parametrize(("override", "stale"), [
-    ("output=elsewhere", set()),
-    ("stages.head.log_every=3", set()),
-    ("stages.head.num_workers=2", set()),
-    ("stages.head.checkpoints.every=7", set()),
-    ("stages.evaluate.benchmarks.captions.prompts.max_samples=5", {"evaluate"}),
-    ("stages.head.optim.lr=0.5", {"head", "evaluate"}),
-    ("stages.head.select=last", {"head", "evaluate"}),
-    ("stages.features.samples_per_shard=10", {"features", "head", "head_without_dropout", "evaluate"}),
-    ("stages.reader.steps=7", {"reader", "evaluate"}),
-])  # fmt: skip
-def test_a_setting_makes_stale_what_depends_on_it_and_nothing_else(override, stale, base):
-    changed = fingerprints(override)
-    assert {name for name in base if changed[name] != base[name]} == stale
-
-
 def test_prompts_and_shards_from_elsewhere_count_by_their_content(tmp_path):
     (tmp_path / "prompts.txt").write_text("a red circle at the top left\n")
     source = f"{{from: null, path: {tmp_path / 'prompts.txt'}, max_samples: null}}"

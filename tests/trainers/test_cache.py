@@ -7,27 +7,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from draftsmith.core import ranks
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
-from draftsmith.data.shards.shards import ShardReader, shard_path
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
 from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.run.stage_records import check_fit
 from draftsmith.trainers.serve import states_builder as build
-from draftsmith.trainers.stages import cache
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.train.on_states import open_states
 from draftsmith.trainers.train.states_source import Cached, Online
-from fails import fails_with, raising
+from fails import fails_with
 from safetensors.torch import load_file, save_file
-from states_fake import SPARROW, D, padded, row
 from states_run import RECORDS, cached, context, stage, synthetic
 
 
@@ -47,17 +43,6 @@ def _data(made):
 
 def shards(folder):
     return {path.name: path.read_bytes() for path in sorted((folder / "states").iterdir())}
-
-
-def test_bytes_a_sample_and_in_all_are_said_before_and_are_what_was_written(kept):
-    first, last = kept.say.lines[0], kept.say.lines[-1]
-    assert first.startswith(f"states in bf16: {RECORDS} samples, ") and "shards of about 20 kB" in first
-    reader = ShardReader(kept.folder / "states")
-    written = sum(shard.bytes for shard in reader.shards)
-    said = float(first.split(", ")[2].split()[0]) * 1e3
-    # Each shard has a header besides.
-    assert 0.7 * said < written < 1.02 * said + 4096 * len(reader.shards) and len(reader.shards) > 2
-    assert last.startswith(f"{RECORDS} samples, ")
 
 
 def test_the_manifest_says_what_the_states_are_bound_to_and_what_every_dtype_loses(kept):
@@ -131,78 +116,6 @@ def test_text_embeddings_and_scores_are_never_kept(made, tmp_path):
         assert len(tensors["layer_000"]) == int((tensors["modality"] != 0).sum()) == 9 * info["visual"]
 
 
-def test_a_dtypes_loss_is_taken_a_few_places_at_a_time(monkeypatch):
-    """Scores of a long answer over 152,000 ids, five times in float64, would not fit beside a target."""
-    batches = [padded([row(n, SPARROW) for n in numbers]) for numbers in ((1, 2, 3), (6, 7))]
-    head = torch.randn(50, D, generator=torch.Generator().manual_seed(0)) / 10
-    seen: list[int] = []
-
-    def scores(states):
-        seen.append(len(states))
-        return states.float() @ head.T
-
-    pairs = [(batch, batch.states) for batch in batches]
-    whole = build.dtype_loss(iter(pairs), scores)
-    assert max(seen) > 2
-    seen.clear()
-    monkeypatch.setattr(build, "_PLACES", 2)
-    few = build.dtype_loss(iter(pairs), scores)
-    assert max(seen) == 2
-    for dtype, result in whole.items():
-        assert few[dtype]["kl"] == pytest.approx(result["kl"], rel=0.02)
-        assert few[dtype]["agreement"] == result["agreement"]
-
-
-def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path, monkeypatch):
-    wrote, real = [], build.Builder.write
-
-    def dying(builder, index, *rest):
-        if len(wrote) == 2:
-            shard_path(builder.folder, index).with_suffix(".safetensors.partial").write_bytes(b"half of it")
-            raise KeyboardInterrupt
-        wrote.append(index)
-        real(builder, index, *rest)
-
-    monkeypatch.setattr(build.Builder, "write", dying)
-    fails_with("", cached, made, tmp_path / "cache", error=KeyboardInterrupt)
-    monkeypatch.setattr(build.Builder, "write", lambda b, index, *rest: wrote.append(index) or real(b, index, *rest))
-    cached(made, tmp_path / "cache")
-    assert wrote == list(range(len(wrote))), "a finished shard was made again"
-    assert shards(tmp_path / "cache") == shards(kept.folder)
-
-
-def test_two_ranks_write_the_shards_of_one(made, kept, tmp_path, monkeypatch):
-    """One after the other in this process; what rank 0 tells the others is what it found."""
-    wrote, real_write, real_measure, real_finish = [], build.Builder.write, build.Builder.measure, cache.finish
-    asked = context(made, tmp_path / "counts")
-    samples = build.open_samples(*_data(made), None, asked, asked.processor())
-    counts = build.count_samples(samples, asked)
-    told, finishing = {}, []
-
-    def measure(builder):
-        told["measured"] = real_measure(builder)
-        return told["measured"]
-
-    monkeypatch.setattr(build.Builder, "measure", measure)
-    monkeypatch.setattr(
-        build.Builder, "write", lambda b, i, *rest: wrote.append((ranks.rank(), i)) or real_write(b, i, *rest)
-    )
-    monkeypatch.setattr(cache, "count_samples", lambda samples, context: counts)
-    monkeypatch.setattr(cache, "check_room", lambda *seen: None)
-    monkeypatch.setattr(cache, "finish", lambda *seen, **named: finishing.append((seen, named)))
-    monkeypatch.setattr(cache, "ShardReader", lambda folder: ShardReader(kept.folder / "states"))
-    monkeypatch.setattr(ranks, "world_size", lambda: 2)
-    monkeypatch.setattr(ranks, "barrier", lambda: None)
-    monkeypatch.setattr(ranks, "broadcast", lambda value: told["measured"])
-    for rank in (0, 1):
-        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        cached(made, tmp_path / "cache")
-    ((seen, named),) = finishing  # by rank 0 alone
-    real_finish(*seen, **named)
-    assert all(index % 2 == rank for rank, index in wrote) and sorted(i for _, i in wrote) == list(range(len(wrote)))
-    assert shards(tmp_path / "cache") == shards(kept.folder)
-
-
 def test_a_disk_that_is_too_small_stops_the_stage_with_nothing_written(made, tmp_path, monkeypatch):
     monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26 + 30_000))
     fails_with("and the disk has", cached, made, tmp_path / "cache")
@@ -241,16 +154,6 @@ def test_lengths_are_counted_without_reading_pixels(made, kept, tmp_path):
     assert reader.column("length").tolist() == counts.length.tolist()
     again = build.count_samples(build.open_samples(*_data(made), None, asked, asked.processor()), asked)
     assert (again.text == counts.text).all()
-
-
-def test_a_start_that_dies_while_counts_are_written_leaves_none(made, tmp_path, monkeypatch):
-    asked = context(made, tmp_path / "count")
-    samples = build.open_samples(*_data(made), None, asked, asked.processor())
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", raising(KeyboardInterrupt))
-        fails_with("", build.count_samples, samples, asked, error=KeyboardInterrupt)
-    assert len(build.count_samples(samples, asked).length) == RECORDS
 
 
 def test_what_the_target_cannot_read_is_refused_before_anything_is_kept(made, tmp_path):

@@ -1,13 +1,10 @@
 """The `cache` stage by two processes side by side: one is killed, one alone meets a picture that is missing."""
 
-import shutil
 from pathlib import Path
 
-import pytest
 import yaml
 from draftsmith.data.shards.shards import shard_path
 from ranks_run import run_ranks
-from safetensors.torch import load_file
 from states_run import cached, synthetic
 
 # Rank 1 ends, as `kill -9` ends it, when it is about to write the shard that the environment names.
@@ -66,25 +63,3 @@ def test_two_ranks_one_of_them_killed_write_what_one_does(tmp_path):
         {path.name: path.read_bytes() for path in sorted(folder.glob("shard-*"))} for folder in (states, alone)
     )
     assert mine == theirs and len(mine) == count
-
-
-@pytest.mark.slow
-def test_what_one_rank_alone_comes_upon_is_said_once(tmp_path):
-    made = synthetic(tmp_path / "world")
-    cached(made, tmp_path / "alone")
-    states = tmp_path / "alone" / "states"
-    odd = [load_file(path) for path in sorted(states.glob("shard-*"))[1::2]]
-    # After those that rank 0 measures.
-    columns = [[held[f"index.column.{name}"].tolist() for name in ("number", "visual")] for held in odd]
-    number = next(n for held in columns for n, visual in zip(*held, strict=True) if visual and n > 5)
-    picture = made.folder / "images" / f"{number}.png"
-    shutil.copy(made.folder / "data.json", picture)  # its header is not looked at: LLaVA-1.5 has one tile
-    result = run(made, tmp_path / "run")
-    assert [code != 0 for code, _ in result] == [True, True] and result[1][0] == 2
-    said = "".join(text for _, text in result)
-    assert said.count("error: ") == 1 and picture.name in said and f"record {number}" in said, said
-    # What all of them come upon, too.
-    made.data["max_length"] = 10**6
-    result = run(made, tmp_path / "other")
-    assert [code for code, _ in result] == [2, 2]
-    assert "".join(text for _, text in result).count("the target has 256 positions") == 1

@@ -53,20 +53,3 @@ def test_what_wrote_nothing_begins_with_the_corrected_recipe(
     assert (output / stage / BEGUN).exists() and not (output / stage / DONE).exists()
     run(source, output, setting, stages=[stage])
     assert (output / stage / DONE).exists()
-
-
-def test_what_wrote_a_shard_is_refused(folder, tmp_path, monkeypatch):
-    """Its first answers are of the old recipe."""
-    output, source, write = tmp_path / "run", recipe(folder), written_texts.write_answers
-    source["stages"]["answers"]["samples_per_shard"] = 4
-    calls = []
-
-    def second_fails(*arguments, **settings):
-        calls.append(1)
-        return write(*arguments, **settings) if len(calls) < 2 else fails()
-
-    with monkeypatch.context() as patched:
-        patched.setattr(written_texts, "write_answers", second_fails)
-        fails_with("", run, source, output, stages=["answers"], error=Lost)
-    with pytest.raises(UserError, match=r"stage answers was run \(or begun\) .*max_new_tokens was 6, is now 5"):
-        run(source, output, "stages.answers.max_new_tokens=5", stages=["answers"])

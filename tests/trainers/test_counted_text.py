@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from draftsmith.data.shards.shards import ShardReader
-from draftsmith.recipes.config.dry_run import dry_run
 from draftsmith.recipes.config.plan import plan
 from stages_run import load_spelled
 from text_run import QUESTIONS, made, recipe, run
@@ -45,12 +44,3 @@ def test_without_the_tokenizer_words_are_counted_and_answers_are_bounds_all_the_
     shutil.copy(folder / "target" / "config.json", tmp_path / "target")
     said = lines(recipe(folder), tmp_path, "states", f"target.path={tmp_path / 'target'}", "target.dtype=float32")
     assert "at most" in said and "(about, from words; answers of up to 6 each)" in said
-
-
-def test_on_a_cpu_a_dry_run_says_what_a_process_takes(folder, tmp_path):
-    """Planned for GPUs (`hardware`) it says CUDA, wherever it runs."""
-    for settings, process in (([], True), (["hardware={gpus: 1, memory_gb: 80}"], False)):
-        loaded = load_spelled(recipe(folder), "text", tmp_path, *settings)
-        said = dry_run(loaded.recipe, plan(loaded.recipe, loaded.path))
-        assert ("of a process, without a GPU" in said and "Python 0.5" in said) == process
-        assert ("CUDA 2.0" in said) != process

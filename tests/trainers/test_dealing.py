@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 from called_ranks import call_two_ranks
 from draftsmith.core import ranks
-from draftsmith.trainers.evaluate import resume_log
-from draftsmith.trainers.evaluate.resume_log import ResumeLog, dealt, resumed_in_turn, units
+from draftsmith.trainers.evaluate.resume_log import dealt, resumed_in_turn, units
 from draftsmith.trainers.run.stopping import Stop
 from ranks_run import FORKS
 
@@ -103,48 +102,6 @@ def test_ranks_in_step_do_all(together, monkeypatch):
     monkeypatch.setattr(ranks, "draw", lambda name: pytest.fail("ranks in step draw nothing"))
     queue = [[(0, 3)], [(0, 1)]]
     assert list(dealt(queue, pytest.fail, in_step=True)) == [(0, 3), (0, 1)]
-
-
-def test_what_others_have_taken_is_told(together, monkeypatch):
-    """Items, not draws; also what is taken behind this rank's last one, and where rank 0 has ended."""
-    together(3)
-    queue, told = [[(0, n), (1, n)] for n in range(4)] + [[(0, 4)]], []
-    for draws, items, others in (
-        ([1, 2, 5], [1, 2], [2, 0, 3]), ([7], [], [9]), ([0, 1, 2, 3, 4, 8], [0, 1, 2, 3, 4], [0] * 6),
-        ([ranks.sys.maxsize], [], [9]),
-    ):  # fmt: skip
-        numbers = iter(draws)
-        monkeypatch.setattr(ranks, "draw", lambda name, numbers=numbers: next(numbers))
-        told.clear()
-        assert list(dealt(queue, told.append, in_step=False)) == [item for n in items for item in queue[n]]
-        assert told == others
-
-
-def test_each_draws_what_is_left_in_any_log(together, monkeypatch, tmp_path):
-    """As rank 0 has read it, whatever the ranks of an earlier run were."""
-    together(2)
-    for part, kept in enumerate(([0, 3], [1])):
-        log = ResumeLog(tmp_path / f"log-{part}")
-        for index in kept:
-            log.add(str(index), index)
-    left, done = [], []
-
-    def work(part, index):
-        done.append((part, index))
-        return index
-
-    def finish(value):  # the other rank has drawn the second place of the queue
-        ResumeLog(tmp_path / "log-0").add("2", 2)
-        return [value]
-
-    places = iter([0, 2, 3, 4])
-    monkeypatch.setattr(ranks, "draw", lambda name: next(places))
-    monkeypatch.setattr(resume_log.ranks, "gather", finish)
-    stems = [tmp_path / "log-0", tmp_path / "log-1"]
-    expected = lambda part, index: [9, 5, 7, 1, 2][index]  # noqa: E731
-    values = resumed_in_turn(stems, [5, 2], work, Stop(), before=lambda *about: left.append(about), expected=expected)
-    assert left == [(0, [1, 2, 4]), (1, [0])]
-    assert done == [(1, 0), (0, 1), (0, 4)] and values == [[0, 1, 2, 3, 4], [0, 1]]
 
 
 def measure(folder, rank):

@@ -48,22 +48,6 @@ def test_a_demo_of_another_name_is_refused_before_anything_is_installed(tmp_path
     assert not (tmp_path / "venv").exists()
 
 
-@pytest.mark.slow
-def test_three_seeds_of_one_draft(tmp_path):
-    few = [f"stages.{name}_{seed}.steps=2" for name in ("language", "finetune") for seed in (1, 2)]
-    few.append("stages.seeds.max_new_tokens=8")
-    run_recipe(1, *asked(tmp_path / "run", *few, recipe="demo/lvlm-seeds"), cwd=ROOT)
-    report = json.loads((tmp_path / "run" / "seeds" / "report.json").read_text())
-    each = report["M_minus_T_by_drafter"]["pictures"]["each"]
-    assert sorted(each) == ["finetune", "finetune_1", "finetune_2"]
-    requests = {(cell["benchmark"], cell["method"]): cell["answers"] for cell in report["cells"]}
-    assert requests["pictures", "M"] == 3 * 6
-    manifests = [json.loads((tmp_path / "run" / name / "draftsmith.json").read_text()) for name in each]
-    assert [m["training"]["seed"] for m in manifests] == [0, 1, 2]
-    weights = [(tmp_path / "run" / name / "model.safetensors").read_bytes() for name in each]
-    assert len(set(weights)) == 3
-
-
 @pytest.mark.slow  # CI runs scripts/demo itself, on two ranks
 def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
     zero2 = asked(tmp_path / "run", "engine.zero_stage=2")

@@ -317,13 +317,6 @@ def test_answers_without_kept_log_probabilities(train, before):
         )  # fmt: skip
 
 
-def test_target_answers_by_cross_entropy(train):
-    """Sequence-level distillation: the loss is that of the stored ids."""
-    folder = train("a", "stages.distill.objective={kind: cross_entropy}")
-    assert "alpha" not in losses(folder)[0]
-    assert losses(folder)[0]["loss"] > 2
-
-
 def test_validation_is_cross_entropy_and_shares_the_target(train, monkeypatch):
     loaded = []
     whole = distill.frozen_target

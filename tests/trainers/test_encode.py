@@ -2,8 +2,6 @@
 
 import io
 import json
-import tarfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,9 @@ import pytest
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import CODES
 from draftsmith.data.captioned import center_crop
 from draftsmith.data.shards.shards import ShardReader, summary
-from draftsmith.data.stage_folders import CODES
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_vq
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
@@ -71,18 +69,6 @@ def test_samples_are_what_the_models_say(tmp_path, made):
         torch.testing.assert_close(tensors["features"], features, rtol=1e-5, atol=1e-6)
         codes.add(tuple(expected.tolist()))
     assert len(codes) == 11, "pictures that all look alike would prove nothing"
-
-
-@pytest.mark.parametrize("write", [["pixels"], ["codes"], ["features"], ["codes", "features"]])
-def test_only_what_was_asked_for_is_written_and_loaded(tmp_path, made, write):
-    source = pictures(tmp_path / "in", 2)
-    needed = {"codes": "vq", "features": "text"}
-    inputs = {needed[name]: made.inputs[needed[name]] for name in write if name in needed}
-    chosen = stage(source, write=write)
-    chosen.run(context(tmp_path / "out", made.target, inputs))
-    _, tensors, _ = ShardReader(tmp_path / "out" / CODES)[0]
-    assert set(tensors) == set(write)
-    assert {name for name in chosen.needs() if name != "data"} == set(inputs)
 
 
 def test_a_class_conditional_target_gets_labels_and_no_features(tmp_path, made):
@@ -149,29 +135,11 @@ def test_what_cannot_be_used_is_counted_and_listed(tmp_path, made, mixed):
     assert all(str(mixed) in note["where"] and note["detail"] for note in notes)
 
 
-def test_duplicates_are_kept_where_that_is_asked_for(tmp_path, made, mixed):
-    reader, _ = run(tmp_path / "out", made, stage(mixed, write=["pixels"], deduplicate=False))
-    assert len(reader) == 6 and "duplicate" not in reader.refused
-    assert torch.equal(reader[0][1]["pixels"], reader[5][1]["pixels"])
-
-
-@pytest.mark.parametrize(("min_side", "kept"), [(12, 5), (13, 4), (17, 0)])
-def test_the_smallest_side_is_a_setting(tmp_path, made, mixed, min_side, kept):
-    reader, _ = run(tmp_path / "out", made, stage(mixed, write=["pixels"], min_side=min_side))
-    assert len(reader) == kept
-
-
 def test_strict_stops_at_the_first_and_names_it(tmp_path, made, mixed):
     with pytest.raises(UserError, match="unreadable image") as told:
         run(tmp_path / "out", made, stage(mixed, write=["pixels"], on_error="strict"))
     assert str(mixed / "001.png") in str(told.value) and "on_error: skip" in str(told.value)
     fails_with(r"manifest\.json", ShardReader, tmp_path / "out" / CODES)
-
-
-@pytest.mark.parametrize("kind", ["folder", "webdataset"])
-def test_a_source_that_holds_nothing_is_told(tmp_path, made, kind):
-    source = {"kind": kind, "folder" if kind == "folder" else "path": str(tmp_path / "none")}
-    fails_with("", run, tmp_path / "out", made, stage(tmp_path, source=source))
 
 
 # Runs that are killed
@@ -212,19 +180,6 @@ def test_a_killed_run_goes_on_behind_its_finished_shards(tmp_path, made, mixed, 
     assert everything(tmp_path / "out") == everything(tmp_path / "alone")
     refused = sorted(path.name for path in (tmp_path / "alone").glob("refused-*"))
     assert refused and sorted(path.name for path in (tmp_path / "out").glob("refused-*")) == refused
-
-
-def test_a_damaged_shard_is_made_again_and_no_other(tmp_path, made, mixed):
-    chosen = stage(mixed, write=["codes"])
-    run(tmp_path / "out", made, chosen)
-    whole = everything(tmp_path / "out")
-    shards = tmp_path / "out" / CODES
-    (shards / "manifest.json").unlink()  # of a killed run
-    (shards / "shard-000001.safetensors").write_bytes(whole["shard-000001.safetensors"][:1000])
-    first = (shards / "shard-000000.safetensors").stat().st_mtime_ns
-    run(tmp_path / "out", made, chosen)
-    assert everything(tmp_path / "out") == whole
-    assert (shards / "shard-000000.safetensors").stat().st_mtime_ns == first
 
 
 @pytest.mark.parametrize(("changes", "named"), [
@@ -289,29 +244,3 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
 
 
 # What it takes
-
-
-def test_memory_does_not_grow_with_the_pictures(tmp_path, made):
-    """Python's own allocations; the models are left out, since they take the same for any number."""
-
-    def tar(count: int) -> Path:
-        path = tmp_path / f"{count}.tar"
-        with tarfile.open(path, "w") as file:
-            for number in range(count):
-                for name, data in ((f"{number}.png", noise(number)), (f"{number}.txt", b"a picture")):
-                    info = tarfile.TarInfo(name)
-                    info.size = len(data)
-                    file.addfile(info, io.BytesIO(data))
-        return path
-
-    peaks = {}
-    for count in (50, 150, 450):  # the first one fills caches of libraries
-        source = {"kind": "webdataset", "path": str(tar(count))}
-        chosen = stage(tmp_path, source=source, write=["pixels"], samples_per_shard=50)
-        tracemalloc.start()
-        reader, _ = run(tmp_path / str(count), made, chosen)
-        peaks[count] = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert len(reader) == count
-    # 300 pictures more take 230 kB as pixels alone; what grows is the manifest, by a line for each shard.
-    assert peaks[450] - peaks[150] < 75_000, peaks

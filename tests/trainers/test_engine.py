@@ -8,7 +8,6 @@ from draftsmith.trainers.train import fit
 from draftsmith.trainers.train.engine import _gradient_sums, _tensor_cores
 from draftsmith.trainers.train.optim import OptimConfig
 from fails import fails_with
-from pydantic import ValidationError
 
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 
@@ -66,21 +65,3 @@ def test_the_optimizer_is_built_where_the_weights_will_be(monkeypatch):
     model = training.module(noisy=False)
     raised = fails_with("", fit.fit, stage, None, type("Training", (), {"module": model})(), error=Built)
     assert raised.args == ({"meta"},)
-
-
-def test_zero_3_shares_every_weight_out_in_these_tests():
-    """DeepSpeed keeps weights under 100,000 numbers whole: of a tiny model none would be shared."""
-    built = training.engine(training.module(noisy=False), OptimConfig(lr=1e-3), steps=1, zero=3)
-    assert [name for name, p in built.module.named_parameters() if p.ds_persist or p.numel()] == []
-    with built.full_weights():
-        assert all(p.numel() == p.ds_numel for p in built.module.parameters())
-    usual = training.engine(
-        training.module(noisy=False), OptimConfig(lr=1e-3), steps=1, zero=3, config=EngineConfig(zero_stage=3)
-    )
-    assert all(p.ds_persist for p in usual.module.parameters())
-
-
-def test_the_threshold_of_zero_3_is_refused_elsewhere():
-    with pytest.raises(ValidationError, match="persistence_threshold is of zero_stage: 3"):
-        EngineConfig(zero_stage=2, persistence_threshold=0)
-    assert "persistence_threshold" not in EngineConfig(zero_stage=3).model_dump(), "fingerprints of before hold"

@@ -177,15 +177,3 @@ def test_the_same_command_twice_never_writes_twice(tmp_path):
         with pytest.raises(UserError, match="another run"):
             RunLock(tmp_path, say=print, patience_s=0.3)
     RunLock(tmp_path, say=print, patience_s=0.3).release()
-
-
-def test_an_output_that_cannot_be_locked_is_named(tmp_path):
-    from draftsmith.core.errors import UserError
-    from draftsmith.trainers.run.guard import RunLock
-
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is a file, and the run's folder is to be there"):
-        RunLock(tmp_path / "file", say=print)
-    (tmp_path / "run" / ".locks").mkdir(parents=True)
-    (tmp_path / "run" / ".locks" / "rank-junk").write_text("")
-    RunLock(tmp_path / "run", say=print, patience_s=0.3).release()

@@ -2,7 +2,6 @@
 
 import json
 
-import heads_run
 import numpy as np
 import pytest
 from draftsmith.core.pictures import TEXT
@@ -85,25 +84,3 @@ def test_sparrows_table_3_has_the_papers_length_of_each_set():
         stage = load([f"recipe={name}-qwen2.5-vl-7b"]).recipe.stages["evaluate"]
         assert stage.lengths == {"VideoDetailCaption": ["17k"], "MVBench": ["13k"], "LongVideoBench": ["15k"]}
         assert list(stage.benchmarks["sets"].sets) == [*stage.lengths] and stage.temperatures == [0.0, 1.0]
-
-
-@pytest.mark.slow
-def test_an_evaluation_at_lengths_by_set_with_shares_has_figure_1b(tmp_path):
-    """From a recipe to the report: one head that holds all, half by either attention, and nothing of what it sees."""
-    head = {"drafter": "msd", "tree": "8-3-3"}
-    methods = {
-        "all": head, "half by last": head | {"visual_share": 0.5},
-        "half by text": head | {"visual_share": 0.5, "share_by": "text"},
-        "none": head | {"vata": True, "positions": "compact"},
-    }  # fmt: skip
-    heads_run.run(
-        tmp_path, "stages.evaluate.probes=null", f"stages.evaluate.methods={json.dumps(methods)}",
-        "stages.evaluate.temperatures=[0.0]", "stages.evaluate.lengths={clips-6: [4]}",
-    )  # fmt: skip
-    report = json.loads((tmp_path / "evaluate" / "report.json").read_text())
-    cells = {(cell["method"], cell["benchmark"]): cell for cell in report["cells"]}
-    assert {cell["budget"] for (_, name), cell in cells.items() if name == "clips-6"} == {"16"}
-    assert all(cell["visual_tokens"] == 16 for (_, name), cell in cells.items() if name == "clips-6")
-    assert all(cell["identical"] == cell["requests"] for cell in cells.values())
-    assert "](visual-share.png)" in (tmp_path / "evaluate" / "report.md").read_text()
-    assert (tmp_path / "evaluate" / "visual-share.png").stat().st_size > 5000

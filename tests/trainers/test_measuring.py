@@ -145,31 +145,6 @@ def clips(opened, *budgets, count=3):
     return [at(budget) for budget in budgets]
 
 
-def test_the_progress_has_the_best_tau_so_far(decoded, tmp_path, monkeypatch):
-    _, stage = decoded
-    stage.temperatures, stage.max_new_tokens, stage.repeats = [0.0], [8], 1
-    measuring_ = of(stage, tmp_path)
-    line = StageLine("evaluate")
-    measuring_ = replace(measuring_, context=SimpleNamespace(**vars(measuring_.context) | {"progress": line}))
-    emitted = {("M", 0): (6, 4), ("EAGLE", 0): (8, 3), ("M", 1): (20, 4), ("EAGLE", 1): (4, 3)}
-    methods = (measuring.PLAIN, "M", "EAGLE")
-    shown = []
-
-    def rows(self, index, opened, decodings, common, labels):
-        shown.append(line._task.fields["notes"])
-        found = [(name, *emitted.get((name, index % 2), (9, 9))) for name in methods]
-        return [SimpleNamespace(method=n, num_emitted=e, num_cycles=c, to_json=dict) for n, e, c in found]
-
-    monkeypatch.setattr(Measuring, "_rows", rows)
-    monkeypatch.setattr(measuring, "_measured", lambda values, stem: values)
-    sets = clips([], "36")
-    measuring_.announce(sets)
-    measuring_.at(sets, 0.0, 8)
-    assert "tau" not in shown[0], "nothing is decoded"
-    assert "tau 2.67 so far (EAGLE)" in shown[1] and "tau 3.25 so far (M)" in shown[2]
-    assert measuring.best_so_far({"M": (0, 0)}) == []
-
-
 def test_lengths_of_clips_take_turns_request_by_request(decoded, tmp_path):
     """Not length after length: what was measured later would look slower for it on a machine that grows busy."""
     calls, stage = decoded

@@ -5,8 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from fails import fails_with
@@ -122,18 +121,8 @@ def test_what_cannot_be_is_refused_by_name(changes, words):
 
 OLD = {
     "modes": (["M", "MT*"], "methods: {NAME: {drafter: STAGE, mode: MODE}}"),
-    "from": (["a"], r"drafters: \[STAGE, ...\]"),
     "gamma": (7, "tree: {kind: chain, gamma: NUMBER}"),
-    "temperature": (1.0, r"temperatures: \[NUMBER\]"),
-    "rule": ("sampling", "rule: exact"),
-    "draw": ("sample", "draw: sample"),
     "suite": ({"data": {"path": "hub"}, "quality": {}}, "kind: tabed"),
-    "looks": ({"requests": 1}, "probes: {states: true"),
-    "binding": ({"data": {"path": "b"}}, "probes: {binding: ...}"),
-    "analysis": (True, "probes: {analysis: ...}"),
-    "prompts": ({"classes": 3}, "benchmarks: {prompts: {prompts: ...}}"),
-    "reader": (True, "reader: true"),
-    "shown": (3, "shown: NUMBER"),
 }
 
 

@@ -2,21 +2,14 @@
 
 import json
 import os
-import shutil
 import sys
-from dataclasses import replace
 
 import pytest
-import yaml
-from command_line import prints
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
-from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers.train import fit
 from fails import fails_with
-from own_package import KIND, RECIPE, forget, write_package
+from own_package import RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
-from transformers.utils import logging
 
 
 def run(output, *settings, **more):
@@ -53,35 +46,6 @@ def test_outputs_are_plain_decodings_and_the_report_names_what_drafted(finished)
         assert len(json.loads((finished / name).read_text())["code"]["sha256"]) == 64, name
 
 
-def test_a_resumed_training_is_bit_equal(finished, tmp_path, monkeypatch):
-    real = fit.train
-
-    def train(engine, training, *rest, **named):
-        seen = []
-
-        def dying(batch):
-            seen.append(batch)
-            if len(seen) > 3:
-                raise RuntimeError("as if killed")
-            return training.source(batch)
-
-        return real(engine, replace(training, source=dying), *rest, **named)
-
-    output = tmp_path / "run"
-    for stage in ("world", "target"):
-        shutil.copytree(finished / stage, output / stage)
-    with monkeypatch.context() as patch:
-        patch.setattr(fit, "train", train)
-        fails_with("as if killed", run, output, stages=["head"], error=RuntimeError)
-    said = run(output, stages=["head"])
-    assert any("resuming from" in line and "step 2" in line for line in said), said
-    weights = "head/model.safetensors"
-    assert (output / weights).read_bytes() == (finished / weights).read_bytes()
-    lines = [(place / "head" / "metrics.jsonl").read_text().splitlines() for place in (output, finished)]
-    losses = [{row["step"]: row["loss"] for row in map(json.loads, one) if "loss" in row} for one in lines]
-    assert losses[0] == losses[1] and len(losses[0]) == 4
-
-
 def test_opening_the_folder_imports_only_by_leave(finished, folder):
     target = finished / "target"
     with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)allow_import"):
@@ -93,50 +57,3 @@ def test_opening_the_folder_imports_only_by_leave(finished, folder):
     assert type(speculator.drafter).__module__ == "her_package.recurrent"
     assert speculator("What is this?").generation.tokens == speculator("What is this?", plain=True).generation.tokens
     assert open_published(folder, target=target).drafter.taps.feature, "imported already"
-
-
-def test_nothing_but_the_answer_is_written_where_it_is_opened(finished, folder, capfd):
-    shown = logging.is_progress_bar_enabled()
-    logging.enable_progress_bar()
-    try:
-        open_published(folder, target=finished / "target", allow_import=True)
-        assert logging.is_progress_bar_enabled()
-    finally:
-        if not shown:
-            logging.disable_progress_bar()
-    assert "Loading" not in "".join(capfd.readouterr())
-
-
-def test_verify_imports_only_by_leave(finished, folder, capsys):
-    words = ["verify", str(folder), "--target", str(finished / "target")]
-    assert main(words) != 0
-    assert "her_package.others is not imported" in capsys.readouterr().out and "her_package" not in sys.modules
-    assert main(words[:2]) != 0
-    said = capsys.readouterr().out
-    assert "is not imported" in said and "on the disk of whoever trained it" in said and "--target FOLDER" in said
-    assert "the same tokens and accepted drafts" in prints(capsys, [*words, "--allow-import"])
-
-
-def test_a_missing_package_is_named(finished, folder, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if "elsewhere" not in place])
-    fails_with("there is no module her_package", open_published, folder, target=finished / "target", allow_import=True)
-    assert main(["verify", str(folder), "--target", str(finished / "target"), "--allow-import"]) != 0
-    assert "there is no module her_package" in capsys.readouterr().out
-    assert main(["evaluate", f"recipe={finished / 'own.yaml'}"]) != 0
-    assert "there is no module her_package" in capsys.readouterr().err
-
-
-def test_compare_reads_files_and_needs_no_package(finished, folder, tmp_path, capsys):
-    assert main(["compare", str(finished), "--output", str(tmp_path / "page")]) == 0
-    assert "hers" in capsys.readouterr().out and "her_package" not in sys.modules
-
-
-def test_show_and_a_dry_run_have_all_four(finished, folder, capsys):
-    recipe = f"recipe={finished / 'own.yaml'}"
-    shown = yaml.safe_load(prints(capsys, ["show", recipe]))
-    methods = shown["stages"]["evaluate"]["methods"]
-    assert shown["target"]["kind"] == "her_package.others:Mine" and shown["drafter"]["kind"] == KIND
-    assert methods["hers"]["tree"]["kind"] == "her_package.others:Two"
-    assert methods["by her rule"]["rule"]["kind"] == "her_package.others:Same"
-    said = prints(capsys, [recipe, "dry_run=true", "output=elsewhere"])
-    assert f"trains the head ({KIND})" in said and "rule her_package.others:Same" in said

@@ -114,16 +114,3 @@ def test_a_log_becomes_a_head_that_is_measured_beside_the_one_it_was(folder, tmp
         "adapted": 3, "as it was": 3, "adapted, chain of 5": 3, "prompt lookup": 3, "suffix lookup": 3,
     }  # fmt: skip
     assert "Greedy outputs are identical to plain decoding" in capsys.readouterr().out
-
-
-def test_the_sample_that_a_run_shows_is_the_served_one(folder, tmp_path, capsys):
-    """The template's own system block, the text before the picture: what the server's template writes, and no more."""
-    assert main(["logs", str(folder / "traffic.jsonl"), str(tmp_path / "out"), "--skip"]) == 0
-    printed = yaml.safe_load((said := capsys.readouterr().out)[said.index("format:") :])
-    recipe = adapting("scratch", printed | {"benchmarks": {"held-out": {"data": printed["data"]}}})
-    recipe["target"]["path"] = str(folder / "target")
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    main(["check", str(tmp_path / "mine.yaml"), "stages=[traffic]", f"output={tmp_path / 'run'}"])
-    said = capsys.readouterr().out
-    assert "20 usable records, 20 read" in said
-    assert "<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n<|im_start|>user\\nWhich?<|im_end|>" in said

@@ -1,6 +1,5 @@
 """What `auto` became is recorded where a stage begins, and a stage that goes on elsewhere is refused."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -173,11 +172,6 @@ def leaves(value, key=None):
         yield key, value
 
 
-def test_a_stage_without_models_asks_nothing(tmp_path, on):
-    on(GPU)
-    assert begun(tmp_path, "world", "recipe=demo/lvlm-from-nothing")().resolved == {}
-
-
 def test_what_is_published_says_the_type_that_was_measured(tmp_path, stored, on):
     target = load([*PUBLISHED, f"target.path={stored}"]).recipe.target
     on(CPU)
@@ -186,14 +180,3 @@ def test_what_is_published_says_the_type_that_was_measured(tmp_path, stored, on)
     assert _typed(target, None, context).dtype == "float32"
     explicit = target.model_copy(update={"dtype": "float16"})
     assert _typed(explicit, "bfloat16", context) is explicit
-
-
-def test_a_record_of_before_is_completed(tmp_path, stored, on):
-    """It holds no types: what the stage holds now is written."""
-    make = begun(tmp_path, "finetune", "recipe=demo/lvlm-from-nothing")
-    on(CPU)
-    path = make().folder / BEGUN
-    write_mark(path, replace(read_mark(path), resolved=None))
-    (path.parent / "metrics.jsonl").write_text("")
-    make()
-    assert read_mark(path).resolved == {"target.dtype": "float32", "engine.precision": "fp32"}

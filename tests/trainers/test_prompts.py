@@ -93,18 +93,6 @@ def test_they_are_what_the_target_says_there(folder, made, monkeypatch):
     assert texts(folder / "noted") == texts(made)
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 7}, {"samples_per_shard": 64}])
-def test_how_they_are_written_changes_none(folder, made, tmp_path, settings):
-    """But for the tries of the last shard, which is larger."""
-    run(recipe(folder, **settings), tmp_path / "run")
-    assert [texts(tmp_path / "run", split) for split in SPLITS] == [texts(made, split) for split in SPLITS]
-
-
-def test_another_seed_writes_others(folder, made, tmp_path):
-    run(recipe(folder) | {"seed": 1}, tmp_path / "run")
-    assert not {*texts(tmp_path / "run")} & {*texts(made)}
-
-
 def test_a_killed_run_goes_on_behind_its_shards(folder, made, tmp_path, monkeypatch):
     written = []
 

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import yaml
 from damage import DAMAGES, told
 from draftsmith.core.checksums import SUMS, write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor_files import load_processor
 from draftsmith.eval.published import assemble, open_published, read_published
 from draftsmith.eval.published_section import UserRequest
 from draftsmith.eval.stored_prompt import reproduce
@@ -316,31 +314,6 @@ def test_damaged_files_of_a_publication_are_told(published, folder):
         assert set(DAMAGES) - told(folder / name, load_listed) <= {"one flipped bit"}, name
 
 
-# File of a trained draft LVLM -> damages after which it is read all the same.
-READ = {
-    "model.safetensors": {"one flipped bit"},  # the run's own checksums find it
-    "config.json": {"one flipped bit"},
-    "draftsmith.json": {"one flipped bit"},
-    "generation_config.json": {"missing", "no fields", "one flipped bit"},
-    "tokenizer.json": {"one flipped bit"},
-    "tokenizer_config.json": {"one flipped bit"},
-    "processor_config.json": {"missing", "no fields", "one flipped bit"},  # config.json says what it lacks
-}
-
-
-def test_damaged_files_of_a_trained_draft_are_told_by_name(published, tmp_path):
-    draft = Path(shutil.copytree(published / "draft", tmp_path / "draft", ignore=lambda *_: {"steps", "cache"}))
-    for name, expected in READ.items():
-        is_processor = name.startswith(("tokenizer", "processor"))
-
-        def load(is_processor=is_processor):
-            if is_processor:
-                return load_processor(draft)
-            return load_drafter(draft, tokenizer_hash=None, dtype=torch.float32)
-
-        assert set(DAMAGES) - told(draft / name, load) <= expected, name
-
-
 def test_a_damaged_index_of_several_files_is_told(published, tmp_path):
     """Of a draft whose weights were split: cut and edited, and one that names what is not there or not its own."""
     draft = Path(shutil.copytree(published / "draft", tmp_path / "draft", ignore=lambda *_: {"steps", "cache"}))
@@ -396,46 +369,6 @@ def test_weights_of_another_shape_are_named_even_with_a_list_that_agrees(change,
     with pytest.raises(UserError) as caught:
         open_published(folder, target=published / "target")
     assert "model.safetensors" in caught.value.problem and says in caught.value.problem
-
-
-def test_other_weights_of_the_right_shape_do_something_else(published, folder):
-    state = load_file(folder / "model.safetensors")
-    save_file({name: value.flip(0).contiguous() for name, value in state.items()}, folder / "model.safetensors",
-              {"format": "pt"})  # fmt: skip
-    write_sums(folder)
-    with pytest.raises(UserError, match="stored prompt has tau"):
-        reproduce(folder, target=published / "target")
-
-
-def test_a_disk_that_takes_no_more(published):
-    """The operating system refuses the write; what the run has made stays."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
-    try:
-        with pytest.raises(UserError, match="File too large") as caught:
-            run(published, *SETTINGS, "stages.full={kind: publish}", stages=("full",))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "run the same command again" in caught.value.hint and (published / "draft" / "model.safetensors").is_file()
-
-
-def test_a_crash_is_told_without_secrets(tmp_path, capfd, monkeypatch):
-    run_of = tmp_path / SECRET
-    run_of.mkdir()
-    (run_of / "recipe.yaml").write_bytes(b"\xff")
-    assert main(["publish", str(run_of)]) == 2
-    assert "not UTF-8" in capfd.readouterr().err
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "draftsmith.recipes.commands.publish_run.read_yaml", lambda path, *_, **__: 1 / 0 if path else path
-        )
-        assert main(["publish", str(run_of)]) == 1
-    said = capfd.readouterr().err
-    assert "Traceback" in said and "SSS" not in said
-    (run_of / "recipe.yaml").write_text(f"stages: {SECRET}: x")
-    assert main(["publish", str(run_of)]) == 2
-    said = capfd.readouterr().err
-    assert "not valid YAML" in said and "<hidden>" in said and "SSS" not in said
 
 
 def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):

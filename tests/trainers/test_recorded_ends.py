@@ -13,9 +13,8 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, Mark, read_mark, write_mark
-from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.conversations import PromptFormat, end_ids
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.end_tokens import end_ids
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
@@ -204,13 +203,6 @@ def begun(made, stage, folder, **mark):
 
 
 STAGE = RegenerateStage(kind="regenerate", data={"path": "x.json", "max_length": 64})
-
-
-def test_a_target_with_one_end_is_recorded_as_ever(made, tmp_path):
-    asked, planned = begun(made, STAGE, tmp_path / "answers")
-    before = (asked.folder / BEGUN).read_bytes()
-    record_ends(asked, planned)
-    assert (asked.folder / BEGUN).read_bytes() == before
 
 
 def test_a_stage_goes_on_with_the_ends_that_it_was_begun_with(ending, made, tmp_path):

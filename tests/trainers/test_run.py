@@ -5,12 +5,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN
-from draftsmith.models.drafters.captioners import CaptionerConfig
 from draftsmith.trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
 from draftsmith.trainers.run.run import check_stages, pending_restart, run_stages
 from draftsmith.trainers.run.stage import Planned, Stage
@@ -42,20 +40,6 @@ def test_a_finished_stage_is_passed_over(tmp_path):
     assert run(tmp_path, planned()) == ["stage note"]
     assert (tmp_path / "note" / "note.txt").read_text() == "done"
     assert run(tmp_path, planned()) == ["stage note: finished before, same inputs"]
-
-
-class Captions(Note):
-    """A stage that holds a model whose type the recipe leaves open."""
-
-    captioner: CaptionerConfig
-
-    def run(self, context) -> None:
-        (context.folder / "note.txt").write_text(self.captioner.dtype)
-
-
-def test_a_stage_runs_with_types_where_its_section_says_auto(tmp_path):
-    run(tmp_path, planned(stage=Captions(captioner={"kind": "blip", "path": "weights"})))
-    assert (tmp_path / "note" / "note.txt").read_text() == "bfloat16"
 
 
 def test_the_chosen_stages_run_and_no_others(tmp_path):
@@ -95,21 +79,6 @@ def test_a_stage_without_its_inputs_says_which(tmp_path):
     waits = planned(name="second", inputs={"data": "first"}, earlier={"first": first})
     fails_with("needs the data of stage first", run, tmp_path, waits)
     assert run(tmp_path, first, waits) == ["stage first", "stage second"]
-
-
-def test_the_hint_for_an_input_that_another_command_makes_names_that_command(tmp_path):
-    """It said "stages=[first,second]", which `draftsmith evaluate` refuses where stage first is train's."""
-
-    class Measured(Note):
-        command: ClassVar[str] = "evaluate"
-
-    first = planned(name="first")
-    waits = planned(name="second", stage=Measured(), inputs={"data": "first"}, earlier={"first": first})
-    assert fails_with("needs the data", run, tmp_path, waits).hint == (
-        "draftsmith train NAME runs it: the same NAME and settings, without stages="
-    )
-    both = planned(name="second", inputs={"data": "first"}, earlier={"first": first})
-    assert '"stages=[first,second]"' in fails_with("needs the data", run, tmp_path, both).hint
 
 
 SETTINGS = {"stages": {"first": {"optim": {"lr": 0.001}, "text": "a"}}, "seed": 0, "inputs": {}, "data": ["d"]}
@@ -404,29 +373,6 @@ def test_a_restart_of_what_does_not_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="restart=note sets aside stage note, and stages= does not run it"):
         start(tmp_path, plan, chosen=["other"])
     assert kept(tmp_path) == []
-
-
-def test_killed_while_folders_move_the_next_start_completes_it(tmp_path, monkeypatch):
-    output, there = tmp_path / "run", tmp_path / "there"
-    there.touch()
-    plan = fragile(there)
-    run(output, *plan)
-    real, moved = os.replace, []
-
-    def dying(source, destination):
-        if str(destination).endswith(".before-1"):
-            if moved:
-                raise KeyboardInterrupt
-            moved.append(source)
-        real(source, destination)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("draftsmith.trainers.run.restart.os.replace", dying)
-        fails_with("", start, output, plan, error=KeyboardInterrupt)
-    assert kept(output) == ["note.before-1"] and (output / "second").is_dir()
-    start(output, plan)
-    assert kept(output) == ["note.before-1", "second.before-1"]
-    assert (output / "second" / "tried.txt").is_file()
 
 
 def test_a_damaged_record_of_restarts_is_named(tmp_path):

@@ -101,15 +101,6 @@ def test_what_the_target_brings_is_not_chosen(key):
         load(["recipe=demo/lvlm", f"stages.world.{key}"])
 
 
-def test_a_draft_that_an_engine_serves_is_trained_and_measured(tmp_path):
-    """On the target's projected pictures, without a prompt's first token."""
-    made_for = ["drafter.projector_input=projected", "drafter.first_token=false"]
-    loaded = load(["recipe=demo/lvlm", f"output={tmp_path}", *DRAFT, *made_for, "stages.evaluate.probes=null"])
-    run_loaded(loaded, tmp_path)
-    report = json.loads((tmp_path / "evaluate" / "report.json").read_text())
-    assert all(cell["identical"] == cell["requests"] > 0 for cell in report["cells"])
-
-
 @pytest.mark.slow
 def test_a_target_that_is_made_again_sees_as_well(tmp_path, shipping):
     """By the README's commands, and then as the target of the first demo."""

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,19 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_who_asked_is_answered_before_the_run_says_that_it_stopped():
-    """Both lines were printed at once, by two threads, into one another."""
-    said = []
-
-    def say(text: str) -> None:
-        time.sleep(0.2)  # a slow terminal
-        said.append(text)
-
-    with Stop(say):
-        terminate()
-    assert [text.split(":")[0] for text in said] == ["asked to stop"]
 
 
 def trained(folder: Path, *, asked=lambda place: False):
@@ -160,51 +146,6 @@ def test_requests_that_were_answered_are_kept(tmp_path):
     assert done == [0, 1, 2, 3] and len(ResumeLog(tmp_path / "rows").values) == 4
     assert resumed(tmp_path / "rows", 10, work, Stop()) == [index * index for index in range(10)]
     assert done == list(range(10))
-
-
-def test_a_stop_inside_a_shard_says_how_many_are_finished():
-    """It said that the finished ones are kept, and none had finished."""
-    stop = Stop()
-    stop.raised = True
-
-    def write(*are_finished: bool) -> None:
-        with stop.together(are_finished):
-            stop.check("inside a shard of answers")
-
-    fails_with("stopped inside a shard of answers; 0 of 2 shards are finished", write, False, False, error=Stopped)
-    fails_with("stopped inside a shard of answers; 1 of 2 shards are finished", write, True, False, error=Stopped)
-    with pytest.raises(Stopped, match=r"answers$"):
-        write()
-
-
-def test_a_disk_that_fails_when_shards_are_counted_hides_no_stop():
-    def shards():
-        yield True
-        raise PermissionError("shard-00001.json")
-
-    stop = Stop()
-    stop.raised = True
-    with pytest.raises(Stopped, match=r"inside a shard$"), stop.together(shards()):
-        stop.check("inside a shard")
-
-
-def counted_apart(number: int) -> tuple[str, int]:
-    """Ranks that would count otherwise, as on a disk that both see late."""
-    stop, looked = Stop(), []
-    stop.raised = number == 1
-    shards = (looked.append(index) or index <= number for index in range(3))
-    try:
-        with stop.together(shards):
-            stop.check("inside a shard")
-    except Stopped as stopped:
-        said = str(stopped)
-    dist.barrier()
-    return said, len(looked)
-
-
-def test_shards_are_counted_by_rank_0_alone(tmp_path):
-    said = "stopped inside a shard; 1 of 3 shards are finished"
-    assert call_two_ranks(tmp_path, counted_apart, context=FORKS) == {0: (said, 3), 1: (said, 0)}
 
 
 def test_behind_a_signal_nothing_is_begun():

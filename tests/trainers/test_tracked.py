@@ -95,12 +95,3 @@ def test_each_checkpoint_is_told_once_it_is_whole(tmp_path):
     told = []
     run(tmp_path, steps=5, every=2, keep=1, saved=lambda path, step: told.append((step, verified(path).step)))
     assert told == [(2, 2), (4, 4)]
-
-
-def test_without_wandb_nothing_is_opened(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    mine = context(tmp_path / "stage")
-    mine = Context(**{**mine.__dict__, "tracking": TrackingConfig(), "trackers": []})
-    with tracked(mine):
-        fill(mine.folder, "report.json", "model.safetensors")
-    assert mine.trackers == [] and {p.name for p in mine.folder.iterdir()} == {"report.json", "model.safetensors"}

@@ -120,26 +120,6 @@ def test_rows_of_viskip_say_what_was_skipped(measured):
     assert "skipped by ViSkip" in (measured / "run" / "evaluate" / "report.md").read_text()
 
 
-def test_a_killed_run_goes_on_behind_what_is_kept(measured, tmp_path):
-    output = tmp_path / "run"
-    shutil.copytree(measured / "run", output)
-    rows = output / "evaluate" / "rows" / "MMSpec"
-    before = {part: kept(output, part) for part in ("", "turn-2-", "turn-3-")}
-    file = rows / "turn-2-T0-6-0.jsonl"
-    first, second = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(first + second[: len(second) // 2])  # killed while it wrote; everything later is gone
-    (rows / "turn-3-T0-6-0.jsonl").unlink()
-    for name in ("done.json", "report.json", "report.md"):
-        (output / "evaluate" / name).unlink()
-    run(output, *settings(measured / "set"))
-    assert kept(output) == before[""] and file.read_bytes().startswith(first), "nothing is decoded twice"
-    for part, values in before.items():
-        again = kept(output, part)
-        assert {n: [row["tokens"] for row in some] for n, some in again.items()} == {
-            n: [row["tokens"] for row in some] for n, some in values.items()
-        }
-
-
 @pytest.mark.slow
 def test_two_ranks_ask_the_same_turns(measured, tmp_path):
     output = tmp_path / "run"

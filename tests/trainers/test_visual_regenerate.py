@@ -14,13 +14,10 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.targets.generators import Generator, load_generator
-from draftsmith.recipes.config.load import load
-from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import drawn_pictures as pictures
 from draftsmith.trainers.stages import regenerate
-from fails import fails_with
 from visual_run import context, with_target
 from visual_tiny import anole
 
@@ -78,26 +75,6 @@ def test_other_seeds_and_no_guidance_draw_other_pictures(made, tmp_path):
     assert first != other and first != unguided
 
 
-@pytest.mark.parametrize("shard", [0, 2])
-def test_a_killed_run_goes_on_behind_its_shards(made, tmp_path, monkeypatch, shard):
-    run(made, tmp_path / "alone")
-    real, written = regenerate.write_shard, []
-
-    def dying(folder, index, samples, counts):
-        if index == shard:
-            next(iter(samples))
-            raise KeyboardInterrupt
-        return real(folder, index, samples, counts)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(regenerate, "write_shard", dying)
-        fails_with("", run, made, tmp_path / "out", error=KeyboardInterrupt)
-
-    monkeypatch.setattr(regenerate, "write_shard", lambda f, i, *rest: written.append(i) or real(f, i, *rest))
-    run(made, tmp_path / "out")
-    assert written == list(range(shard, 4)) and files(tmp_path / "out") == files(tmp_path / "alone")
-
-
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_files_do_not_depend_on_the_batch_size(made, tmp_path, size):
     run(made, tmp_path / "alone", stage(made, batch_size=1))
@@ -127,24 +104,6 @@ def test_a_run_killed_on_two_ranks_goes_on_alone_with_another_batch_size(made, t
     # Shards of 3, 3, 3 and 1 pictures; the first and the third were left to draw, two at a time.
     assert drawn == [1, 2, 1, 2]
     assert files(tmp_path / "out") == files(tmp_path / "alone") and kept.items() <= files(tmp_path / "out").items()
-
-
-def fingerprints(setting: str) -> dict[str, str]:
-    loaded = load(["recipe=eagle-anole-7b", setting])
-    return {planned.name: planned.fingerprint for planned in plan(loaded.recipe, loaded.path)}
-
-
-def test_the_batch_size_stales_no_pictures():
-    """A run that ran out of memory goes on with a smaller one: it is no part of the fingerprint."""
-    found = {}
-    for size in (16, 4):
-        found[size] = fingerprints(f"stages.draw.batch_size={size}")
-    assert found[16] == found[4] and fingerprints("stages.draw.top_k=7")["draw"] != found[4]["draw"]
-
-
-def test_other_settings_in_the_same_folder_are_refused(made, tmp_path):
-    run(made, tmp_path)
-    fails_with("stage", run, made, tmp_path, stage(made, temperature=0.5), fingerprint="g")
 
 
 def test_answers_of_anole_are_ids_and_their_codes(monkeypatch):

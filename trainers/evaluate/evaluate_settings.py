@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import Refused, UserError, did_you_mean
 from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP, shorthand
 from ...core.json_types import object_at, text_at, value_at
-from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.contrasts import Comparison
@@ -319,12 +318,6 @@ class EvaluateSettings(Stage):
                           "give the others to stages of their own")  # fmt: skip
         (benchmark,) = of_class(self.benchmarks, PromptsBenchmark)
         return benchmark
-
-    def with_count(self, count: int) -> Self:
-        """The same evaluation of an image generator with so many prompts."""
-        prompts = self.drawing.prompts.model_copy(update={"max_samples": count})
-        drawing = self.drawing.model_copy(update={"prompts": prompts})
-        return self.model_copy(update={"benchmarks": dict.fromkeys(self.benchmarks, drawing)})
 
     @property
     def data(self) -> list[ConversationData]:

@@ -85,7 +85,7 @@ class TabedRun:
             records = self.suite.first_turns(name, convention, limit)
             first = self._turn(name, FIRST, records, self.form, self.folder / name)
             self.first_turns.append(first)
-            measured = self._measure(first, temperature, max_new_tokens)
+            measured = _measured(self.measuring, first, temperature, max_new_tokens)
             rows.extend(measured.rows)
             answers = ["" if row is None else self.measuring.text(row.tokens, special=True) for row in measured.plain]
             for task in self.tasks if info.group == "benchmark" else ():
@@ -94,14 +94,8 @@ class TabedRun:
                     silent[name] = len(answers) - len(records)
                 if records:
                     second = self._turn(name, task, records, second_form, place / name)
-                    rows.extend(self._measure(second, temperature, max_new_tokens).rows)
+                    rows.extend(_measured(self.measuring, second, temperature, max_new_tokens).rows)
         return rows, silent
-
-    def _measure(self, requests: ConversationSet, temperature: float, max_new_tokens: int) -> Measured:
-        self.measuring.check_positions(requests)
-        (measured,) = self.measuring.at([requests], temperature, max_new_tokens)
-        self.measuring.tell(requests, measured)
-        return measured
 
     def _turn(
         self, name: str, turn: str, records: Sequence[JsonObject], form: PromptFormat, folder: Path
@@ -174,9 +168,7 @@ class TurnsRun:
                 self.name, medium, "", dataset, originals=self.opening.originals, part=part, records=records
             )
             self.first_turns = self.first_turns if turn > 1 else [requests]
-            measuring.check_positions(requests)
-            (measured,) = measuring.at([requests], temperature, max_new_tokens)
-            measuring.tell(requests, measured)
+            measured = _measured(measuring, requests, temperature, max_new_tokens)
             rows += measured.rows
             answers = ["" if row is None else measuring.text(row.tokens) for row in measured.plain]
             turn += 1
@@ -184,6 +176,14 @@ class TurnsRun:
             silent += sum(len(record.get("turns", ())) >= turn - 1 for record in records) - len(following)
             records = following
         return rows, silent
+
+
+def _measured(measuring: Measuring, requests: ConversationSet, temperature: float, max_new_tokens: int) -> Measured:
+    """One turn, at one temperature and length."""
+    measuring.check_positions(requests)
+    (measured,) = measuring.at([requests], temperature, max_new_tokens)
+    measuring.tell(requests, measured)
+    return measured
 
 
 def turn_runs(sections: list[SetsBenchmark], opening: Opening) -> list[TurnsRun]:

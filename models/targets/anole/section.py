@@ -14,7 +14,7 @@ from ....core.fields import DeviceMap, Dtype, Place, Revision
 from ....core.finite import check_module
 from ....core.json_types import JsonMapping, JsonObject
 from ....core.placement import check_spread, onto, spread
-from ....core.pretrained import check_quantised, reading_pretrained
+from ....core.pretrained import check_all_read, check_quantised, reading_pretrained
 from ....core.section import torch_dtype
 from ...decoding.rows import Guidance, GuidanceScale
 from ...hub import read_config
@@ -188,11 +188,7 @@ def load_anole(
             **placed,
         )  # fmt: skip
     check_quantised(model, report, path, key="target.path")
-    missing = sorted(report["missing_keys"])
-    if missing:
-        # transformers would go on with random values.
-        problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
-        raise UserError(problem, key="target.path", hint=f"download it again, or name {PUBLISHED}")
+    check_all_read(report, path)
     if device_map is not None:
         check_spread(model, device_map, offload=None, key="target")
     check_module(model, path)

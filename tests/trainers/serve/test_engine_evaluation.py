@@ -11,9 +11,8 @@ from operator import attrgetter
 
 import pytest
 from draftsmith.core.checksums import write_sums
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
-from draftsmith.eval.engines.served_results import disagreements, served_section
+from draftsmith.core.errors import Refused, UserError
+from draftsmith.eval.engines.served_results import disagreements
 from draftsmith.eval.measured_rows import KEY, PLAIN, Row, read_rows
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.formats import export_drafter
@@ -364,12 +363,3 @@ def test_a_row_of_an_engine_is_read_back_and_one_of_our_loop_has_no_such_field()
     assert key(Row.from_json(engine.to_json())) == key(engine)
     ours = a_row().to_json()
     assert "engine" not in ours and Row.from_json(ours) == a_row()
-
-
-def test_drafters_of_several_seeds_were_measured_one_after_the_other():
-    details = {"began_s": 0.0, "ended_s": 2.0}
-    rows = [a_row(engine="vllm", method=PLAIN, drafter="", accepted=(0, 0), details=details)]
-    rows += [a_row(engine="vllm", drafter=name, accepted=(1, 1), request="r0", details=details) for name in "ab"]
-    section, _ = served_section(rows, "CPU")
-    plain, both = section.data["cells"]
-    assert plain["tokens_per_s"] == 1.5 and both["tokens_per_s"] == 2.5 and both["speedup"] == pytest.approx(5 / 3)

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.core.pictures import PatchGrid, Picture, one_placeholder_each, whole_picture
-from draftsmith.core.refused import Refused
 from draftsmith.data.families.processor import Processor, pil
 from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.shards.shards import ShardReader
@@ -28,14 +27,13 @@ from draftsmith.trainers.serve import engine_section, served
 from draftsmith.trainers.serve.engine_pictures import shown
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from draftsmith.trainers.serve.engines import EngineSection
-from draftsmith.trainers.serve.states_builder import looked_ahead
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from engines_in_place import in_place
 from fails import fails_with
 from PIL import Image
 from pydantic import TypeAdapter
-from states_run import RECORDS, cached, context, losses, stage, synthetic
+from states_run import RECORDS, context, losses, stage, synthetic
 from tiny import request
 from tiny_qwen import IDS, text_config, vision_config
 from transformers import LlavaConfig
@@ -261,27 +259,9 @@ def test_layers_that_a_target_adds_pictures_to_are_refused():
     served.check_layers("vllm", (1, 4), LlavaConfig())
 
 
-def test_items_are_taken_ahead():
-    taken = []
-    items = looked_ahead((taken.append(n) or n for n in range(5)), 2)
-    assert next(items) == 0 and taken == [0, 1, 2] and list(items) == [1, 2, 3, 4]
-
-
-def test_no_engine_is_named_in_what_has_none(made, tmp_path):
-    """Fingerprints and identities of before stay."""
-    assert "engine" not in RegenerateStage(kind="regenerate", data=made.data).model_dump()
-    assert "engine" not in ShardReader(cached(made, tmp_path / "run", HEAD).folder / "states").identity
-
-
 def test_an_engine_is_told_every_end():
     sampling = VllmEngine(kind="vllm").sampling(Warp(), seed=0, limit=4, ends=(2, 7, 9), never={})
     assert sampling["stop_token_ids"] == [2, 7, 9] and sampling["ignore_eos"]
-
-
-@pytest.mark.parametrize("stage", [CacheStage, RegenerateStage])
-def test_engines_that_are_gone_are_refused_with_those_that_are_there(made, stage):
-    kind = "cache" if stage is CacheStage else "regenerate"
-    fails_with("expected tags", stage, kind=kind, data=made.data, engine={"kind": "sglang"}, error=ValueError)
 
 
 def test_a_node_has_one_engine(made, tmp_path, monkeypatch):
