@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import write_whole
-from ...core.notices import notice
 from ...core.pretrained import reading_safetensors
+from ...core.ranks import notice
 from ...core.states import OnDevice
 
 Metric = Literal["l2", "cosine", "random"]

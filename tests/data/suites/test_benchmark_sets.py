@@ -11,7 +11,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.pictures.embedded import Embedded
+from draftsmith.data.pictures.media_files import Embedded
 from draftsmith.data.pictures.picture_files import load_image
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.records.record import check_record

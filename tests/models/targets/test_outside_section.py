@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.causal.section import CausalTraining
 from draftsmith.models.targets.family import Family, Pictures, Text
