@@ -41,10 +41,6 @@ def _data(made):
     return ConversationData(**made.data), PromptFormat()
 
 
-def shards(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "states").iterdir())}
-
-
 def test_the_manifest_says_what_the_states_are_bound_to_and_what_every_dtype_loses(kept):
     reader = ShardReader(kept.folder / "states")
     identity, loss = reader.identity, reader.measured["head distribution"]

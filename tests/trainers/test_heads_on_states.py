@@ -84,14 +84,6 @@ def test_the_three_sources_give_the_same_losses(runs):
     assert any(first[step] != online[step] for step in range(epoch + 3, 3 * epoch + 1)), "nothing was read"
 
 
-def test_the_first_epoch_keeps_each_training_sample_once(runs):
-    reader = ShardReader(runs["first"] / "states")
-    numbers = sorted(info["number"] for _, _, info in map(reader.__getitem__, range(len(reader))))
-    draws = {info["draw"] for _, _, info in map(reader.__getitem__, range(len(reader)))}
-    assert len(numbers) == len(set(numbers)) < RECORDS and min(draws) / 2**32 >= 0.2
-    assert len(reader.shards) > 2 and "head distribution" in reader.measured
-
-
 def test_the_target_stays_as_it_was_and_the_head_is_saved_whole(made, runs, tmp_path):
     asked = context(made, tmp_path / "load", SPARROW)
     processor = asked.processor()
