@@ -21,7 +21,6 @@ from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, sav
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.targets.load import load_lvlm, load_weights
 from safetensors.torch import load_file, save_file
-from test_pickles_are_not_run import captioner
 from tiny import llava
 from transformers import (
     ChameleonVQVAE,
@@ -94,7 +93,7 @@ DOORS = {
     "VQ-GAN": (vq_gan, load_vqgan),
     "text encoder": (text_encoder, TextFeatures),
     "CLIP": (clip, lambda f: _load_clip(f, "clip", "cpu")),
-    "captioner": (causal, captioner),
+    "captioner": (causal, load_captioner),
     "reader of shapes": (lambda f: ShapesReader(3, 3).save(f), ShapesReader.load),
     "quality": (causal, lambda f: read_state(f / "model.safetensors", "inception")),
 }  # fmt: skip
