@@ -477,19 +477,6 @@ def test_a_folder_that_is_not_as_its_stage_wrote_it_is_not_exported(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_best_weights_inside_a_stages_folder_are_compared_too(tmp_path):
-    _, folder, _ = made(tmp_path, **READ)
-    best = folder / "best-loss"
-    shutil.copytree(folder, best)
-    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    write_mark(folder / DONE, Mark("f", files=sums_of(folder, names)))
-    export_drafter(best, tmp_path / "whole", "vllm")
-    file = next(best.glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    with pytest.raises(UserError, match=f"best-loss/{file.name} of stage {folder.name} was changed"):
-        export_drafter(best, tmp_path / "out", "vllm")
-
-
 def test_a_target_of_a_run_is_compared_too(tmp_path):
     _, folder, _ = made(tmp_path, **READ)
     target = tmp_path / "trained"

@@ -2,8 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.metric_weights import read_state
-from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.formats.heads import read_published
@@ -24,6 +21,7 @@ from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, sav
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.targets.load import load_lvlm, load_weights
 from safetensors.torch import load_file, save_file
+from test_pickles_are_not_run import captioner
 from tiny import llava
 from transformers import (
     ChameleonVQVAE,
@@ -72,13 +70,6 @@ def clip(folder):
         text_config=sizes | {"vocab_size": 20}, vision_config=sizes | {"image_size": 16, "patch_size": 8}
     )
     CLIPModel(config).save_pretrained(folder)
-
-
-def captioner(folder):
-    """A published captioner's loader, here of a class that is small."""
-    section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
-    with mock.patch.dict(captioners._CLASSES, blip="LlamaForCausalLM"):
-        return captioners._load(section, torch.device("cpu"))
 
 
 def language(folder):
