@@ -20,6 +20,7 @@ from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.targets.load import load_lvlm, load_weights
+from published_tiny import load_captioner
 from safetensors.torch import load_file, save_file
 from tiny import llava
 from transformers import (
