@@ -16,6 +16,8 @@ _MOVED = {
     "core.loss": "core.batch",
     "data.tar_records": "data.records.tar_records",
     "data.videos": "data.pictures.videos",
+    "data.end_tokens": "data.conversations",
+    "models.targets.causal.training": "models.targets.causal.section",
     "models.targets.verified": "models.targets.base",
     "trainers.context": "trainers.run.context",
 }
