@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 # Modules that pages or examples named before they moved: an import of the old name works, and says the new one.
 _MOVED = {
+    "core.loss": "core.batch",
     "data.tar_records": "data.records.tar_records",
     "data.videos": "data.pictures.videos",
+    "data.end_tokens": "data.conversations",
+    "models.targets.causal.training": "models.targets.causal.section",
+    "models.targets.verified": "models.targets.base",
     "trainers.context": "trainers.run.context",
 }
 

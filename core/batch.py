@@ -5,7 +5,7 @@ Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P po
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -120,3 +120,16 @@ class ImageRequest(OnDevice):
     condition: Tensor
     caption: str = ""
     name: str = ""
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """Loss of one micro-batch on one rank.
+
+    The loop divides the sum by the supervised tokens of the whole optimizer step: a mean for each micro-batch
+    would give more weight to the tokens of small ones.
+    """
+
+    loss_sum: Tensor  # scalar float32, summed over supervised tokens
+    num_tokens: Tensor  # scalar int64
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # further sums over supervised tokens

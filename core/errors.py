@@ -2,6 +2,8 @@
 
 Everything a user can cause (a recipe, a data file, a checkpoint) raises `UserError`; the command
 line prints it without a traceback and exits with 2. Programmers' mistakes stay assertions.
+
+A setting that a section refuses in a validator raises `Refused`. `counted` and `page` are words of messages.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from .secrets import redact
@@ -137,3 +140,35 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close := nearest(name, known):
         return "did you mean " + " or ".join(repr(n) for n in close) + "?"
     return "known names: " + (", ".join(sorted(known)) or "none")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, which takes an s but for one: `1 shard`, `1,200 shards`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def page(name: str) -> str:
+    """A page of docs/ as messages name it: by `docs/NAME` in the checkout's own folder, elsewhere by its whole path."""
+    path, near = _ROOT / "docs" / name, Path("docs", name)
+    return str(near) if near.exists() and near.samefile(path) else str(path)
+
+
+class Refused(ValueError):
+    """Pydantic wraps it like any ValueError, and `recipes/config/messages.py` prints its parts.
+
+    Args:
+        key: dotted, below the section that raises it.
+        problem: what is wrong.
+        hint: what to do.
+    """
+
+    def __init__(self, key: str, problem: str, hint: str | None = None):
+        self.key, self.problem, self.hint = key, problem, hint
+        super().__init__(": ".join(part for part in (key, problem, hint) if part))
+
+    def under(self, place: str) -> Refused:
+        """The same for a section that holds this one at `place`."""
+        return Refused(f"{place}.{self.key}".rstrip("."), self.problem, self.hint)

@@ -21,11 +21,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from .errors import NotFound, UserError, causes, first_line
+from .errors import NotFound, Refused, UserError, causes, first_line
 from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
 from .json_types import JsonObject
-from .refused import Refused
 from .secrets import redact, shortened
 
 T = TypeVar("T")

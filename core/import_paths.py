@@ -20,9 +20,8 @@ from typing import Any, Literal, get_origin
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationInfo, model_validator
 from pydantic_core import core_schema
 
-from .errors import UserError, did_you_mean, first_line
+from .errors import Refused, UserError, did_you_mean, first_line
 from .json_types import object_at, text_at, walk
-from .refused import Refused
 from .section import Section, is_class, written_kind
 
 # Context of pydantic's validation: modules that kinds name may be imported.

@@ -3,11 +3,16 @@
 The one place that escapes for Markdown, as `html.escape` does for HTML. What needs no escape has none, so that tables
 stay readable as text: `max_new_tokens`, `MT*`, `[1.9, 2.1]`. After a slash there is none but for tags and links: a path
 stays one word.
+
+`filled` makes a page of a template (Jinja) that lies beside the code which fills it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 # What opens a tag, an entity, code, a link or a formula, strikes through, or is an escape itself (CommonMark 0.31, and
 # GitHub's).
@@ -90,3 +95,27 @@ def block(lines: str, language: str) -> Markup:
     """Lines of code between fences that no line of it closes."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", lines)), default=0))
     return Markup(f"{fence}{language}\n{lines}\n{fence}")
+
+
+def filled(
+    template: Path, *filters: Callable[..., Any], escape: Callable[[Any], str] | None = None, **values: object
+) -> str:
+    """The text of a template with these values.
+
+    Args:
+        filters: what a template may do with a value, by their names.
+        escape: of what stands between braces, so that nothing is put in as it is by mistake; None: for HTML.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # nothing but a page needs it
+
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        undefined=StrictUndefined,
+        autoescape=escape is None,
+        finalize=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {function.__name__: function for function in filters}
+    return environment.get_template(template.name).render(values)

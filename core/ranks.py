@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError, causes
 from .heartbeat import BOUND_S, Heartbeat, Pulse
+from .secrets import redact
 
 if TYPE_CHECKING:
     import torch
+
 
 # Of the group in which ranks wait while rank 0 works alone (uploads, scores pictures, writes a report). What ends a
 # wait for a rank that is stopped or lost is the heartbeat, far sooner.
@@ -257,3 +259,9 @@ def _group() -> Any:
     import torch.distributed
 
     return torch.distributed
+
+
+def notice(text: str) -> None:
+    """One line on stderr, from one of the ranks that say it."""
+    if is_first_to(f"notice {text}"):
+        print(redact(f"note: {text}"), file=sys.stderr, flush=True)

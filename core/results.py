@@ -24,6 +24,12 @@ from .errors import UserError
 from .files import flush, read_json, unwritable, write_whole
 from .json_types import JsonObject, list_at, object_at
 
+DATASET_FOLDER = "world"  # the synthetic dataset
+TOKENIZER = "tokenizer"  # of its captions
+CODES = "shards"  # encoded pictures
+STATES = "states"  # the target's hidden states
+
+
 DONE = "done.json"
 BEGUN = "fingerprint.json"
 # Files of these formats at the top of a folder are picked up by their name alone: one that nobody listed may change

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from . import json_types
-from .errors import did_you_mean
+from .errors import Refused, did_you_mean
 from .json_types import object_at, text_at
-from .refused import Refused
 
 if TYPE_CHECKING:
     import torch

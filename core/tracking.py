@@ -24,7 +24,7 @@ from . import ranks
 from .errors import first_line
 from .files import LOG_BYTES, append_lines, read_small
 from .json_types import JsonObject
-from .notices import notice
+from .ranks import notice
 from .secrets import redact, redact_tree
 from .section import Section
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, encodable, first_line
 from ..core.json_types import Json, JsonMapping, JsonObject
+from ..core.pictures import MARKS, VIDEO_MARK
 from .families.prompt_templates import SYSTEM_ROLES
-from .pictures.picture_marks import MARKS, VIDEO_MARK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

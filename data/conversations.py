@@ -3,6 +3,9 @@
 Templates are those of the families (`families/`) and the target's own (`chat`, chat_template.py). Supervision is a
 matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker does (it
 drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
+
+A target may have several tokens that end its answers (Llama 3.1's `generation_config.json` names three), and a prompt
+format ends turns with one, too: whatever writes or measures answers asks `end_ids`.
 """
 
 from __future__ import annotations
@@ -16,13 +19,12 @@ from pydantic import model_validator
 
 from ..core.errors import UserError
 from ..core.json_types import Json, JsonMapping, JsonObject, value_at
-from ..core.pictures import TEXT, VIDEO, Picture
+from ..core.pictures import IMAGE_MARK, MARKS, TEXT, VIDEO, VIDEO_MARK, Picture, place_marks, write_marks
 from ..core.section import Section
-from .chat_template import render_chat
+from .chat_template import end_of_answers, render_chat
 from .families.processor import Processor
 from .families.prompt_templates import ROLES, SYSTEM_ROLES, Rendered
 from .families.table import ONE_MARK, TEMPLATES, ImageRule, TemplateName
-from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK, place_marks, write_marks
 from .text_pieces import check_length, hf_pieces, official_pieces
 
 
@@ -274,3 +276,16 @@ def _placeholder(picture: Picture, processor: Processor) -> int:
     if picture.modality == VIDEO and processor.video_token_id is not None:
         return processor.video_token_id
     return processor.image_token_id
+
+
+def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
+    """Ids that end an answer, in ascending order: those of the target's generation config, the tokenizer's, and what
+    the prompt format writes behind an answer.
+
+    Args:
+        processor: the target's.
+    """
+    # The templates of this project end with the tokenizer's own token: `encode` refuses others.
+    written = end_of_answers(processor.tokenizer) if form.template == "chat" else None
+    own = () if written is None else (processor.tokenizer.convert_tokens_to_ids(written),)
+    return tuple(sorted({*processor.generation_ends, processor.eos_id, *own}))

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from .order import Order, epoch_order, rows_of_rank
-from .packing import packed_rows
+from .order import Order, epoch_order, packed_rows, rows_of_rank
 from .records.workers import kill_at_exit, quiet_worker
 
 _END = object()  # of what a thread reads ahead

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.json_types import JsonObject
-from ..core.pictures import Picture
+from ..core.pictures import IMAGE_MARK, MARKS, Picture
 from .families.processor import Processor, Resizing
 from .pictures.media_files import MediaFile, located
 from .pictures.picture_files import image_size, load_image
-from .pictures.picture_marks import IMAGE_MARK, MARKS
 from .pictures.tiles import Size
 from .pictures.videos import Clip, VideoSettings
 from .records.record import paths

@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ..core.errors import UserError
+from ..core.errors import UserError, page
 from ..core.files import read_json
-from ..core.generation_config import generation_ends
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pages import page
-from ..core.pretrained import RESTORE, reading_pretrained
+from ..core.pretrained import RESTORE, generation_ends, reading_pretrained
 from .families.processor import (
     SIGLIP_STATISTICS,
     Files,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from ..core.errors import UserError
+from ..core.pictures import IMAGE_MARK
 from .families.processor import Processor
-from .pictures.picture_marks import IMAGE_MARK
 
 _CHARACTERS = 16  # of the beginning that is tokenized, for each id that there is room for; an id has about four
 

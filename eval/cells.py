@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..core.errors import Refused
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.refused import Refused
 from ..models.drafters.ensemble import preset
 from ..models.drafters.modes import SHOWN
 from .measured_rows import PLAIN, Frame, Medium, frame

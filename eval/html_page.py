@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ..core.templates import filled
+from ..core.markdown import filled
 
 
 def html_page(markdown: str, folder: Path) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.batch import Batch
+from ..core.batch import Batch, StepLoss
 from ..core.errors import UserError
-from ..core.loss import StepLoss
 from ..models.drafters.base import DrafterConfig
 from ..models.targets.base import Target
 

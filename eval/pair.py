@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ..core.files import checked
-from ..core.generation_config import generation_ends
 from ..core.json_types import JsonMapping
+from ..core.pretrained import generation_ends
 from ..data.families.processor import Processor
 from ..data.processor_files import load_processor
 from ..models.drafters import DRAFTER

@@ -23,11 +23,10 @@ from ..core.errors import UserError, first_line
 from ..core.files import checked
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.json_types import JsonObject, text_at
+from ..core.pictures import IMAGE_MARK
 from ..core.pretrained import without_bars
-from ..data.conversations import PromptFormat, encode
-from ..data.end_tokens import end_ids
+from ..data.conversations import PromptFormat, encode, end_ids
 from ..data.media import ImageReader
-from ..data.pictures.picture_marks import IMAGE_MARK
 from ..data.processor_files import load_processor
 from ..models.decoding.warp import Warp
 from ..models.drafters import DRAFTER

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
 from ..core.json_types import JsonMapping, JsonObject, flat, object_at
-from ..core.notices import notice
+from ..core.ranks import notice
 from ..core.results import DONE, check_written, read_mark
 from .tables import Column, Table, text
 

@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.checksums import SUMS, check_sums
-from ..core.errors import UserError, did_you_mean, first_line
+from ..core.errors import Refused, UserError, did_you_mean, first_line
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
 from ..core.json_types import JsonMapping, JsonObject
 from ..core.pretrained import CPU, check_config, reading_safetensors
-from ..core.refused import Refused
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
-from ..core.errors import UserError, did_you_mean, first_line
+from ..core.errors import Refused, UserError, did_you_mean, first_line
 from ..core.json_types import JsonObject, object_at, text_at
 from ..core.pretrained import MOST_SIZES
-from ..core.refused import Refused
 from ..core.secrets import shortened
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.batch import PictureBatch
+from ..core.batch import PictureBatch, StepLoss
 from ..core.files import read_json
 from ..core.finite import check_module
-from ..core.loss import StepLoss
 from ..core.pretrained import RESTORE, read_safetensors
 from ..core.states import TargetStates
 from .folders import check_shapes, shapes_of

@@ -18,8 +18,8 @@ from torch import nn
 from ..core.errors import UserError, first_line
 from ..core.files import read_json
 from ..core.json_types import JsonMapping, JsonObject, object_at, text_at
-from ..core.notices import notice
 from ..core.pretrained import INDEX, RESTORE, indexed_files, reading_safetensors
+from ..core.ranks import notice
 from .hub import SINGLE, fetch_file
 
 _CONFIG = "config.json"

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.batch import Batch
-from ..core.loss import StepLoss
+from ..core.batch import Batch, StepLoss
 from ..core.positions import Resume
 from ..core.states import TargetStates, at_places, places_of
 from .lora import LoraConfig, add_adapters

@@ -26,7 +26,7 @@ DOORS = {
     "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},
     "pandas": {"eval/measured_rows.py"},
-    "jinja2": {"core/templates.py"},
+    "jinja2": {"core/markdown.py"},
     "av": {"data/pictures/videos.py"},
     "datasets": {"data/suites/suite_hub.py", "data/records/table_records.py"},
     "torchmetrics": {"eval/text_quality.py"},

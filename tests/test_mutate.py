@@ -35,14 +35,14 @@ def table(folder: Path, rows: dict) -> Path:
 def test_a_table_that_is_stale_is_told_by_the_faults_name(mutate, tmp_path):
     rows = {
         "tests/test_layout.py tests/none.py": {
-            "gone": ["core/loss.py", "no such text", "x"], "twice": ["core/loss.py", "import", "x"],
-            "same": ["core/loss.py", "from __future__", "from __future__"], "elsewhere": ["core/none.py", "a", "b"],
+            "gone": ["core/batch.py", "no such text", "x"], "twice": ["core/batch.py", "import", "x"],
+            "same": ["core/batch.py", "from __future__", "from __future__"], "elsewhere": ["core/none.py", "a", "b"],
         },
     }  # fmt: skip
     told = "\n".join(mutate.stale(mutate.read_table(table(tmp_path, rows)), ROOT))
     for name, problem in {
-        "gone": "the old text stands 0 times in core/loss.py",
-        "twice": "the old text stands 3 times in core/loss.py",
+        "gone": "the old text stands 0 times in core/batch.py",
+        "twice": "the old text stands 3 times in core/batch.py",
         "same": "the new text is the old one",
         "elsewhere": "the old text stands 0 times in core/none.py",
     }.items():
@@ -74,7 +74,7 @@ def test_a_fault_that_nothing_notices_survives(tmp_path):
     held = (ROOT / "core" / "loss.py").read_text()
     rows = {
         "tests/eval/test_rows.py": {
-            "a comment": ["core/loss.py", "from __future__", "# nothing\nfrom __future__"],
+            "a comment": ["core/batch.py", "from __future__", "# nothing\nfrom __future__"],
             "the first repeat alone": [
                 "eval/measured_rows.py",
                 "for generation in (*plain, *drafted))",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.data.records.shipped import FOLDER as MIXTURES
+from draftsmith.data.records.patterns import FOLDER as MIXTURES
 from draftsmith.models.hub import PINNED
 from draftsmith.recipes.config.load import recipe_names
 from own_package import KIND, RECIPE, write_package

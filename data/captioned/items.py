@@ -18,8 +18,7 @@ from ...core.file_kinds import HEAD, other_kind
 from ...core.files import LOG_BYTES, NotRegular, open_regular, read_json
 from ...core.json_types import JsonObject
 from ...core.section import Section
-from ..pictures.embedded import Embedded
-from ..pictures.media_files import BadMedia
+from ..pictures.media_files import BadMedia, Embedded
 from ..pictures.picture_files import check_area, load_image
 from ..pictures.tiles import Size
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...core.errors import UserError, first_line
-from ...core.pictures import PatchGrid, Picture
-from ..pictures.picture_marks import IMAGE_MARK
+from ...core.pictures import IMAGE_MARK, PatchGrid, Picture
 from ..pictures.tiles import Size
 from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import Template

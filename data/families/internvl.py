@@ -16,8 +16,7 @@ from PIL import Image
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ...core.pictures import VIDEO, Picture
-from ..pictures.picture_marks import IMAGE_MARK, VIDEO_MARK
+from ...core.pictures import IMAGE_MARK, VIDEO, VIDEO_MARK, Picture
 from ..pictures.tiles import Size
 from ..pictures.videos import VideoSettings
 from .processor import Files, PictureFamily, Processor, Resizing, add_marks, mark_ids, pil, text_processor

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ...core.pictures import Picture
-from ..pictures.picture_marks import IMAGE_MARK
+from ...core.pictures import IMAGE_MARK, Picture
 from ..pictures.tiles import Size
 from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import Pairs, Rendered, Template

@@ -21,11 +21,9 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.pictures import Picture
-from ..pictures.picture_marks import mark_of
+from ...core.pictures import Picture, mark_of
 from ..pictures.tiles import Aspect, Convention, Size
-from ..pictures.videos import Clip, VideoSettings
-from ..pictures.visual_budget import FrameTokens, tile_frames
+from ..pictures.videos import Clip, FrameTokens, VideoSettings, tile_frames
 from .prompt_templates import LLAMA3, Template
 
 if TYPE_CHECKING:

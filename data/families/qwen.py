@@ -20,11 +20,9 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.pictures import VIDEO, PatchGrid, Picture, whole_picture
-from ..pictures.picture_marks import mark_of
+from ...core.pictures import VIDEO, PatchGrid, Picture, mark_of, whole_picture
 from ..pictures.tiles import Size
-from ..pictures.videos import Clip, VideoSettings
-from ..pictures.visual_budget import FrameTokens
+from ..pictures.videos import Clip, FrameTokens, VideoSettings
 from .processor import CLIP_STATISTICS, SIGLIP_STATISTICS, Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
 from .whole import WholeFamily, check_oblong, grid_of

@@ -2,17 +2,47 @@
 
 Records come from strangers. A name stays inside the data section's folder, and what it leads to is a regular file: a
 pipe would hang the reader, and a device has no end.
+
+A picture or clip inside a record file (an Arrow table, a tar) is `Embedded`: it is opened like a path, and its bytes
+are read only then.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
 from ...core.errors import UserError
 from ...core.files import NotRegular, open_regular
-from .embedded import Embedded
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Encoded bytes.
+
+    Args:
+        where: file and place, for messages.
+        stream: opens the bytes anew each time.
+    """
+
+    where: str
+    stream: Callable[[], BinaryIO]
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """The encoded bytes, as `Path.open("rb")` gives those of a file."""
+        assert mode == "rb", mode
+        return self.stream()
+
+    def is_file(self) -> bool:
+        """Whether the bytes are there: its record file holds them."""
+        return True
+
+    def __str__(self) -> str:
+        return self.where
+
 
 MediaFile = Path | Embedded
 Medium = Literal["image", "clip"]

@@ -160,7 +160,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
         BadMedia: integers or floats beyond that.
     """
     if image.mode.startswith("I;16"):
-        return _grey(np.asarray(image) >> (_bits(image) - 8), image)
+        bits = _tag(image, _BITS_PER_SAMPLE)  # some TIFFs use 12
+        return _grey(np.asarray(image) >> ((16 if bits is None else int(bits[0])) - 8), image)
     if image.mode == "I":
         return _grey(_of_integers(np.asarray(image), image), image)
     if image.mode == "F":
@@ -193,12 +194,6 @@ def _of_floats(values: np.ndarray) -> np.ndarray:
 def _out_of_range(found: str, expected: str) -> BadMedia:
     return BadMedia(f"a grey image of {found}; expected {expected}", reason="unreadable image",
                     hint="convert the picture to 8 bits")  # fmt: skip
-
-
-def _bits(image: Image.Image) -> int:
-    """Return how many bits of a 16-bit grey value are used: some TIFFs have 12."""
-    bits = _tag(image, _BITS_PER_SAMPLE)
-    return 16 if bits is None else int(bits[0])
 
 
 def _tag(image: Image.Image, number: int) -> Any:

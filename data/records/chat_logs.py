@@ -19,8 +19,8 @@ from pathlib import Path
 from ...core.errors import UserError, encodable
 from ...core.files import new_folder
 from ...core.json_types import Json, JsonObject, all_are, list_at, listed, object_at, text_at, value_at
+from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
-from ..pictures.picture_marks import IMAGE_MARK
 from .log_lines import MOST_BYTES, lines
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
 from .record import check_record, num_learned

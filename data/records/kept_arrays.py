@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...core.files import write_whole
-from ...core.notices import notice
+from ...core.ranks import notice
 
 # What reading a zip that is cut, edited or none raises, and an array that would be unpickled.
 _DAMAGED = (zipfile.BadZipFile, ValueError, EOFError, KeyError, TypeError, RuntimeError, OSError)

@@ -18,16 +18,13 @@ from typing import Annotated
 import numpy as np
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
-from ...core.errors import NotFound, UserError, did_you_mean
+from ...core.errors import NotFound, Refused, UserError, counted, did_you_mean
 from ...core.fields import Place
 from ...core.files import read_yaml
 from ...core.json_types import JsonObject, list_at, object_at, text_at, value_at
-from ...core.refused import Refused
-from ...core.words import counted
-from .patterns import MOST_NAMES, braces, matched
+from .patterns import MOST_NAMES, PUBLISHED, braces, fetch_commands, matched, shipped
+from .patterns import identity as shipped_identity
 from .records import RecordFile, file_identity, open_records
-from .shipped import PUBLISHED, fetch_commands, shipped
-from .shipped import identity as shipped_identity
 from .table_records import TableRecords
 from .tar_records import TarRecords
 

@@ -1,7 +1,14 @@
-"""Names of files in recipes: braces ({a,b}.json) and glob patterns (part-*.json)."""
+"""Names of files in recipes: braces ({a,b}.json) and glob patterns (part-*.json).
+
+Mixtures that ship with the project are named as `data/NAME.yaml`. A file of the user's at that path wins. Otherwise the
+package's is read as if it lay there, so that its relative paths start at `data/` of the folder where the run starts.
+Its header has the commands that fetch the data.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from glob import glob, has_magic
@@ -10,6 +17,8 @@ from pathlib import Path
 from braceexpand import braceexpand
 
 from ...core.errors import NotFound, UserError
+from ...core.files import read_yaml
+from ...core.json_types import JsonObject
 
 MOST_NAMES = 200_000  # the largest published sets have 140,000 shards
 _GROUP, _NUMBER = re.compile(r"\{([^{}]*)\}"), re.compile("\0(\\d+)\0")
@@ -74,3 +83,38 @@ def matched(name: str, key: str) -> str:
         raise NotFound(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", key=key,
                         hint="correct the pattern or the folder")  # fmt: skip
     return name
+
+
+FOLDER = Path(__file__).parents[1] / "mixtures"
+PLACE = Path("data")
+# Files of the Hub, by the place at which recipes name them -> the commands that fetch them. Pictures of LLaVA-Instruct
+# (coco, gqa, ocr_vqa, textvqa, vg) are their own publishers': LLaVA's README says where.
+PUBLISHED = {
+    "data/LLaVA-Pretrain/blip_laion_cc_sbu_558k.json": (
+        "hf download liuhaotian/LLaVA-Pretrain blip_laion_cc_sbu_558k.json images.zip --repo-type dataset --local-dir "
+        "data/LLaVA-Pretrain",
+        "unzip -q data/LLaVA-Pretrain/images.zip -d data/LLaVA-Pretrain/images",
+    ),
+    "data/llava_v1_5_mix665k.json": (
+        "hf download liuhaotian/LLaVA-Instruct-150K llava_v1_5_mix665k.json --repo-type dataset --local-dir data",
+    ),
+}
+_COMMAND = "#   "  # how a line of the header begins that is a command
+
+
+def shipped(path: Path) -> Path | None:
+    """The package's file for `data/NAME.yaml`; None for other names, and where a file of the user's lies there."""
+    own = FOLDER / path.name
+    return own if path.parent == PLACE and own.is_file() and not path.exists() else None
+
+
+def identity(path: Path) -> str:
+    """Hash of what a shipped mixture says: its comments may change from version to version."""
+    tree = read_yaml(path, JsonObject, hint="install draftsmith again")
+    return hashlib.sha256(json.dumps([path.name, tree]).encode()).hexdigest()
+
+
+def fetch_commands(path: Path) -> list[str]:
+    """The commands of a shipped mixture's header that fetch its data."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix(_COMMAND) for line in lines if line.startswith(_COMMAND)]

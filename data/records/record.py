@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ...core.errors import encodable
 from ...core.json_types import Json, JsonObject, object_at, text_at
+from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
-from ..pictures.embedded import Embedded
-from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
+from ..pictures.media_files import Embedded
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,9 @@ def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], Recor
     with locked(kept.with_suffix(".lock")):
         arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
         if arrays is None:
-            _keep(records := index(), kept)
+            records = index()
+            own = {field.name: vars(records)[field.name] for field in fields(_Extra)}
+            write_arrays(kept, records.columns | {"extra": np.array(json.dumps(own))})
             return records
     extra = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(kept), hint="delete the file")
     return RecordFile(reader, arrays, **vars(extra))
@@ -276,11 +278,6 @@ def duplicates(hashes: np.ndarray) -> np.ndarray:
     _, first, inverse = np.unique(hashes[named], return_index=True, return_inverse=True)
     pairs = np.stack([named, named[first[inverse]]], axis=1)
     return pairs[pairs[:, 0] != pairs[:, 1]]
-
-
-def _keep(records: RecordFile, kept: Path) -> None:
-    extra = {field.name: vars(records)[field.name] for field in fields(_Extra)}
-    write_arrays(kept, records.columns | {"extra": np.array(json.dumps(extra))})
 
 
 def id_of(file: RecordFile, index: int) -> object:

@@ -12,7 +12,7 @@ from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, open_data, parse_json, read_small
 from ...core.json_types import JsonMapping
 from ...core.locks import locked
-from ...core.notices import notice
+from ...core.ranks import notice
 
 # Under over_length: drop_images a record is changed and kept; how such a line ends.
 TEXT_KEPT = "pictures are dropped, the text is kept"

@@ -20,7 +20,7 @@ from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data, read_text, write_whole
 from ...core.json_types import Json, JsonObject, value_at
 from ...core.section import Section
-from ..pictures.embedded import Embedded
+from ..pictures.media_files import Embedded
 from .record import Unreadable
 from .records import Reader, RecordFile, file_identity, joined, open_index, scan_part
 from .scan import Entry

@@ -21,7 +21,7 @@ from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.json_types import Json, listed, object_at
 from ...core.section import Section
-from ..pictures.embedded import Embedded
+from ..pictures.media_files import Embedded
 from . import tars
 from .record import Unreadable
 from .records import (

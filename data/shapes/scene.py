@@ -2,12 +2,17 @@
 
 The demo's target must learn whose colour is whose, so colours and shapes are drawn uniformly and
 independently: without the picture no answer can be guessed better than one in `len(COLORS)`.
+
+Answers have one wording each, or any of several right ones: written with one, they can be learned word for word, and a
+draft learns nothing from a target's answers that the data does not say.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from PIL import Image, ImageDraw
 
@@ -128,3 +133,18 @@ def draw_shape(
         pen.ellipse((x, y, x + side, y + side), fill=fill)
     else:
         pen.polygon([(x + across * side, y + down * side) for across, down in _CORNERS[shape]], fill=fill)
+
+
+# Wordings of one meaning, the usual one first -> one of them.
+Say = Callable[..., str]
+Wordings = Literal["usual", "several"]
+
+
+def usual(*wordings: str) -> str:
+    """The first: every answer of a kind is then written alike."""
+    return wordings[0]
+
+
+def drawn_by(rng: random.Random) -> Say:
+    """Any of them, each as likely as the others."""
+    return lambda *wordings: rng.choice(wordings)

@@ -19,9 +19,8 @@ from ...core.json_types import JsonObject
 from ..pictures.videos import write_clip
 from .captioned import HELD_OUT
 from .scenarios import KINDS, OF_CLIPS, TEXT_ONLY, Scenario
-from .scene import COLORS, SHAPES, draw
+from .scene import COLORS, SHAPES, Wordings, draw, drawn_by, usual
 from .suites import write_suite, write_video_suite
-from .wordings import Wordings, drawn_by, usual
 
 
 def write_dataset(

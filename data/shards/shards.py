@@ -27,10 +27,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...core import ranks
-from ...core.errors import UserError
+from ...core.errors import UserError, counted
 from ...core.files import checked, parse_json, read_json, unwritable, write_whole
 from ...core.json_types import JsonMapping, JsonObject, difference
-from ...core.words import counted
 
 FORMAT = 3  # of shards and manifest: count up when one changes
 SAMPLE_BYTES = 512  # of a sample beside its tensors: its JSON, shapes and checksums, about

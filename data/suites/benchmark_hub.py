@@ -16,8 +16,8 @@ import numpy as np
 from ...core.errors import UserError
 from ...core.files import new_folder
 from ...core.json_types import JsonMapping, JsonObject, listed
+from ...core.pictures import IMAGE_MARK, VIDEO_MARK
 from ..pictures.media_files import is_there
-from ..pictures.picture_marks import IMAGE_MARK, VIDEO_MARK
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
 from .suite import INDEX
 from .suite_hub import CHANGED, NO_REFERENCE, load_rows, row_of, save_pictures, write_set

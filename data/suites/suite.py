@@ -16,13 +16,12 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import UserError, did_you_mean, page
 from ...core.fields import Place
 from ...core.files import read_json, write_whole
 from ...core.json_types import JsonObject
-from ...core.pages import page
+from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ...core.section import Section
-from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 from ..records.record import paths
 from ..records.records import file_identity, open_records
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording

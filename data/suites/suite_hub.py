@@ -15,8 +15,7 @@ from typing import Any
 from ...core.errors import UserError, did_you_mean, first_line
 from ...core.files import new_folder
 from ...core.json_types import JsonMapping, JsonObject, listed, text_at
-from ..pictures.embedded import Embedded
-from ..pictures.media_files import BadMedia
+from ..pictures.media_files import BadMedia, Embedded
 from ..pictures.picture_files import load_image
 from ..records.table_records import is_encoded, is_list, media_of
 from .suite import INDEX, QUESTIONS, Task

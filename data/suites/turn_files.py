@@ -8,7 +8,7 @@ from pathlib import Path
 from ...core.errors import UserError, first_line
 from ...core.files import read_json_lines
 from ...core.json_types import JsonMapping, JsonObject, all_are
-from ..pictures.picture_marks import IMAGE_MARK, MARKS
+from ...core.pictures import IMAGE_MARK, MARKS
 from .suite_hub import NO_REFERENCE, load_rows
 from .turn_sets import TURN_SETS
 

@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ...core.errors import UserError
+from ...core.errors import UserError, page
 from ...core.files import SMALL_BYTES, read_end, read_json_lines
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.pages import page
 from ...models.formats.plugin import MODULE, PACKAGE, PATCHES
 
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ...data.records.chat_messages import Conversation
+from ...data.records.logged_pictures import Conversation
 from ..measured_rows import PLAIN
 from .chat_server import ChatServer, Streamed
 from .served_results import cell_of

@@ -16,11 +16,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...core.errors import did_you_mean
+from ...core.errors import Refused, did_you_mean
 from ...core.fields import shorthand
 from ...core.import_paths import OrImported
 from ...core.json_types import JsonObject
-from ...core.refused import Refused
 from .adt import AdtTree
 from .base import TreeSection
 from .chain import ChainTree

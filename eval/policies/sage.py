@@ -16,10 +16,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ...core.errors import did_you_mean
+from ...core.errors import Refused, did_you_mean
 from ...core.fields import MOST_LEVELS
 from ...core.json_types import JsonObject
-from ...core.refused import Refused
 from ...core.section import Section
 from ...models.decoding.tree import ROOT, Tree
 from ...models.targets.base import Verified

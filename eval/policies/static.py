@@ -13,9 +13,8 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import Refused, UserError, did_you_mean
 from ...core.fields import MOST_LEVELS, MOST_NODES
-from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
 from .base import Draw, Expand, TreePolicy, TreeSection, ends_read, proposes_nothing
 

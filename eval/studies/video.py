@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from ...data.pictures.visual_budget import visual_tokens
+from ...data.pictures.videos import visual_tokens
 from ..cells import MethodInfo
 from ..intervals import ratio
 from ..measured_rows import PLAIN, Row, grouped

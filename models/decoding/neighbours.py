@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import write_whole
-from ...core.notices import notice
 from ...core.pretrained import reading_safetensors
+from ...core.ranks import notice
 from ...core.states import OnDevice
 
 Metric = Literal["l2", "cosine", "random"]
@@ -76,7 +76,9 @@ def load_neighbours(
         raise UserError("the codebook holds values that are not finite", hint="check the tokenizer's checkpoint")
     if folder is None:
         return NeighbourTable(nearest(codebook, k, metric=metric, seed=seed), offset)
-    facts = {"sha256": _sha256(codebook), "metric": metric, "k": str(k)}
+    values = codebook.detach().float().cpu().contiguous().numpy()
+    sha256 = hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()
+    facts = {"sha256": sha256, "metric": metric, "k": str(k)}
     facts |= {"seed": str(seed)} if metric == "random" else {}
     kind = f"random{seed}" if metric == "random" else metric
     path = folder / f"neighbours-{facts['sha256'][:16]}-{kind}-{k}.safetensors"
@@ -116,11 +118,6 @@ def _distances(codebook: Tensor, metric: Metric, seed: int) -> Iterator[tuple[in
         else:
             # By differences: products would round equal distances apart.
             yield start, torch.cdist(block, points, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _sha256(codebook: Tensor) -> str:
-    values = codebook.detach().float().cpu().contiguous().numpy()
-    return hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()
 
 
 def _read(path: Path, facts: dict[str, str]) -> Tensor | None:

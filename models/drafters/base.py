@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import Refused, UserError, did_you_mean
 from ...core.fields import Place, Revision
 from ...core.import_paths import Kinded
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..folders import CONFIG, WEIGHTS, find_folder

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from ...core.errors import UserError
-from ...core.refused import Refused
+from ...core.errors import Refused, UserError
 from ...core.section import Section
 from ...core.states import Taps
 from ..layer import LayerShape

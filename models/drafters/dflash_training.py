@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.batch import Batch
-from ...core.loss import StepLoss
+from ...core.batch import Batch, StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, uploaded
 from .. import fast

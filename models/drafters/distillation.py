@@ -16,8 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.batch import Batch
-from ...core.loss import StepLoss
+from ...core.batch import Batch, StepLoss
 from ...core.section import Section
 from ...core.states import KeptScores, TargetStates, at_places, places_of
 from ..losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs

@@ -17,11 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.batch import CodeBatch
+from ...core.batch import CodeBatch, StepLoss
 from ...core.errors import UserError
 from ...core.files import read_json
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.loss import StepLoss
 from ...core.placement import fill, without_storage
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded

@@ -17,9 +17,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core.batch import Request
-from ...core.errors import did_you_mean
+from ...core.errors import Refused, did_you_mean
 from ...core.fields import shorthand
-from ...core.refused import Refused
 from ...core.section import Section
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder

@@ -12,9 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ...core.errors import UserError
+from ...core.errors import Refused, UserError
 from ...core.json_types import JsonObject
-from ...core.refused import Refused
 from ...core.states import Taps
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape

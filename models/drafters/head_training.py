@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.batch import Batch
-from ...core.loss import StepLoss
+from ...core.batch import Batch, StepLoss
 from ...core.pictures import TEXT
 from ...core.states import TargetStates, at_places, places_of, uploaded
 from ..losses import divergence_of_logs, list_mle, log_probs, soft_cross_entropy

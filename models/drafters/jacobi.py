@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import ImageRequest
-from ...core.errors import UserError
-from ...core.refused import Refused
+from ...core.errors import Refused, UserError
 from ...core.states import Taps
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp

@@ -167,10 +167,12 @@ class LookupProposal:
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         """q [F,V]; a row of zeros where nothing followed."""
-        made = [
-            self._below(self._root if parent == ROOT else self._nodes[parent], token)
-            for parent, token in zip(parents, tokens.tolist(), strict=True)
-        ]
+        made = []
+        for parent, token in zip(parents, tokens.tolist(), strict=True):
+            node = self._root if parent == ROOT else self._nodes[parent]
+            follows = self._following(node) == token
+            share = node.share * follows.sum() / max(1, len(follows))
+            made.append(_Node((*node.path, token), node.ends[follows] + 1, share))
         self._nodes += made
         return self._q(made)
 
@@ -203,11 +205,6 @@ class LookupProposal:
         if not inside.all():
             tokens[~inside] = np.array(node.path)[node.ends[~inside] - self._length]
         return tokens
-
-    def _below(self, node: _Node, token: int) -> _Node:
-        follows = self._following(node) == token
-        share = node.share * follows.sum() / max(1, len(follows))
-        return _Node((*node.path, token), node.ends[follows] + 1, share)
 
     def _q(self, nodes: Sequence[_Node]) -> Tensor:
         q = np.zeros((len(nodes), self._vocab_size), dtype=np.float32)

@@ -17,9 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.batch import Batch, CodeBatch
+from ...core.batch import Batch, CodeBatch, StepLoss
 from ...core.json_types import JsonObject
-from ...core.loss import StepLoss
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.expansions import Expansions

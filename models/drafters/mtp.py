@@ -19,10 +19,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ...core.errors import UserError
+from ...core.errors import Refused, UserError
 from ...core.json_types import JsonMapping, text_at
 from ...core.placement import fill, without_storage
-from ...core.refused import Refused
 from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, Rotation, rotate_halves
 from ..folders import check_shapes, opened_target, shapes_of, write_folder

@@ -17,11 +17,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.batch import Batch
-from ...core.errors import UserError
+from ...core.batch import Batch, StepLoss
+from ...core.errors import Refused, UserError
 from ...core.json_types import JsonObject
-from ...core.loss import StepLoss
-from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import TargetStates, uploaded
 from ..decoding.expansions import Expansions

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.errors import first_line
-from ...core.notices import notice
+from ...core.ranks import notice
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)  # N
 

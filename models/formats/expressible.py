@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, cast, get_args
 
-from ...core.errors import UserError
-from ...core.pages import page
+from ...core.errors import UserError, page
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig

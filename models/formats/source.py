@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import checked
-from ...core.generation_config import generation_ends
 from ...core.json_types import JsonObject, object_at, text_at, value_at
-from ...core.pretrained import CPU
+from ...core.pretrained import CPU, generation_ends
 from ..drafters import DRAFTER
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig

@@ -20,8 +20,8 @@ from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
-from ..decoding.end_attention import check_end_attention, end_attention, is_cut, whole
 from ..decoding.rows import Guidance
+from ..decoding.tapped import check_end_attention, end_attention, is_cut, whole
 from ..decoding.tree import Tree
 from ..decoding.upload import upload_tree
 from ..fast.cuda_graphs import Graphs

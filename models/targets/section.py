@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from ...core.errors import UserError
+from ...core.errors import Refused, UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.import_paths import Kinded
-from ...core.refused import Refused
 from ..folders import shipped_folder, shipped_name
 from ..parts import TokenIds
 from .family import Family

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ...core.pages import page
+from ...core.errors import page
 from ..config.finding import report, warning
 from ..config.launch import say
 from ..config.load import load

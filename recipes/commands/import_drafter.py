@@ -8,8 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from ...core.errors import UserError
-from ...core.pages import page
+from ...core.errors import UserError, page
 from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command

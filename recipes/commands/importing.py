@@ -16,9 +16,8 @@ from transformers import AutoTokenizer
 
 from ...core.errors import UserError, did_you_mean
 from ...core.files import new_folder
-from ...core.generation_config import generation_ends
 from ...core.json_types import JsonObject
-from ...core.pretrained import reading_pretrained
+from ...core.pretrained import generation_ends, reading_pretrained
 from ...core.results import check_written
 from ...data.processor_files import load_processor
 from ...models.drafters.base import TargetIdentity

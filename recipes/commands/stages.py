@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from ...core.errors import UserError
-from ...core.pages import page
+from ...core.errors import UserError, page
 from ..config.launch import announce, run_recipe, say
 from ..config.load import load
 from .command import NAME, SETTINGS, Command, recipe_arguments

@@ -11,9 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...core.errors import UserError, did_you_mean, nearest, shown_value
+from ...core.errors import Refused, UserError, did_you_mean, nearest, shown_value
 from ...core.json_types import JsonObject, object_at, parts
-from ...core.refused import Refused
 from ...core.secrets import as_written, redact_argument, redact_tree, variables_of
 from .files import KEYS
 

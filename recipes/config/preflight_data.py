@@ -14,10 +14,9 @@ from typing import ClassVar
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ...core.errors import NotFound, UserError, first_line
-from ...core.pages import page
+from ...core.errors import NotFound, UserError, counted, first_line, page
+from ...core.results import DATASET_FOLDER
 from ...core.section import Section, parts
-from ...core.words import counted
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
 from ...data.captioned.items import Source
 from ...data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
@@ -25,7 +24,6 @@ from ...data.dataset import ConversationData
 from ...data.families.processor import Processor
 from ...data.records.mixture import Name, Selection, are_present, missing_files, missing_hint
 from ...data.records.table_records import TableRecords
-from ...data.stage_folders import DATASET_FOLDER
 from ...data.suites.suite import INDEX, read_index
 from ...data.suites.turn_files import PUBLISHED, published_files, published_records
 from ...data.suites.turn_sets import TURN_SETS

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from ...core.batch import TEXT, Batch, Request
-from ...core.errors import UserError, first_line
-from ...core.words import counted
+from ...core.errors import UserError, counted, first_line
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor

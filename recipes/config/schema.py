@@ -15,11 +15,10 @@ from pydantic import (
     model_validator,
 )
 
-from ...core.errors import UserError, nearest
+from ...core.errors import Refused, UserError, nearest
 from ...core.fields import Place, Seed, file_name
 from ...core.import_paths import OUTSIDE
 from ...core.json_types import JsonObject, object_at, text_at, walk
-from ...core.refused import Refused
 from ...core.secrets import as_written, variables_of, written_over
 from ...core.section import Section, kinds, sections, within, written_kind
 from ...core.tracking import TrackingConfig

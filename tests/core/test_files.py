@@ -74,16 +74,6 @@ def test_a_key_that_stands_twice_is_refused_where_each_stands_once(tmp_path: Pat
     fails_with("key 'step' stands twice", files.read_json, path, Manifest, hint="", once=True)
 
 
-def test_the_end_of_a_log_is_read_and_a_pipe_has_none(tmp_path: Path) -> None:
-    path = tmp_path / "log.txt"
-    assert files.read_end(path) == ""
-    path.write_bytes(b"x" * 100 + b"end\xff")
-    assert files.read_end(path, 4) == "end\ufffd"
-    path.unlink()
-    os.mkfifo(path)
-    assert files.read_end(path) == ""
-
-
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"bytes": 1, "sha256": "a"}\n{"bytes": 2, "sha256": "b"}\n')

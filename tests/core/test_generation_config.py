@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from draftsmith.core.generation_config import generation_ends
+from draftsmith.core.pretrained import generation_ends
 from fails import fails_with
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 

@@ -69,16 +69,6 @@ def _rank(number, port, folder, work, bound_s):
     os._exit(0)
 
 
-def stops(which):
-    def work(number):
-        ranks.pulse().begin("step 3 of 9", is_step=True)
-        if number == which:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        ranks.any_rank(False)
-
-    return work
-
-
 def test_a_rank_that_lives_and_hangs_in_a_step_is_named_too(tmp_path):
     def work(number):
         ranks.pulse().begin("step 3 of 9", is_step=True)

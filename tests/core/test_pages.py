@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from draftsmith.core.pages import page
+from draftsmith.core.errors import page
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("core", "data", "eval", "models", "recipes", "trainers")

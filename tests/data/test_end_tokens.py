@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from draftsmith.data.conversations import PromptFormat
-from draftsmith.data.end_tokens import end_ids
+from draftsmith.data.conversations import PromptFormat, end_ids
 from draftsmith.data.families.processor import CAUSAL_LM, Processor
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
@@ -66,4 +65,4 @@ def test_one_place_knows_them():
     read = {str(path.relative_to(ROOT)) for path in files if re.search(r"\.eos_id\b", path.read_text())}
     assert len(files) > 300
     # The ids of a target that a run trains from an inline config, and whether a record was begun with others.
-    assert read == {"data/end_tokens.py", "trainers/run/context.py", "trainers/run/precision.py"}
+    assert read == {"data/conversations.py", "trainers/run/context.py", "trainers/run/precision.py"}

@@ -1,21 +1,20 @@
 """Records with tiled pictures, several pictures and clips, through the dataset to samples and requests."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
-from draftsmith.data.conversations import PromptFormat, encode
+from draftsmith.data.conversations import encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
 from draftsmith.data.processor_files import with_own_image_processor
 from fails import fails_with
 from PIL import Image
 from small_records import talk
-from tiled import FORMS, SIDE, layouts, picture, pixels, processor
+from tiled import FORMS, layouts, picture, pixels, processor
 
 UNIFORM = {"fps": None, "num_frames": 4}
 
@@ -93,11 +92,6 @@ def test_pixels_follow_the_order_of_the_marks(folder):
     assert torch.equal(data[0].pixels, torch.cat([pixels(frames, made, "square"), image]))
 
 
-def test_the_same_frames_every_time(folder):
-    data = dataset(folder, [RECORDS["clip"][0]])
-    assert torch.equal(data[0].pixels, data[0].pixels)
-
-
 def test_lengths_need_no_pixels(folder):
     """A picture whose data is broken has a size all the same; a plain tile's is not even looked at."""
     whole = (folder / "0.png").read_bytes()
@@ -169,48 +163,3 @@ def test_a_clip_s_mark_is_found_whether_the_tokenizer_knows_it_or_not(family, jo
     plain = encode(turns(asked.replace("<video>", "<image>")), form, processor(family), pictures=[Picture(3)] * 3)
     text = [i for i, m in zip(encoded.ids, encoded.modality, strict=True) if m == TEXT]
     assert text == [i for i, m in zip(plain.ids, plain.modality, strict=True) if m == TEXT]
-
-
-def test_marks_and_pictures_must_agree():
-    made, form = processor("llava"), FORMS["llava"]
-    with pytest.raises(UserError, match="2 <image> marks for 1 images and clips"):
-        encode(turns("<image><video>"), form, made, pictures=[Picture(3, 2, VIDEO)])
-    with pytest.raises(UserError, match="a <video> mark stands for an image"):
-        encode(turns("<video><image>"), form, made, pictures=[Picture(3), Picture(3, 2, VIDEO)])
-
-
-class TestQwen:
-    """LLaVA-OneVision's template: an answer and the token that ends it are supervised."""
-
-    MADE = processor("llava_onevision")
-
-    def test_rendering_and_supervision(self):
-        conversation = [*turns("<image>\nWhich?", "3."), *turns("Why?", "It is.")]
-        encoded = encode(conversation, FORMS["llava_onevision"], self.MADE, pictures=[Picture(3)])
-        assert encoded.text == (
-            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<image>\nWhich?<|im_end|>\n"
-            "<|im_start|>assistant\n3.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
-            "It is.<|im_end|>\n"
-        )
-        end = self.MADE.eos_id
-        supervised = [i for i, kept in zip(encoded.ids, encoded.loss_mask, strict=True) if kept]
-        assert [i for i in supervised if i == end] == [end] * 2 and supervised[-1] == end
-        said = self.MADE.tokenizer.decode(supervised, skip_special_tokens=True)
-        assert said.replace(" ", "") == "3.Itis."
-        prompt = encode(conversation, FORMS["llava_onevision"], self.MADE, pictures=[Picture(3)], open_ended=True)
-        assert encoded.ids[: len(prompt.ids)] == prompt.ids and prompt.text.endswith("<|im_start|>assistant\n")
-
-    def test_no_system_sentence_and_no_first_token(self):
-        form = PromptFormat(template="qwen", system="")
-        encoded = encode(turns("Which?"), form, self.MADE)
-        assert encoded.text.startswith("<|im_start|>user")
-        assert encoded.ids[0] == self.MADE.tokenizer.convert_tokens_to_ids("<|im_start|>")
-
-    @pytest.mark.parametrize(("template", "family"), [("qwen", "llava"), ("v1", "llava_onevision")])
-    def test_a_template_of_another_vocabulary_is_refused(self, template, family):
-        with pytest.raises(UserError, match=f"template {template} ends turns with"):
-            encode(turns("Which?"), PromptFormat(template=template), processor(family))
-
-
-def test_side_is_the_tower_s():
-    assert processor("llava").image_size == SIDE and replace(processor("llava"), patch_size=12).patches == 2

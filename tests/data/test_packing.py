@@ -5,8 +5,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
-from draftsmith.data.order import BucketedOrder
-from draftsmith.data.packing import check_lengths, packed_rows
+from draftsmith.data.order import BucketedOrder, check_lengths, packed_rows
 
 
 class Words:

@@ -194,8 +194,3 @@ def test_lines_end_as_any_system_ends_them(tmp_path, end):
     ):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.replace("\n", end).encode())
         assert [p.caption for p in prompts(tmp_path / name)] == ["one", "two"]
-
-
-def test_prompts_in_another_code_are_told(tmp_path):
-    (tmp_path / "a.txt").write_bytes("a cat\n".encode("utf-16"))
-    fails_with("UTF-16 text", prompts, tmp_path / "a.txt")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.states import Taps
-from draftsmith.data.order import BucketedOrder, RisingVisualOrder
+from draftsmith.data.order import RisingVisualOrder
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states import estimate
 from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels
@@ -115,23 +115,6 @@ def test_every_width_and_no_places_at_all(dtype, width):
 
 
 # Orders
-
-
-def test_batches_of_like_lengths_pad_little_and_stay_random():
-    lengths = np.random.default_rng(0).integers(10, 1000, 1000) * np.where(np.arange(1000) % 2, 1, -1)
-    batch = 16
-
-    def padding(window: int) -> float:
-        order = BucketedOrder(lengths, 0, batch, window)(0)
-        assert sorted(order.tolist()) == list(range(1000))
-        parts = [abs(lengths[order[start : start + batch]]) for start in range(0, 1000, batch)]
-        return sum(len(part) * part.max() - part.sum() for part in parts) / abs(lengths).sum()
-
-    assert padding(50) < 0.05 < 0.5 < padding(1)
-    order = BucketedOrder(lengths, 0, batch, 50)
-    longest = [abs(lengths[order(0)[start : start + batch]]).max() for start in range(0, 992, batch)]
-    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.4, "batches come sorted"
-    assert (order(0) == BucketedOrder(lengths, 0, batch, 50)(0)).all() and (order(0) != order(1)).any()
 
 
 def test_the_share_of_pictures_rises_as_msd_s_does():

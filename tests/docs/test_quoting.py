@@ -5,8 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 # key=[...] that begins a word. A quote before it is the shell's own, or Python's around a whole argument.
 BARE = re.compile(r"""(?:^|[\s`(\[])((?:--)?[a-z_][\w.]*=\[[^\]]*\])""", re.M)
@@ -47,13 +45,3 @@ def test_messages_and_help_quote_lists():
     sources = [path for path in files("*.py") if path.relative_to(ROOT).parts[0] != "tests"]
     found = {str(path.relative_to(ROOT)): words for path in sources if (words := bare_in_code(path.read_text()))}
     assert not found
-
-
-@pytest.mark.parametrize("text", ["draftsmith train NAME stages=[a,b]", "`stages=[a]` runs one", "# stages=[...]."])
-def test_the_check_sees_a_bare_list(text):
-    assert bare_in_text(text) and not bare_in_text(re.sub(r"(stages=\[.*?\])", r'"\1"', text))
-
-
-def test_the_check_of_code_tells_an_argument_from_a_message():
-    assert bare_in_code('hint = f"run it first: stages=[{a},{b}]"') == ["stages=[NAME,NAME]"]
-    assert not bare_in_code('words = [f"stages=[{a}]", "stages=[x]"]\nhint = \'add it to "stages=[...]"\'')

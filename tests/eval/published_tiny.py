@@ -1,8 +1,11 @@
 """Tiny heads beside tiny targets as folders, and what each engine's layer computes, by transformers' own modules."""
 
 import json
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
+from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.head_files import manifest_of
@@ -158,3 +161,10 @@ def eagle3_of_engines(values, state, embeds, states, prefix="midlayer."):
     joined = torch.cat([layer.input_layernorm(embeds), hidden_norm(states)], -1)
     states = states + _attend(layer.self_attn, joined, rotary)[0]
     return states + layer.mlp(layer.post_attention_layernorm(states))
+
+
+def load_captioner(folder):
+    """A published captioner's loader, here of a class that is small."""
+    section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
+    with mock.patch.dict(captioners._CLASSES, blip="LlamaForCausalLM"):
+        return captioners._load(section, torch.device("cpu"))

@@ -1,10 +1,5 @@
 """Cells and their tables: what is a line, what is a column, and what is compared."""
 
-from pathlib import Path
-
-import pytest
-from draftsmith.eval import summary
-from draftsmith.eval.cells import modes_line
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.report import MethodInfo, build
 from draftsmith.eval.summary import summarize
@@ -44,29 +39,6 @@ def test_temperatures_lengths_and_budgets_have_columns_where_they_differ():
     assert warm and all(row[same] is None for row in warm), "sampled outputs are not compared token by token"
 
 
-def test_modes_are_explained_under_the_table_that_has_them():
-    """Nothing in a report told what M and T are."""
-
-    def told(mode):
-        return build(random_rows(4), about={}, methods={"M": MethodInfo(mode=mode)}).tables[0].footnotes
-
-    assert told("T") == ("Modes of a draft LVLM: T reads a newline in place of the picture.",)
-    assert told("") == ()
-    assert modes_line(["M", "MT*", "MTCP", "my own"]) == (
-        "Modes of a draft LVLM: M sees the picture; P sees the picture pooled 2 x 2 before the projector; C reads a "
-        "caption in place of the picture; T reads a newline in place of the picture; MT* mixes M, T by weights that "
-        "follow what was accepted; MTCP mixes M, T, C, P equally."
-    )
-
-
-def test_whether_outputs_are_identical_is_seen_before_the_numbers():
-    """At 1,400 pixels of width: the column stood last, behind two for each set, and a table scrolled to it."""
-    report = build(measured_rows(), about={}, methods=METHODS)
-    for table in report.tables[:2]:
-        names = [column.name for column in table.columns]
-        assert names.index("identical") < min(n for n, name in enumerate(names) if name.startswith("tau"))
-
-
 def test_a_rule_that_nobody_has_shown_to_be_exact_counts_as_relaxed():
     assert not MethodInfo().relaxed and not MethodInfo(rule="block").relaxed
     assert MethodInfo(rule="my.rules:Loose").relaxed and not MethodInfo(rule="my.rules:Same", is_exact=True).relaxed
@@ -87,17 +59,3 @@ def test_quality_of_drawn_pictures_stands_beside_speed():
     assert table.column("method") == [PLAIN, "M"] and table.column("clip") == [0.3, 0.25]
     assert table.footnotes == ("clip: CLIP ViT-B/32, n = 6 (few)",)
     assert report.to_json()["quality"]["0"]["M"]["clip"]["spread"] == 0.01
-
-
-def test_cycles_that_accept_a_draft_and_a_first_drafts_chance_have_a_name_each():
-    """A report of drawn pictures holds both; words.md says what each counts, and nothing else is called so."""
-    rows = [row for row in measured_rows() if (row.method, row.benchmark) == ("M", "clips")]
-    built = build(rows, about={}, methods=METHODS)
-    (table,) = (table for table in built.tables if table.title == "Cycles: trees and times")
-    accepted = [count for row in rows for count in row.accepted]
-    share = sum(count > 0 for count in accepted) / len(accepted)
-    assert table.column("cycles with an accepted draft") == [pytest.approx(share)] and 0 < share < 1
-    root = Path(summary.__file__).parents[1]
-    words = (root / "docs" / "words.md").read_text()
-    assert "| cycles with an accepted draft, `first_accepted` |" in words and "| first draft's chance |" in words
-    assert not [path for path in (root / "eval").rglob("*.py") if "first draft accepted" in path.read_text()]

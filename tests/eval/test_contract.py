@@ -17,15 +17,9 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.targets.llava.model import LlavaDecoder
 from fakes import (
     CannotExpand,
-    GuidedTarget,
     ReadsAttention,
     ReadsFeatures,
     ReadsHistory,
-    RowsProposal,
-    guidance,
-    mix,
-    no_picture,
-    picture,
     states,
 )
 from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, proposal, reference, request, self_draft, target
@@ -53,35 +47,6 @@ def compare(make_target, drafter, policy, seeds=3, images=1):
 def not_vacuous(cycles):
     assert any(c.num_accepted for c in cycles)
     assert any(c.num_accepted < c.num_drafted for c in cycles)
-
-
-@POLICIES
-def test_rows_with_a_reduction(big, near, policy):
-    ensemble = RowsProposal(decoder(near), [picture, no_picture], mix(torch.tensor([0.5, 0.5])))
-    not_vacuous(compare(lambda: target(big), ensemble, policy, images=2))
-
-
-def test_an_ensemble_of_one_copy_is_accepted_whole(big):
-    for weights in ([1.0], [0.5, 0.5]):
-        views = [picture] * len(weights)
-        ensemble = RowsProposal(decoder(big), views, mix(torch.tensor(weights)))
-        cycles = compare(lambda: target(big), ensemble, Chain(4))
-        assert all(c.num_accepted == c.num_drafted for c in cycles)
-        assert sum(c.num_accepted for c in cycles) > 30
-
-
-@POLICIES
-def test_a_guided_target_with_guided_and_plain_drafts(big, near, policy):
-    """Guidance never leaves target and drafter: the loop sees one distribution."""
-    make = lambda: GuidedTarget(decoder(big), guidance(2.0))  # noqa: E731
-    not_vacuous(compare(make, proposal(near), policy))
-    copied = RowsProposal(decoder(big), [picture, no_picture], guidance(2.0))
-    cycles = compare(make, copied, Chain(3))
-    assert all(c.num_accepted == c.num_drafted for c in cycles)
-    # Not the unguided target in disguise.
-    asked = request(0, 1)
-    unguided = generate(target(big), None, asked, greedy(policy)).tokens
-    assert generate(make(), None, asked, greedy(policy)).tokens != unguided
 
 
 def test_guidance_moves_away_from_the_row_without_a_condition():

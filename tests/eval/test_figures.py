@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from draftsmith.eval import figures
 from draftsmith.eval.figures import acceptance_by_depth, draw_curves, save_grid, speedups
 from draftsmith.eval.summary import summarize
 from PIL import Image
@@ -27,28 +26,6 @@ def test_a_figure_shows_something(draw, tmp_path):
     with Image.open(tmp_path / "new" / "figure.png") as image:
         assert 300 <= image.width <= 1250 and 200 <= image.height <= 1400
         assert len(image.convert("RGB").getcolors(1 << 24)) > 50
-
-
-def test_the_acceptance_curve_has_n_at_each_point(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
-    acceptance_by_depth(tmp_path / "a.png", {"clips": PLACES["clips"]})
-    (panel,) = kept[0].axes
-    shown = sorted(text.get_text() for text in panel.texts)
-    assert shown == sorted(f"{d.drafted:,}" for s in PLACES["clips"].values() for d in s.accepted_by_depth)
-    colors = {line.get_color() for line in panel.lines}
-    assert {text.get_color() for text in panel.texts} == colors, "each in its line's colour"
-
-
-def test_of_many_methods_those_of_highest_tau_are_drawn(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
-    worst_first = sorted(PLACES["pictures"].values(), key=lambda summary: summary.tau)
-    acceptance_by_depth(tmp_path / "a.png", {"pictures": {str(n): s for n, s in enumerate(worst_first)}})
-    acceptance_by_depth(tmp_path / "b.png", PLACES)
-    assert kept[1].get_figheight() > 1.8 * kept[0].get_figheight(), "two rows of panels"
-    (legend,) = kept[0].legends
-    assert [text.get_text() for text in legend.texts] == list("2345678")
 
 
 def test_a_grid_stands_row_by_row(tmp_path):

@@ -7,14 +7,6 @@ from draftsmith.eval.report import build
 from .rows import METHODS, a_row, measured_rows
 
 
-def test_findings_say_whether_outputs_are_plain_decodings():
-    told = build(measured_rows(verify_s=0.02, plain_cycle_s=0.02), about={}, methods=METHODS).findings
-    assert told == ("Greedy outputs are identical to plain decoding, token by token, in all 36 decoded requests.",)
-    binding = {"questions": 20, "accuracy": 0.9, "blind_accuracy": 0.25}
-    told = build(measured_rows(), about={}, methods=METHODS, binding=binding).findings
-    assert "in 90.0% of 20 held-out questions" in " ".join(told)
-
-
 def test_findings_say_what_does_not_hold():
     bad = [dataclasses.replace(r, identical=r.request != "r2", details={"beyond_positions": r.request == "r1"})
            for r in measured_rows(total_s=9.0)]  # fmt: skip

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Greedy, Sampling

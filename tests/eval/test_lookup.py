@@ -2,6 +2,7 @@
 
 import itertools
 
+import family_checks as family
 import numpy as np
 import pytest
 import torch
@@ -13,11 +14,10 @@ from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lookup import NgramConfig, SuffixConfig
 from draftsmith.models.drafters.mixed import MixedConfig
-from pydantic import ValidationError
-from test_combinations import EMITTED, TREES, Cycle, big, drafter_of, grown_once
+from exact import accepted_of_drafted, chances, check_drawn
+from test_combinations import EMITTED, TREES, Cycle, big, drafter_of, grown_once, off_over_all_draws
 from test_contract import greedy
-from test_exactness import NoResidual, chi_square
-from test_sage import Scripted
+from test_exactness import NoResidual
 from tiny import request as ask
 
 __all__ = ["big"]  # pytest looks fixtures up by their names here
@@ -258,16 +258,7 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, config, tree):
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])
 def test_sampled_chains_are_exact_over_all_draws(big, name):
-    cycle, result, waiting = cycle_of(CONFIGS[name], big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
-    while waiting:
-        script = waiting.pop()
-        draw = Scripted(script)
-        grown, p = cycle.grow(Chain(3), draw)
-        if draw.open:
-            waiting += [[*script, choice] for choice in range(draw.open[0])]
-        else:
-            cycle.add(result, Sampling(), grown, p, draw.chance)
-    assert float((result - cycle.wanted).abs().max()) < 2e-5
+    assert off_over_all_draws(cycle_of(CONFIGS[name], big), lambda: Chain(3)) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -276,25 +267,11 @@ def test_sampled_chains_are_exact_over_all_draws(big, name):
 )
 def test_end_to_end(big, name, draw, policy):
     """Three tokens over several cycles against the target's own probabilities, by chi-square."""
-    asked, drafter, count, warp = words(1, images=1), CONFIGS[name].drafter(None, big), 400, Warp(1.0, top_k=2)
-    expected = {(): 1.0}
-    for _ in range(3):
-        further = {}
-        for tokens, chance in expected.items():
-            ids = torch.cat([asked.ids, torch.tensor(tokens, dtype=torch.int64)])
-            modality = torch.cat([asked.modality, torch.zeros(len(tokens), dtype=torch.int8)])
-            step = big.prefill(Request(ids, modality, asked.pixels), drafter.taps, capacity=1)[1]
-            further |= {(*tokens, t): chance * float(p) for t, p in enumerate(warp(step.logits[-1])) if p}
-        expected = further
-    generator, seen, accepted = torch.Generator().manual_seed(0), dict.fromkeys(expected, 0), 0
-    decoding = Decoding(policy, Sampling(), Draw(draw), warp, 5, ())
-    for _ in range(count):
-        result = generate(big, drafter, asked, decoding, generator)
-        seen[tuple(result.tokens[:3])] += 1
-        accepted += sum(c.num_accepted for c in result.cycles)
-    assert accepted > 0
-    observed, values = (torch.tensor([*v], dtype=torch.float64) for v in (seen.values(), expected.values()))
-    assert chi_square(observed, count * values) < 1
+    asked, drafter, warp = words(1, images=1), CONFIGS[name].drafter(None, big), Warp(1.0, top_k=2)
+    decoding, generator = Decoding(policy, Sampling(), Draw(draw), warp, 5, ()), torch.Generator().manual_seed(0)
+    expected = chances(lambda ids: warp(family.all_logits(big, family.longer(asked, ids))[-1]), 3)
+    results = check_drawn(expected, lambda: generate(big, drafter, asked, decoding, generator), 400)
+    assert accepted_of_drafted(results)[0] > 0
 
 
 def test_a_member_that_finds_nothing_leaves_its_weight_to_the_others(big):
@@ -320,16 +297,6 @@ def test_a_member_that_finds_nothing_leaves_its_weight_to_the_others(big):
     drafter.start(asked, step, Warp(), capacity=20)
     drafter.begin(0)
     assert not drafter.root().any() and drafter.max_levels == 0
-
-
-def test_settings_are_in_order_and_exports_say_what_engines_have():
-    with pytest.raises(ValidationError, match="min_match 4 is above max_match 3"):
-        NgramConfig(kind="ngram", min_match=4)
-    (said,) = NgramConfig(kind="ngram", max_match=5, min_match=2).exports("vllm")
-    assert '"prompt_lookup_max": 5, "prompt_lookup_min": 2' in said
-    (said,) = SuffixConfig(kind="suffix", levels_per_match=2).exports("vllm")
-    assert '"suffix_decoding_max_spec_factor": 2, "suffix_decoding_min_token_prob": 0.1' in said
-    assert SuffixConfig(kind="suffix").exports("sglang")[0].endswith("it has none")
 
 
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])

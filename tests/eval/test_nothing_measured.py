@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.findings import binding_sentence
+from draftsmith.eval.policies import StaticTree
 from draftsmith.eval.report import build, write
 from draftsmith.eval.run_reports import cells, overview, read_runs
 from draftsmith.eval.tables import markdown
@@ -83,20 +83,6 @@ def test_seeds_of_which_one_measured_nothing_have_no_mean(tmp_path):
     assert [str(value).split(", ")[1] for value in columns(table, "tau of", "measured in")] == ["-", "-"]
 
 
-def test_one_set_of_several_is_named(tmp_path):
-    rows = [*random_rows(4, drafter="finetune", mode="M"), *empty_rows(benchmark="clips")]
-    findings = build(rows, about={}, methods=METHODS).findings
-    assert findings[0].startswith("**Nothing was measured on clips**")
-    assert not any("nan" in finding for finding in findings)
-    (short,) = build(empty_rows(stop="length", max_new_tokens=1), about={}, methods=METHODS).findings
-    assert "max_new_tokens: 1" in short
-
-
-def test_binding_of_nothing_says_so():
-    (line,) = binding_sentence({"questions": 0, "accuracy": float("nan"), "blind_accuracy": float("nan")})
-    assert "could be asked" in line and "nan" not in line
-
-
 def test_differences_of_nothing_are_not_told(tmp_path):
     rows = [row for name in ("a", "b") for mode in "MT" for row in empty_rows(drafter=name, method=mode, mode=mode)]
     report = build(rows, about={}, methods=METHODS, contrasts={"a change": ("a", "b")})
@@ -109,10 +95,19 @@ def test_differences_of_nothing_are_not_told(tmp_path):
 def test_a_decoding_check_of_nothing_stops_where_the_best_tau_is_to_be_chosen():
     """At its first check, and not at the end of all training."""
     said: list[str] = []
-    context = SimpleNamespace(name="head", say=said.append)
-    trained = SimpleNamespace(stage=SimpleNamespace(select="last"), context=context)
-    TrainedDrafter._say_nothing_was_measured(trained)
+    stop = SimpleNamespace(settle=lambda places: [*places])
+    context = SimpleNamespace(name="head", say=said.append, seed=0, stop=stop)
+    decoding = SimpleNamespace(tree=StaticTree(kind="static", choices=[[0]]), top_k=0, top_p=1.0)
+    requests = SimpleNamespace(
+        temperatures=(0.0,), grid=None, max_new_tokens=4, eos_ids=(), count=0, keep=lambda *arguments: {}
+    )
+    trained = SimpleNamespace(
+        stage=SimpleNamespace(select="last", decoding=decoding), context=context, requests=requests, target=None,
+        config=SimpleNamespace(drafter=lambda module, target: None), _copy=lambda engine: None,
+    )  # fmt: skip
+    assert TrainedDrafter.decode(trained, None, 1) == {}
     assert "is the template right?" in said[0]
     trained.stage.select = "tau"
-    with pytest.raises(UserError, match=r"tau was not measured[\s\S]*stages\.head\.select"):
-        TrainedDrafter._say_nothing_was_measured(trained)
+    with pytest.raises(UserError, match="tau was not measured") as caught:
+        TrainedDrafter.decode(trained, None, 1)
+    assert caught.value.key == "stages.head.select"

@@ -10,7 +10,7 @@ import torch
 import transformers
 from draftsmith.core.errors import UserError
 from draftsmith.eval.quality import Extractor, Folder, QualityConfig, as_is, check, measure, statistics
-from draftsmith.eval.quality.clip import VIT_H, aesthetic_scores, clip_pair, hps_pair
+from draftsmith.eval.quality.clip import aesthetic_scores, clip_pair, hps_pair
 from draftsmith.eval.quality.convolutional import Vgg16, class_logits, fid_features, load_inception, vgg_features
 from draftsmith.eval.quality.extractors import extract
 from draftsmith.eval.quality.metric_pictures import (
@@ -22,7 +22,6 @@ from draftsmith.eval.quality.metric_pictures import (
 )
 from draftsmith.eval.quality.metric_weights import NEEDS, SOURCES, load_state
 from PIL import Image
-from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
@@ -76,14 +75,6 @@ def test_frechet_distance_of_a_set_to_itself_is_0_and_to_its_shift_the_shift(n):
     assert statistics.frechet_distance(features, features + 2) == pytest.approx(4 * 32, abs=1e-4)
 
 
-def test_frechet_distance_takes_mean_and_covariance_of_the_samples(rng):
-    real, generated = rng.normal(size=(50, 5)), rng.normal(2, 3, size=(40, 5))
-    moments = [m for x in (real, generated) for m in (x.mean(0), np.cov(x, rowvar=False))]
-    expected = statistics.gaussian_distance(*(torch.from_numpy(m) for m in moments))
-    actual = statistics.frechet_distance(torch.from_numpy(real), torch.from_numpy(generated))
-    assert actual == pytest.approx(expected, rel=1e-12)
-
-
 def test_precision_and_recall_equal_the_obvious_loops(rng, monkeypatch):
     monkeypatch.setattr(statistics, "ROWS_PER_PASS", 7)
     real, generated = rng.normal(size=(30, 3)), rng.normal(0.8, 0.6, size=(25, 3))
@@ -97,12 +88,6 @@ def test_precision_and_recall_equal_the_obvious_loops(rng, monkeypatch):
     actual = statistics.precision_recall(torch.from_numpy(real), torch.from_numpy(generated))
     assert actual == pytest.approx(expected)
     assert 0 < expected[1] < expected[0]  # narrow and inside: precise, and little of the real set is covered
-
-
-def test_precision_and_recall_of_equal_and_of_far_sets():
-    features = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    assert statistics.precision_recall(features, features) == (1, 1)
-    assert statistics.precision_recall(features, features + 100) == (0, 0)
 
 
 def test_inception_score_counts_classes_where_each_is_certain_and_is_1_where_none_is():
@@ -310,14 +295,6 @@ def test_hps_reads_a_state_of_open_clip(clip_folder, tmp_path, rng):
     assert actual.what.startswith("HPS v2 (HPS_v2.1_compressed, mean cosine")
 
 
-def test_the_published_hps_has_the_size_of_vit_h_14():
-    with torch.device("meta"):
-        model = CLIPModel(CLIPConfig(**VIT_H))
-    assert sum(p.numel() for p in model.parameters()) == 986_109_441  # open_clip's model profile: 986.11 million
-    assert model.text_model.config.vocab_size == 49408 and model.vision_model.config.image_size == 224
-    assert model.text_model.config.eos_token_id == 49407, "the last id, at which texts are pooled"
-
-
 @pytest.mark.parametrize("deep", [False, True])
 def test_the_aesthetic_score_is_linear_in_the_unit_embedding(clip_folder, tmp_path, rng, deep):
     torch.manual_seed(2)
@@ -425,41 +402,6 @@ def test_vgg16_gives_the_second_hidden_layer_before_its_relu(tmp_path, rng):
 # The entry
 
 
-def mean_colours(name="mean colours"):
-    return Extractor(name, as_is, lambda images: images.float().mean((2, 3)) / 255)
-
-
-def test_results_say_whose_features_they_stand_on_and_their_n(rng):
-    config = QualityConfig(metrics=("fid", "precision_recall"), batch_size=7)
-    extractors = {metric: mean_colours("shapes classifier") for metric in config.metrics}
-    images, real = pictures(rng, 20), pictures(rng, 30)
-    results = measure(config, images, reference=real, extractors=extractors)
-    assert list(results) == ["fid", "precision", "recall"]
-    assert {r.n for r in results.values()} == {20}
-    assert results["fid"].what == "FID (shapes classifier features) against 30 real images"
-    assert results["fid"].caution is None
-
-    def means(pictures):
-        return torch.from_numpy(np.stack(pictures).mean((1, 2)) / 255)
-
-    assert results["fid"].value == pytest.approx(statistics.frechet_distance(means(real), means(images)), rel=1e-4)
-    few = measure(config, images[:4], reference=real, extractors=extractors)["fid"]
-    assert few.caution is None
-    few = measure(QualityConfig(metrics=("fid",)), images[:3], reference=real, extractors=extractors)["fid"]
-    assert few.caution == "biased upwards: 3 images for 3 features; compare with the same n only"
-    assert "n=3" in str(few) and str(few).endswith(f"({few.caution})")
-
-
-def test_real_images_may_lie_in_a_folder(tmp_path, rng):
-    real, images = pictures(rng, 6), pictures(rng, 5)
-    for n, picture in enumerate(real):
-        Image.fromarray(picture).save(tmp_path / f"{n}.png")
-    extractors = {"fid": mean_colours()}
-    config = QualityConfig(metrics=("fid",), reference=str(tmp_path))
-    from_folder = measure(config, images, extractors=extractors)
-    assert from_folder == measure(QualityConfig(metrics=("fid",)), images, reference=real, extractors=extractors)
-
-
 @pytest.mark.parametrize("metric", NEEDS)
 def test_a_metric_without_weights_says_which_and_from_where(metric, tmp_path):
     there = tmp_path / "there"
@@ -515,16 +457,3 @@ def test_missing_inputs_are_refused(metric, arguments, message, rng):
         measure(QualityConfig(metrics=(metric,)), pictures(rng, 2), extractors=extractors, **arguments)
     with pytest.raises(UserError, match="no generated images"):
         measure(QualityConfig(metrics=(metric,)), [], extractors=extractors, **arguments)
-
-
-def test_the_section_refuses_what_it_does_not_know():
-    for wrong in (
-        {"metrics": ["kid"]},
-        {"metrics": []},
-        {"metrics": ["fid", "fid"]},
-        {"metrics": ["fid"], "weights": {"inceptoin": "x"}},
-        {"metrics": ["fid"], "batch_size": 0},
-        {"metrics": ["fid"], "samples": 3},
-    ):
-        with pytest.raises(ValidationError):
-            QualityConfig(**wrong)

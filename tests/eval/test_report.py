@@ -4,26 +4,13 @@ import dataclasses
 import json
 import re
 
-import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.measured_rows import read_rows
 from draftsmith.eval.report import Comparison, build, write
-from draftsmith.eval.tables import Column, Figure, ReportSection, Table, markdown
+from draftsmith.eval.tables import Column, Figure, ReportSection, Table
 from markdown_it import MarkdownIt
 from PIL import Image
 
-from .rows import METHODS, a_row, measured_rows
-
-
-def test_drafters_of_one_method_and_contrasts_have_tables():
-    some = [*measured_rows(), *(dataclasses.replace(r, drafter="seed_1") for r in measured_rows() if r.mode)]
-    report = build(some, about={}, methods=METHODS, contrasts={"another seed": ("seed_1", "finetune")})
-    assert [t.title for t in report.tables] == [
-        "Methods", "All results", "Cycles: trees and times", "By drafter",
-        "Effect of each change on tau",
-    ]  # fmt: skip
-    assert [line[-1] for line in report.tables[-1].rows[4:]] == ["6 requests", "2 drafters"] * 2
-    assert {one["name"] for one in report.to_json()["contrasts"]} == {"another seed"}
+from .rows import METHODS, measured_rows
 
 
 def test_two_trainings_over_seeds_are_compared():
@@ -65,36 +52,6 @@ def test_files(tmp_path):
     assert len(read_rows(tmp_path / "rows.jsonl")) == 36
     for name in ("acceptance.png", "speedup.png"):
         assert (tmp_path / name).stat().st_size > 10_000
-
-
-def test_many_cells_stand_behind_the_sections(tmp_path):
-    some = [a_row(benchmark=f"set {n}", turn="first", mode="M") for n in range(50)]
-    report = build(
-        some, about={}, methods={}, sections=[ReportSection("Suite", ("words",))], warnings=["settings: such"]
-    )
-    assert report.findings[-1] == "**Warning**: settings: such."
-    write(tmp_path, report, some)
-    page = (tmp_path / "report.md").read_text()
-    assert page.index("## Suite") < page.index("## All results") and "| set 3 | first | M |" in page
-
-
-def test_rows_of_another_version_name_their_file(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"request": "r"}\n')
-    with pytest.raises(UserError, match="version"):
-        read_rows(tmp_path / "rows.jsonl")
-
-
-def test_ratios_that_depend_on_tau_say_so_and_at_what_tau(tmp_path):
-    report = build(measured_rows(), about={}, methods=METHODS)
-    write(tmp_path, report, measured_rows())
-    page = (tmp_path / "report.md").read_text()
-    said = "expected, TABED's Eq. 1, DSR [IQR], ESR [IQR] depend on tau: each holds only at the tau in its row"
-    assert said in page and "DSR depends on tau: each holds only at the tau in its row" in page
-    assert "drafting gains less there than these speedups say" in page
-    tables = {table["title"]: table for table in json.loads((tmp_path / "report.json").read_text())["tables"]}
-    assert said in tables["All results"]["on_tau"] and "on_tau" not in tables["Cycles: trees and times"]
-    alone = Table("", (Column("speedup", unit="x"), Column("T_q/T_p")), ((1.0, 0.1),))
-    assert "speedup depends on tau: each holds only at the tau that this report gives" in "\n".join(markdown(alone))
 
 
 HOSTILE = "x|<img src=x onerror=alert(1)> [in](https://evil.example) ![p](https://evil.example/p)\n# `y` <!--"

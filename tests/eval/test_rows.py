@@ -3,14 +3,12 @@
 import dataclasses
 import json
 import random
-import tracemalloc
-from operator import attrgetter
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.generation_rows import measure, time_parts
 from draftsmith.eval.loop import Cycle, Generation
-from draftsmith.eval.measured_rows import KEY, PER_CYCLE, PLAIN, Row, cycles_of, frame, grouped, read_rows, write_rows
+from draftsmith.eval.measured_rows import PER_CYCLE, PLAIN, cycles_of, frame, read_rows, write_rows
 
 from .rows import a_row, random_rows
 
@@ -74,15 +72,6 @@ def test_a_row_of_another_version_is_refused_with_its_file(tmp_path):
         assert "version 2" in str(told.value) and "restart=" in str(told.value)
 
 
-def test_rows_cannot_change_and_have_one_key_each():
-    rows = random_rows(8)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        rows[0].method = "T"
-    assert len({attrgetter(*KEY)(row) for row in rows}) == 8
-    assert {f.name for f in dataclasses.fields(Row)} >= {"benchmark", "budget", "turn", "details"}
-    assert list(grouped([*rows, a_row(method="T")], "method")) == [("M",), ("T",)]
-
-
 def test_a_frame_has_what_the_rows_say():
     rows = [*random_rows(5), a_row(accepted=(), request="none", temperature=1.0)]
     table = frame(rows)
@@ -92,16 +81,3 @@ def test_a_frame_has_what_the_rows_say():
     assert table.num_cycles.tolist() == [row.num_cycles for row in rows]
     assert table.num_nodes.tolist() == [sum(row.nodes) for row in rows]
     assert table.decode_s.tolist() == [row.total_s - row.prefill_s for row in rows]
-
-
-def test_memory_of_many_rows():
-    """A row of 40 cycles and 128 tokens takes at most 4.5 KB, and its line of a frame half of one more."""
-    parts = dict.fromkeys(("target_prefill", "draft_prefill", "verification", "drafting", "tree_update", "others"), 0.1)
-    line = json.dumps(a_row(accepted=[2] * 40, tokens=range(30_000, 30_128), parts_s=parts).to_json())
-    frame([a_row()])  # imports pandas
-    tracemalloc.start()
-    rows = [Row.from_json(json.loads(line)) for _ in range(300)]
-    held = tracemalloc.get_traced_memory()[0] / 300
-    frame(rows)
-    assert held < 4_500 and tracemalloc.get_traced_memory()[1] / 300 < 6_000, held
-    tracemalloc.stop()

@@ -1,14 +1,8 @@
 """Suite tables: what the cells, averages and marks are, against the article's own numbers."""
 
-import dataclasses
-
 import pytest
-from draftsmith.eval import tabed_tables as tabed
-from draftsmith.eval.measured_rows import PLAIN
-from draftsmith.eval.report import build
 from draftsmith.eval.summary import summarize
-from draftsmith.eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section, tables
-from draftsmith.eval.tables import Table, markdown
+from draftsmith.eval.tabed_tables import FIRST, Plan, SetInfo, tables
 
 from .rows import a_row
 
@@ -80,51 +74,6 @@ def test_averages_stand_beside_expected_and_measured_speedups(article):
     assert table.rows[1][6] == pytest.approx(table.rows[1][7]), "of T a verification costs a step, and both agree"
 
 
-def test_drafts_are_marked_apart_and_only_measured_lines_stand():
-    plan = Plan({"POPE": SetInfo("benchmark")}, (), (), ("68M", "160M"), ("M", "T"))
-    result = [*rows(2.0, "POPE", "M"), *rows(1.5, "POPE", "T"), *rows(1.0, "POPE", PLAIN, drafter="")]
-    result += [*rows(3.0, "POPE", "M", drafter="160M"), *rows(4.0, "POPE", "T", drafter="160M")]
-    first, summary = tables(result, plan)
-    assert [marks[2] for marks in first.marks()] == ["best", "second", "second", "best"]
-    assert summary.title == "Averages"
-    assert len(tables(result[:2], plan)[0].rows) == 1
-
-
 def test_a_missing_set_leaves_no_average():
     plan = Plan({n: SetInfo("benchmark") for n in ("POPE", "DocVQA")}, (), (), ("68M",), ("M",))
     assert tables(rows(2.0, "POPE", "M"), plan)[0].rows == (("68M", "M", 2.0, None, None),)
-
-
-def test_outputs_that_differ_are_said_of_greedy_cells_alone():
-    some = rows(2.0, "PSV", "M")
-    some[0] = dataclasses.replace(some[0], identical=False)
-    told = " ".join(build(some, about={}, methods={}).findings)
-    assert "**Outputs differ** from plain decoding in 1 of 1 greedy cells: M, PSV" in told
-    warm = [dataclasses.replace(row, temperature=1.0) for row in some]
-    report = build(warm, about={}, methods={})
-    page = " ".join([*report.findings, *(note for table in report.tables for note in table.footnotes)])
-    assert "identical" not in page and "Outputs differ" not in page
-
-
-def test_the_best_is_bold_in_the_picture_and_the_second_in_italics(article, tmp_path, monkeypatch):
-    kept, drawn = [], tables(article, PLAN)
-    monkeypatch.setattr(tabed, "save", lambda figure, path: kept.append(figure))
-    tabed.draw_tables(tmp_path / "a.png", drawn)
-    for panel, table in zip(kept[0].axes, drawn, strict=True):
-        cells = [cell.get_text() for cell in panel.tables[0].get_celld().values()]
-        for mark, count in (("best", sum(t.get_weight() == "bold" for t in cells)),
-                            ("second", sum(t.get_style() == "italic" for t in cells))):  # fmt: skip
-            assert count == sum(marks.count(mark) for marks in table.marks()) > 0
-
-
-def test_the_section(article, tmp_path):
-    far = rows(2.0, "PSV", "M", details={"beyond_positions": True})
-    section = tabed_section(tmp_path, [*article, *far], PLAN, notes=["a note"])
-    assert [part.title for part in section.content if isinstance(part, Table)] == [
-        "First turn", "Second turn", "Averages",
-    ]  # fmt: skip
-    page = "\n".join(markdown(section))
-    assert "| 68M | MT* | <u>2.26</u> | **2.16** |" in page and "Layout as in TABED, tables 1 and 10 to 14." in page
-    assert "- a note" in page and "Local substitutes, not the published sets: PSV by story, VIST by story." in page
-    assert "beyond the draft's positions** in M: PSV (first). The draft was not trained for such" in page
-    assert (tmp_path / "suite.png").stat().st_size > 10_000

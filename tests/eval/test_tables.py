@@ -1,11 +1,10 @@
 """Tables as data: formats, marks, and the one writer."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from draftsmith.eval.measured_rows import PLAIN
-from draftsmith.eval.tables import Column, Figure, ReportSection, Table, best, markdown, text
+from draftsmith.eval.tables import Column, Table, best, markdown, text
 
 TABLE = Table(
     "Sets",
@@ -62,24 +61,3 @@ def test_lines_are_compared_within_a_column():
     cost = Table("", (text("draft"), Column("T_q/T_p", ranked=False)), (("a", 1.0), ("b", 2.0)), compared=())
     assert cost.marks() == [["", ""], ["", ""]]
     assert markdown(table)[0].startswith("| draft")
-
-
-def test_lines_have_all_columns():
-    with pytest.raises(AssertionError, match="Sets"):
-        Table("Sets", (text("a"),), (("x", "y"),))
-
-
-def test_a_section():
-    lines = markdown(ReportSection("Heads", ("Words.", TABLE, Figure("a.png", "What it shows."))))
-    assert lines[:4] == ["## Heads", "", "Words.", ""] and "### Sets" in lines
-    assert lines[-4:] == ["![What it shows.](a.png)", "", "What it shows.", ""]
-
-
-def test_what_bold_and_underlined_values_are_is_said_where_there_are_any():
-    columns = (text("draft"), text("method"), Column("tau"))
-    two = Table("", columns, (("a", "M", 2.0), ("a", "T", 3.0)), compared=("draft",))
-    assert (
-        two.on_marks() == "Bold is the best value of a column among the lines of one draft, underlined the second best."
-    )
-    assert replace(two, compared=()).on_marks() == "Bold is the best value of a column, underlined the second best."
-    assert replace(two, compared=None).on_marks() == "" and replace(two, rows=two.rows[:1]).on_marks() == ""

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.eval.text_quality import QUALITY_MODULES, build, contains, markdown, meteor, metrics_of, scorers
+from draftsmith.eval.text_quality import QUALITY_MODULES, contains, meteor, scorers
 
 
 def record(*references, **more):
@@ -30,12 +30,6 @@ def test_accuracy_is_containment(answer, found, right):
     assert contains(answer, found) == right
 
 
-def test_each_set_has_its_metrics():
-    assert metrics_of("OCRBench") == ("accuracy",)
-    assert metrics_of("TextCaps") == ("METEOR", "ROUGE-L")
-    assert metrics_of("Spot") == metrics_of("MB") == ("ROUGE-L",)
-
-
 def test_accuracy_needs_no_library(monkeypatch):
     for name in QUALITY_MODULES.values():
         monkeypatch.setitem(sys.modules, name, None)
@@ -49,45 +43,6 @@ def test_a_missing_library_is_named_with_its_extra(name, library, monkeypatch):
     with pytest.raises(UserError, match=f"needs {library}") as caught:
         scorers([name])
     assert "draftsmith[metrics]" in caught.value.hint
-
-
-def overlap(answer, found):
-    """A metric to be injected: shared words."""
-    words = set(answer.lower().split())
-    return max(len(words & set(r.lower().split())) / len(set(r.split())) for r in found["references"])
-
-
-def test_tables_and_samples():
-    models = ["target", "target (text only)"]
-    answers = [
-        {
-            "set": "OCRBench",
-            "number": n,
-            "record": record(word),
-            "answers": {models[0]: f"it says {word}", models[1]: ""},
-        }
-        for n, word in ((1, "moon"), (0, "friend"))
-    ] + [
-        {
-            "set": "Spot",
-            "number": 0,
-            "record": record("the car left"),
-            "answers": {models[0]: "the car", models[1]: "a"},
-        }
-    ]
-    score = {"accuracy": contains, "ROUGE-L": overlap}
-    built = build(answers, score, sets=["OCRBench", "Spot"], models=models, samples=1)
-    assert built["tables"]["OCRBench"]["accuracy"]["target"] == {"mean": 1.0, "half_width": 0.0, "n": 2}
-    assert built["tables"]["OCRBench"]["accuracy"]["target (text only)"]["mean"] == 0.0
-    assert built["tables"]["Spot"]["ROUGE-L"]["target"]["mean"] == pytest.approx(2 / 3)
-    # The first record, in the set's order; not chosen.
-    assert [s["record"]["references"] for s in built["samples"]["OCRBench"]] == [["friend"]]
-    page = markdown(built, lambda result: [f"samples/{result['id'].replace('/', '-')}-0.png"])
-    assert "| model | OCRBench accuracy | Spot ROUGE-L |" in page
-    assert "| target | 1.000 [1.000, 1.000] | 0.667 [0.667, 0.667] |" in page
-    assert "![](samples/OCRBench-0000-0.png)" in page and "> Which word?" in page
-    assert "- **target**: it says friend" in page and "- **target (text only)**: (nothing)" in page
-    assert "table 5 names no metric" in page
 
 
 def test_rouge_is_asked_as_the_library_documents_it(monkeypatch):

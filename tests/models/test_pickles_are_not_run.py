@@ -2,8 +2,6 @@
 
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.metric_weights import read_state
-from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.formats import lvlm
 from draftsmith.models.formats.heads import read_published
@@ -22,6 +19,7 @@ from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
 from draftsmith.models.targets.llamagen.published_files import convert
 from draftsmith.models.targets.load import load_lvlm, load_weights
+from published_tiny import load_captioner
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
 from visual_tiny import anole
@@ -45,12 +43,6 @@ class Trap:
         return Path.mkdir, (self.folder,)
 
 
-def captioner(folder):
-    section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
-    with mock.patch.dict(captioners._CLASSES, blip="LlamaForCausalLM"):  # a class that is small
-        return captioners._load(section, torch.device("cpu"))
-
-
 def converted(path):
     convert(str(path), path.parent / "converted")
 
@@ -68,7 +60,7 @@ DOORS = {
     "vision tower of a draft": (
         BIN, VISION, lambda f: load_vision_tower(str(f), read_config(str(f), key="k"), key="k")),
     "a target's embedding": (BIN, TEXT, lambda f: target_embedding(str(f), where="key target")),
-    "captioner": (BIN, TEXT, captioner),
+    "captioner": (BIN, TEXT, load_captioner),
     "text encoder": (BIN, T5, TextFeatures),
     "CLIP": (BIN, CLIP, lambda f: _load_clip(f, "clip", "cpu")),
     "llamagen": (BIN, None, load_llamagen),

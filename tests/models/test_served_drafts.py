@@ -9,7 +9,6 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch, Request
 from draftsmith.core.errors import UserError
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.eval.engines import program
 from draftsmith.eval.pair import trained_section
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
@@ -201,16 +200,6 @@ def test_a_draft_that_no_patch_serves_is_refused_with_every_reason(target, tmp_p
     with pytest.raises(UserError, match=rf"not even with patches:\n  - (.|\n)*{words}(.|\n)*our own loop"):
         export_drafter(folder, tmp_path / "out", "vllm")
     assert not (tmp_path / "out").exists()
-
-
-def test_patches_are_asked_for_before_an_engine_is_started(monkeypatch):
-    monkeypatch.setattr(program, "version_of", lambda engine, python: "1")
-    monkeypatch.delenv("DRAFTSMITH_VLLM_PATCHES", raising=False)
-    program.check_plugin("python")
-    with pytest.raises(UserError, match="switch them on: DRAFTSMITH_VLLM_PATCHES=1"):
-        program.check_plugin("python", patches=True)
-    monkeypatch.setenv("DRAFTSMITH_VLLM_PATCHES", "1")
-    program.check_plugin("python", patches=True)
 
 
 @pytest.mark.parametrize("own", [False, True])

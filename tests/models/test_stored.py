@@ -61,10 +61,6 @@ def test_a_gpu_holds_what_is_stored_and_a_cpu_float32(tmp_path, parts, expected)
         assert resolved_dtype(auto(explicit), folder, CPU, key="target") == explicit
 
 
-def test_what_is_spelt_out_was_never_stored():
-    assert resolved_dtype(auto(), None, GPU, key="target") == "float32"
-
-
 @pytest.mark.parametrize(("parts", "config", "problem"), [
     ([(FP8, 9), (BF16, 4)], {}, "most parameters are stored in F8_E4M3"),
     ([(torch.int32, 9), (FP16, 4)], {}, "most parameters are stored in I32"),
@@ -108,12 +104,6 @@ def test_pickles_and_hub_ids_are_what_their_config_says(tmp_path, monkeypatch, c
         else:
             assert resolved_dtype(auto(), source, GPU, key="target") == expected
             assert ("model.safetensors", None) not in fetched, "no weights are fetched for the question"
-
-
-def test_a_hub_id_whose_config_does_not_say_is_told_by_its_weights(tmp_path, monkeypatch):
-    folder = weights(tmp_path, (BF16, 4))
-    monkeypatch.setattr(stored, "fetch_file", lambda source, name, revision: folder / name)
-    assert resolved_dtype(auto(), "some/llamagen", GPU, key="target") == "bfloat16"
 
 
 def test_a_hub_id_that_cannot_be_asked_is_told(monkeypatch):

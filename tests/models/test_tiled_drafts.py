@@ -26,12 +26,11 @@ from draftsmith.models.drafters.lvlm import (
     save_lvlm,
     scale_positions,
 )
-from draftsmith.models.hub import pinned_config
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.llava.training import LlavaTraining
-from draftsmith.models.targets.load import build_target, load_lvlm, load_target, target_config
+from draftsmith.models.targets.load import build_target, load_lvlm, load_target
 from pydantic import ValidationError
 from tensors import learn
 from tiled import VOCAB, look, model, processor, request, token_ids
@@ -206,19 +205,3 @@ def test_weights_of_another_family_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(UserError, match="model_type 'llama', expected llava or llava_next"):
         load_lvlm(tmp_path, revision=None, dtype=torch.float32, key="k")
-
-
-def test_anyres_is_for_families_that_tile():
-    with pytest.raises(ValidationError, match=r"LLaVA-1\.5 reads one tile"):
-        LlavaTargetConfig(kind="llava", path="x", anyres=True)
-    assert LlavaTargetConfig(kind="llava_next", path="x", anyres=False).reads_tiles is False
-    assert LlavaTargetConfig(kind="llava", path="x").reads_tiles is None
-
-
-@pytest.mark.parametrize("name", ["llava-v1.6-vicuna-7b-hf", "llava-v1.6-vicuna-13b-hf"])
-def test_pinned_targets_are_of_their_family(name):
-    assert pinned_config(name)["model_type"] == "llava_next"
-    section = LlavaTargetConfig(kind="llava_next", path=f"llava-hf/{name}")
-    result = target_config(section, None, network=False)
-    pairs = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-    assert result.image_grid_pinpoints == pairs

@@ -2,8 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.metric_weights import read_state
-from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.formats.heads import read_published
@@ -23,6 +20,7 @@ from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.targets.load import load_lvlm, load_weights
+from published_tiny import load_captioner
 from safetensors.torch import load_file, save_file
 from tiny import llava
 from transformers import (
@@ -74,13 +72,6 @@ def clip(folder):
     CLIPModel(config).save_pretrained(folder)
 
 
-def captioner(folder):
-    """A published captioner's loader, here of a class that is small."""
-    section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
-    with mock.patch.dict(captioners._CLASSES, blip="LlamaForCausalLM"):
-        return captioners._load(section, torch.device("cpu"))
-
-
 def language(folder):
     return load_language_model(str(folder), key="k", revision=None)
 
@@ -103,7 +94,7 @@ DOORS = {
     "VQ-GAN": (vq_gan, load_vqgan),
     "text encoder": (text_encoder, TextFeatures),
     "CLIP": (clip, lambda f: _load_clip(f, "clip", "cpu")),
-    "captioner": (causal, captioner),
+    "captioner": (causal, load_captioner),
     "reader of shapes": (lambda f: ShapesReader(3, 3).save(f), ShapesReader.load),
     "quality": (causal, lambda f: read_state(f / "model.safetensors", "inception")),
 }  # fmt: skip

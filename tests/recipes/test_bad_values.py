@@ -333,17 +333,6 @@ def test_the_content_of_other_files_is_not_printed(content, tmp_path, capsys):
         assert str(other) in message and "s3cret" not in message and "Traceback" not in message
 
 
-def test_numbers_as_text_are_read(monkeypatch, tmp_path):
-    """An environment variable gives text."""
-    monkeypatch.setenv("STEPS", "12")
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "extends: demo/lvlm-from-nothing\nstages: {pretrain: {log_every: '${oc.env:STEPS}', batch_size: 1e1}}\n"
-    )
-    stage = load([f"recipe={path}"]).recipe.stages["pretrain"]
-    assert (stage.log_every, stage.batch_size) == (12, 10)
-
-
 # ---- every key
 
 

@@ -61,12 +61,6 @@ def test_a_synthetic_dataset_that_is_there_is_read_as_training_would(generated, 
     assert text.endswith("0 fault(s), 0 warning(s)\n")
 
 
-def test_a_sample_of_each_kind_is_read_and_all_records_where_they_are_wanted(generated, capsys):
-    for options, number in ((["--samples", "1"], 3), (["--all-records", "--samples", "1"], 34)):
-        _, text = check(capsys, *FEW, f"output={generated}", *options)
-        assert f"34 usable records, {number} read, usable share 100%" in line(text, "stages.target.data")
-
-
 def test_a_wrong_folder_under_skip_is_a_fault_that_names_it(generated, capsys, tmp_path):
     data = ["stages.target.data.on_error=skip", f"stages.target.data.images={tmp_path}"]
     code, text = check(capsys, *FEW, f"output={generated}", *data)
@@ -90,12 +84,6 @@ def test_settings_that_changed_are_a_fault_with_the_hint(generated, capsys):
     code, text = check(capsys, *FEW, f"output={generated}", "stages.world.splits.text={sums: 2}")
     assert code == FAULTS
     assert line(text, "stages.world").startswith("fault") and "restart=world" in text
-
-
-def test_a_synthetic_dataset_that_is_not_there_yet_is_no_fault(tmp_path, capsys):
-    code, text = check(capsys, *FEW, f"output={tmp_path / 'new'}")
-    assert code == OK and list(tmp_path.iterdir()) == []
-    assert "written by stage world, which has not run" in line(text, "stages.target.data")
 
 
 def record(number: int, picture: str | None = None, answer: str = "a cat") -> dict:

@@ -80,19 +80,6 @@ def test_everything_that_tells_of_a_recipe_has_the_text(recipe, tmp_path, capsys
     assert main(["show", str(found.path)]) == 0 and VALUE not in capsys.readouterr().out
 
 
-def test_another_value_is_another_fingerprint(recipe, monkeypatch):
-    argument = recipe("stages: {pretrain: {steps: '${oc.env:STEPS}', epochs: null}}\n")
-
-    def fingerprints():
-        found = load([argument])
-        return {one.name: one.fingerprint for one in plan(found.recipe, found.path)}
-
-    before = fingerprints()
-    assert fingerprints() == before
-    monkeypatch.setenv("STEPS", "18")
-    assert {name for name, one in fingerprints().items() if one != before[name]} >= {"pretrain", "finetune"}
-
-
 def test_errors_show_the_text(recipe):
     with pytest.raises(UserError) as caught:
         load([recipe("stages: {pretrain: {steps: '${oc.env:PROJECT}'}}\n")])

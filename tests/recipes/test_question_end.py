@@ -1,12 +1,8 @@
 """A shipped `question_end` asks a published set's questions as a paper does; nobody's own questions are asked so."""
 
-import json
-
 import pytest
 import yaml
-from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
-from small_records import talk
 
 ASKS = "Please answer with at least 1000 words."
 STAGES = {"eagle3-qwen2.5-vl-7b": "answers", "sparrow-qwen3-vl-8b": "picture_states", "eagle-llava15-7b": "answers",
@@ -36,15 +32,3 @@ def test_another_path_takes_it_away(recipe, stage, tmp_path):
         mine = {"extends": recipe, "stages": {stage: {"data": data}}}
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
         assert ends(f"recipe={tmp_path / 'mine.yaml'}", stage=stage) == end
-
-
-def test_check_says_when_one_applies(tmp_path, capsys):
-    turns = talk("Which?", "This.")
-    (tmp_path / "mine.json").write_text(json.dumps([{"id": "1", "conversations": turns}]))
-    ours = ["eagle3-qwen2.5-vl-7b", "stages=[answers]", f"stages.answers.data.path={tmp_path / 'mine.json'}",
-            "stages.answers.data.images=null", f"output={tmp_path / 'run'}"]  # fmt: skip
-    main(["check", *ours])
-    assert "question_end" not in capsys.readouterr().out
-    main(["check", *ours, f"stages.answers.data.question_end={ASKS}"])
-    told = capsys.readouterr().out
-    assert "1 usable record" in told and f"each question ends with '{ASKS}' (question_end, which null takes" in told

@@ -77,11 +77,6 @@ def test_a_line_that_is_torn_or_not_finite_is_no_point(two):
     assert lines == {"a": [(10, 2.0), (20, 1.5)], "b": [(10, 2.5), (40, 1.25)]}
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
-    folders = [run(tmp_path / place, "run", lines=[line(1, loss=1.0)]) for place in ("x", "y")]
-    assert [r.name for r in read_runs(folders)] == [str(folder) for folder in folders]
-
-
 def test_old_results_that_were_kept_aside_are_not_compared(tmp_path):
     folder = run(tmp_path, lines=[line(1, loss=1.0)])
     (folder / "finetune").rename(folder / "finetune.before-1")

@@ -186,20 +186,6 @@ def test_rows_are_of_heads_without_what_is_ours(name):
     assert {m.settings.get("vata", True) for m in methods} == {True, False}
 
 
-def test_inputs_are_the_stages_that_made_them():
-    loaded = load(["recipe=msd-llava-ov-7b"])
-    inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
-    assert inputs["picture_states"] == {"answers": "answers"}
-    assert inputs["pictures"] == {"states/text_states": "text_states", "states/picture_states": "picture_states"}
-    assert inputs["evaluate"] == {"drafter/pictures": "pictures"}
-    loaded = load([LLAVA])
-    inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
-    assert inputs["pictures"] == {"states/picture_states": "picture_states", "drafter": "text"}
-    loaded = load(["recipe=demo/adapt"])
-    drafters = {p.name: p.inputs.get("drafter") for p in plan(loaded.recipe, loaded.path)}
-    assert (drafters["fresh_1"], drafters["adapted_1"]) == (None, "old_1"), "named, and not the latest"
-
-
 def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(tmp_path):
     """Its folder has the same name before and after."""
     made = tmp_path / "draftsmith.json"

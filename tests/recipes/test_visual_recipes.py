@@ -6,9 +6,7 @@ from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.recipes.config.plan import plan
 
 DEMO = "recipe=demo/visual-ar"
-METHOD = "stages.evaluate.methods.EAGLE-2"
 LANTERN = "stages.evaluate.methods.LANTERN.rule"
-ADT = [f"{METHOD}.tree.kind=adt", f"{METHOD}.tree.preset=anole"]
 
 
 def test_presets_are_the_papers_methods():

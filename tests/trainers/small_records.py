@@ -1,6 +1,7 @@
 """Records as LLaVA's JSON has them, written by hand, and what a run lists of those that it leaves out."""
 
 import json
+import tracemalloc
 from itertools import cycle
 from pathlib import Path
 
@@ -27,3 +28,13 @@ def flip(path: Path, place: int | None = None) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2 if place is None else place] ^= 1
     path.write_bytes(data)
+
+
+def peak(work) -> int:
+    """Most bytes that were held at once, above those at the beginning."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

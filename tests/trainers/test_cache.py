@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
@@ -40,10 +39,6 @@ def kept(made, tmp_path_factory):
 
 def _data(made):
     return ConversationData(**made.data), PromptFormat()
-
-
-def shards(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "states").iterdir())}
 
 
 def test_the_manifest_says_what_the_states_are_bound_to_and_what_every_dtype_loses(kept):

@@ -91,15 +91,6 @@ def test_two_ranks_compute_what_one_does(tmp_path):
     assert kept == {n for n, p in module().state_dict(keep_vars=True).items() if p.requires_grad}
 
 
-@pytest.mark.parametrize(("zero", "precision"), [(0, "fp32"), (2, "bf16"), (3, "bf16")])
-def test_it_learns_under_every_engine(zero, precision, tmp_path):
-    optim = OptimConfig(lr=1e-2, schedule="constant", clip_norm=1.0)
-    losses, _, _ = run(tmp_path, steps=12, zero=zero, precision=precision, model=module(), optim=optim)
-    plain, _, _ = run(tmp_path / "one", steps=1, model=module(), optim=optim)
-    assert losses[1] == pytest.approx(plain[1], rel=1e-5 if precision == "fp32" else 2e-2)
-    assert sum(losses[s] for s in (10, 11, 12)) < 0.8 * sum(losses[s] for s in (1, 2, 3))
-
-
 DRAFT = "stages.distill.answers.shares={target: 0.3, data: 0.3, draft: 0.4}"
 WRITES = "stages.distill.answers.draft={max_new_tokens: 5, temperature: 1.0}"
 

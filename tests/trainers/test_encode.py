@@ -9,9 +9,9 @@ import pytest
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import CODES
 from draftsmith.data.captioned import center_crop
 from draftsmith.data.shards.shards import ShardReader, summary
-from draftsmith.data.stage_folders import CODES
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_vq
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER

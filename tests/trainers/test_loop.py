@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
+from draftsmith.core.batch import StepLoss
 from draftsmith.core.errors import TrainingError, UserError
-from draftsmith.core.loss import StepLoss
 from draftsmith.models.lora import LoraConfig, merge_adapters
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.training import LlavaTraining

@@ -5,8 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from fails import fails_with

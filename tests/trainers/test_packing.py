@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
 from draftsmith.models.drafters import DflashConfig, Eagle3Config, MedusaConfig, SparrowConfig

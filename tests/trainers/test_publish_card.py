@@ -141,15 +141,6 @@ def test_a_manifest_does_not_name_a_target_that_the_run_trained_on():
         assert values["path"] == named and values["revision"] is None
 
 
-def test_what_a_whole_models_card_begins_with():
-    whole = facts(method="lvlm", base="JackFram/llama-68m", repo="me/draft")
-    fields = front_matter(whole)
-    assert fields["base_model"] == "JackFram/llama-68m" and fields["base_model_relation"] == "finetune"
-    assert fields["pipeline_tag"] == "image-text-to-text"
-    # The Hub has no relation of drafters: the target stands in the text, and its terms in front.
-    assert fields["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
-
-
 def test_licences_that_the_hub_has_no_word_for():
     qwen = "Qwen/Qwen2.5-VL-3B-Instruct"
     fields = front_matter(facts(target=qwen, links=chain([("target", qwen)])))

@@ -29,11 +29,6 @@ def test_names_that_engines_take_for_another_method(repo, method, found):
     assert found in str(caught) and f"/{suggested(method, LLAVA)}" in caught.hint
 
 
-def test_every_suggested_name_is_read_rightly():
-    for method in ("lvlm", "sparrow", "msd", "vispec", "hivis", "eagle", "eagle3"):
-        check_name(f"me/{suggested(method, LLAVA)}", method, LLAVA, is_language=True)
-
-
 @pytest.mark.parametrize("repo", ["llava", "a/b/c", "me/with blank", "me/a--b", "../me/x", "me/" + "x" * 97])
 def test_what_the_hub_takes_for_no_name(repo):
     fails_with("NAMESPACE/NAME", check_name, repo, "lvlm", LLAVA, is_language=True)
@@ -100,12 +95,6 @@ def test_where_a_drafter_is_from(recipe, stage, trained):
     assert trained_by(stages, stage) == trained
     # Through cached states, regenerated answers and encoded pictures, down to what the synthetic dataset drew.
     assert data_of(stages, stage) == [SYNTHETIC_DATASET]
-
-
-def test_files_are_named_without_their_place():
-    stages = stages_of("llava15-68m")
-    names = [name for stage in trained_by(stages, "finetune") for name in data_of(stages, stage)]
-    assert names and not any("/" in name for name in names)
 
 
 @pytest.mark.parametrize(("kind", "name"), [

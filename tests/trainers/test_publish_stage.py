@@ -180,15 +180,16 @@ def test_answers_end_where_they_were_measured_to_end_and_of_an_older_folder_wher
     assert older.decoding.end_ids is None and answered(older) == stored[: stored.index(end) + 1]
 
 
-def test_the_token_is_in_no_file_of_the_run(published):
-    for path in published.rglob("*"):
-        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
-
-
-def test_what_variables_gave_is_in_no_file_of_the_run(published):
-    for path in published.rglob("*"):
-        assert not path.is_file() or PROJECT.encode() not in path.read_bytes(), path
+def test_no_file_holds_the_token_what_variables_gave_or_where_it_was_made(published):
+    """And what is published names no folder of this machine, nor whose it is."""
     folder = published / "publish" / "repository"
+    for path in (path for path in published.rglob("*") if path.is_file()):
+        held = path.read_bytes()
+        assert SECRET.encode() not in held and PROJECT.encode() not in held, path
+        places = (bytes(published), b"/home/", b"alice", bytes(Path.home()))
+        assert not path.is_relative_to(folder) or not any(word in held for word in places), path
+    command = yaml.safe_load((folder / "run.yaml").read_text())["command"]
+    assert command.endswith(f"recipe=mine.yaml output={published.name}")
     draft = yaml.safe_load((folder / "recipe.yaml").read_text())["stages"]["draft"]
     assert draft["about"] == "for ${oc.env:DRAFTSMITH_PROJECT}" and draft["steps"] == "${oc.env:DRAFTSMITH_STEPS}"
 
@@ -199,16 +200,6 @@ def test_a_prompt_that_a_variable_gives_is_refused(published, monkeypatch):
         run(published, *SETTINGS, PUBLISH.replace("publish=", "other="),
             "stages.other.prompt={text: '${oc.env:DRAFTSMITH_PROJECT}'}", stages=("other",))  # fmt: skip
     assert PROJECT not in str(caught.value) and "prompt.text=" in caught.value.hint
-
-
-def test_nothing_says_where_it_was_made(published):
-    """No file names a folder of this machine, nor whose it is."""
-    folder = published / "publish" / "repository"
-    for path in folder.rglob("*"):
-        held = path.read_bytes() if path.is_file() else b""
-        assert not any(word in held for word in (bytes(published), b"/home/", b"alice", bytes(Path.home()))), path
-    command = yaml.safe_load((folder / "run.yaml").read_text())["command"]
-    assert command.endswith(f"recipe=mine.yaml output={published.name}")
 
 
 WRONG = {

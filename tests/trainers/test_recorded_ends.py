@@ -13,9 +13,8 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, Mark, read_mark, write_mark
-from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.conversations import PromptFormat, end_ids
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.end_tokens import end_ids
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate

@@ -375,25 +375,6 @@ def test_a_restart_of_what_does_not_run_is_refused(tmp_path):
     assert kept(tmp_path) == []
 
 
-def test_a_damaged_record_of_restarts_is_named(tmp_path):
-    run(tmp_path, planned())
-    (tmp_path / ".restarts.json").write_text('{"restarts": ')
-    caught = fails_with("", start, tmp_path, [planned()])
-    assert ".restarts.json" in str(caught) and "delete it" in caught.hint
-    assert kept(tmp_path) == []
-
-
-def test_half_written_files_are_swept_where_this_run_writes(tmp_path):
-    """Of the stage that begins and of what stages share; not of another run, nor of a folder of somebody else."""
-    mine, other = tmp_path / "run", tmp_path / "other"
-    left = [mine / "note", mine / ".pictures" / "a1", mine / ".video-suite-1f", mine / "exported", other / "note"]
-    for folder in left:
-        folder.mkdir(parents=True)
-        (folder / "file.json.77aa.partial").write_text("half")
-    run(mine, planned())
-    assert [folder for folder in left if list(folder.glob("*.partial"))] == left[3:]
-
-
 def test_a_disk_that_is_full_inside_a_stage_is_told_with_its_folder(tmp_path):
     class Writes(Stage):
         def run(self, context) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from damage import DAMAGES, told
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.core.tracking import Tracker
 from draftsmith.data.captioned import TarSource, read
 from draftsmith.data.captioned.prompts import PromptSource, read_prompts

@@ -9,7 +9,6 @@ from suite_run import loaded, run
 
 BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"
 CHEAP = ["stages.evaluate.methods=null", f"stages.evaluate.benchmarks={BENCHMARK}", "stages.evaluate.max_new_tokens=8"]
-INVERSE = {"kind": "inverse", "error": "tvd", "window": 4}
 METHODS = {
     "M": {},
     "MT*": {"mode": "MT*"},

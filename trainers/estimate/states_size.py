@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...core.errors import UserError
+from ...core.errors import UserError, counted
 from ...core.states import Taps
-from ...core.words import counted
 from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, record_bytes, samples_per_shard, shown
 from ...models.drafters.base import DrafterConfig

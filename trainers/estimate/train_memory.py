@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ...core import ranks
-from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
-from ...core.loss import StepLoss
+from ...core.batch import IMAGE, TEXT, Batch, CodeBatch, StepLoss
 from ...core.section import torch_dtype
 from ...core.states import KeptScores, Taps, TargetStates
-from ...data.packing import PackingConfig
+from ...data.order import PackingConfig
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.distillation import DistillTraining, Teacher
 from ...models.drafters.head_objective import HeadObjective

@@ -12,7 +12,7 @@ from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
-from ...data.end_tokens import end_ids
+from ...data.conversations import end_ids
 from ...data.records.record import paths
 from ...eval import text_quality
 from ...eval.loop import Decoding, generate

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.json_types import JsonMapping, JsonObject
+from ...core.results import DATASET_FOLDER
 from ...data.captioned.prompts import ImagePrompt, read_prompts
-from ...data.stage_folders import DATASET_FOLDER
 from ...eval.measured_rows import grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...data.stage_folders import CODES
+from ...core.results import CODES
 from ...eval.measured_rows import PLAIN
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section

@@ -11,7 +11,7 @@ from ...core.errors import UserError
 from ...core.tracking import TrackingConfig
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.records.chat_messages import Conversation
+from ...data.records.logged_pictures import Conversation
 from ...data.records.skipped import Listed, SkippedLog
 from ...data.suites.suite import INDEX
 from ...data.suites.turn_files import set_at

@@ -15,7 +15,7 @@ from typing import Any, cast
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject, listed
-from ...data.end_tokens import end_ids
+from ...data.conversations import end_ids
 from ...eval.by_category import turns_section
 from ...eval.engines.program import check_plugin, find_python, version_of
 from ...eval.engines.served_results import disagreements, served_section

@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import Refused, UserError, did_you_mean
 from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP, shorthand
 from ...core.json_types import object_at, text_at, value_at
-from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.contrasts import Comparison

@@ -9,7 +9,7 @@ from typing import Any
 from ...models.attention import GROUPED
 from ...models.decoding.cache import Cache
 from ...models.decoding.decoder import CachedDecoder
-from ...models.decoding.end_attention import is_cut
+from ...models.decoding.tapped import is_cut
 from ...models.drafters.beside import members_in
 from ...models.drafters.independent import IndependentProposal
 from ...models.drafters.recursion import Recursive

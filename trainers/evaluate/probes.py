@@ -19,7 +19,7 @@ import torch
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
 from ...core.json_types import JsonObject
-from ...data.pictures.visual_budget import visual_tokens as num_visual_tokens
+from ...data.pictures.videos import visual_tokens as num_visual_tokens
 from ...eval.loop import Decoding
 from ...eval.measured_rows import Row
 from ...eval.rules import RULES

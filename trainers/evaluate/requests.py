@@ -18,8 +18,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...data.pictures.tiles import Size
-from ...data.pictures.videos import VideoSettings
-from ...data.pictures.visual_budget import label, visual_tokens
+from ...data.pictures.videos import VideoSettings, label, visual_tokens
 from ...data.records.mixture import Name
 from ...data.records.records import file_identity
 from ...data.suites.benchmark_hub import fetch_benchmarks, read_published

@@ -21,7 +21,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, parse_json, read_small
 from ...core.json_types import Json, JsonObject
-from ...core.notices import notice
+from ...core.ranks import notice
 from ..run.stopping import Stop, Stopped
 
 _LINE: TypeAdapter[tuple[str, Json] | tuple[str, Json, str]] = TypeAdapter(tuple[str, Json] | tuple[str, Json, str])

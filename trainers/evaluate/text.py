@@ -15,8 +15,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.pictures import Picture
-from ...data.conversations import PromptFormat, encode
-from ...data.end_tokens import end_ids
+from ...data.conversations import PromptFormat, encode, end_ids
 from ...data.families.processor import Processor
 from ...data.suites.suite import Suite
 from ...eval import text_quality

@@ -12,8 +12,7 @@ from ... import __version__
 from ...core.errors import UserError
 from ...core.files import read_json
 from ...core.json_types import JsonObject
-from ...core.markdown import Markup, block, cell, code, label, plain, sentence
-from ...core.templates import filled
+from ...core.markdown import Markup, block, cell, code, filled, label, plain, sentence
 from ...eval.cells import RELAXED, MethodInfo, cells_of, labels, modes_line
 from ...eval.findings import findings, headline
 from ...eval.measured_rows import read_rows

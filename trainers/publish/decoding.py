@@ -12,7 +12,7 @@ from typing import Any, cast
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import PLACES
 from ...core.json_types import JsonMapping, JsonObject
-from ...data.end_tokens import end_ids
+from ...data.conversations import end_ids
 from ...eval.published_section import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.manifest import read_manifest

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...core.files import LOG_BYTES, read_small
 from ...core.json_types import JsonMapping, listed, object_at, text_at
-from ...core.notices import notice
+from ...core.ranks import notice
 from ...core.results import DONE, read_mark
 
 SCRATCH = "scratch"

@@ -11,8 +11,8 @@ from typing import cast
 import torch
 
 from ...core import ranks
-from ...core.generation_config import generation_ends
 from ...core.json_types import JsonObject
+from ...core.pretrained import generation_ends
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor

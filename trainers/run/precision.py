@@ -15,7 +15,7 @@ from ...core.errors import UserError
 from ...core.json_types import parts as parts_of_tree
 from ...core.results import BEGUN, read_mark, write_mark
 from ...core.section import Section
-from ...data.end_tokens import end_ids
+from ...data.conversations import end_ids
 from ...models.drafters import members_of
 from ...models.drafters.mixed import MixedConfig
 from ...models.stored import resolved_dtype

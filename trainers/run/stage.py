@@ -11,10 +11,9 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from ...core.errors import did_you_mean
+from ...core.errors import Refused, did_you_mean
 from ...core.fields import Sentence
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.refused import Refused
 from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig

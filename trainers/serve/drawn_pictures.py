@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from ...core.json_types import JsonObject
+from ...core.results import DATASET_FOLDER
 from ...data.answers import Answer
 from ...data.captioned.prompts import PromptSource, read_prompts
 from ...data.shards.shards import ShardReader, summary
-from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
 from ...models.hub import config_value

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
+from ...core.errors import Refused
 from ...core.json_types import JsonObject
-from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.targets.generators import AnyTarget

@@ -13,11 +13,10 @@ from typing import ClassVar, Literal
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 from ...core import ranks
-from ...core.errors import UserError
+from ...core.errors import Refused, UserError
 from ...core.fields import Place
 from ...core.files import unwritable
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.refused import Refused
 from ...core.section import FINGERPRINT
 from ...core.states import Taps
 from ...data.families.processor import Processor

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.batch import Batch
-from ...core.errors import UserError
+from ...core.errors import Refused, UserError
 from ...core.fields import PLACES
 from ...core.finite import check_states
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ...data.answers import SHARDS as ANSWERS

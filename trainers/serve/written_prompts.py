@@ -17,9 +17,8 @@ from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.files import write_whole
 from ...core.json_types import JsonObject
-from ...data.conversations import PromptFormat, encode
+from ...data.conversations import PromptFormat, encode, end_ids
 from ...data.dataset import ConversationData
-from ...data.end_tokens import end_ids
 from ...data.families.processor import Processor
 from ...data.pictures.tiles import Aspect
 from ...models.decoding.batched import Written, write_answers

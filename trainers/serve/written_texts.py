@@ -16,9 +16,8 @@ from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.json_types import Json, JsonObject, list_at, with_each
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
-from ...data.conversations import PromptFormat
+from ...data.conversations import PromptFormat, end_ids
 from ...data.dataset import ConversationData
-from ...data.end_tokens import end_ids
 from ...data.shards.shards import ShardReader
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp

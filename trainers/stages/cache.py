@@ -12,15 +12,14 @@ import numpy as np
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, field_serializer, model_validator
 
 from ...core import ranks
+from ...core.errors import Refused, counted
 from ...core.json_types import JsonObject
-from ...core.refused import Refused
+from ...core.results import STATES
 from ...core.section import FINGERPRINT
-from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, finished, shard_path, unfinished
 from ...data.sources import AnswersConfig, learns_records
-from ...data.stage_folders import STATES
 from ...data.states.estimate import samples_per_shard, shown
 from ...data.states.samples import SeededCollate
 from ...data.states.writer import Deal

@@ -24,10 +24,10 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import listed
+from ...core.results import CODES, DATASET_FOLDER
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read, usable
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
-from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context

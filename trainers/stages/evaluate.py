@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from ...core.refused import Refused
+from ...core.errors import Refused
 from ...models.drafters.captioners import LvlmCaptions
 from ..estimate.evaluation import describe_evaluation
 from ..evaluate.evaluate_settings import EvaluateSettings

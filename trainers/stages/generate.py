@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from ...core import ranks
-from ...core.errors import did_you_mean
+from ...core.errors import Refused, did_you_mean
 from ...core.fields import FileName
 from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject, object_at
-from ...core.refused import Refused
+from ...core.results import DATASET_FOLDER, TOKENIZER
 from ...data.captioned import TarSource, read, usable
 from ...data.families.processor import PictureFamily, Processor
 from ...data.families.prompt_templates import SYSTEM
@@ -26,13 +26,11 @@ from ...data.families.table import USUAL, picture_family_of
 from ...data.records.mixture import STRATEGIES, is_strategy
 from ...data.shapes.captioned import HELD_OUT, write_captioned
 from ...data.shapes.scenarios import KINDS, WITHOUT_PICTURES
-from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
+from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD, Wordings
 from ...data.shapes.suites import CLIPS, SETS, num_suite_records, num_video_suite_records
 from ...data.shapes.textures import Textures
 from ...data.shapes.tokenizer import train_tokenizer
-from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
-from ...data.stage_folders import DATASET_FOLDER, TOKENIZER
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget
 from ..run.context import Context

@@ -15,18 +15,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from ...core import ranks
-from ...core.errors import UserError
+from ...core.errors import Refused, UserError, counted
 from ...core.fields import MOST_ANSWER, FileName, Place, TopK, TopP
 from ...core.files import read_json, write_whole
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.refused import Refused
+from ...core.results import DATASET_FOLDER
 from ...core.section import Section
-from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.pictures.picture_files import SUFFIXES
 from ...data.pictures.tiles import Aspect
 from ...data.shards.shards import claim
-from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget

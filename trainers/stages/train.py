@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from ...core.errors import did_you_mean
+from ...core.errors import Refused, did_you_mean
 from ...core.json_types import JsonObject
-from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget
 from ..estimate.train_stage import start_line

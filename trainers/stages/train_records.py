@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ...core.refused import Refused
+from ...core.errors import Refused
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ..estimate.train_stage import describe_lvlm, describe_target, lvlm_memory, positions_of

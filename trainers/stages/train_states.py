@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...core.refused import Refused
+from ...core.errors import Refused
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget

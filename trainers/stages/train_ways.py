@@ -11,8 +11,8 @@ from typing import Annotated
 
 from pydantic import Discriminator, Tag, ValidationError
 
+from ...core.errors import Refused
 from ...core.json_types import JsonObject
-from ...core.refused import Refused
 from ...models.drafters import DRAFTER
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...core import ranks
+from ...core.batch import StepLoss
 from ...core.files import read_json
-from ...core.loss import StepLoss
 from ...data.loader import StepBatches
 from ..run.stopping import Stop
 from .engine import Engine

@@ -15,8 +15,8 @@ from ...core.errors import UserError
 from ...core.section import torch_dtype
 from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
+from ...data.conversations import end_ids
 from ...data.dataset import ConversationData, ConversationDataset
-from ...data.end_tokens import end_ids
 from ...data.families.processor import Processor
 from ...data.loader import Collate, Samples, StepBatches
 from ...data.sources import AnswerCollate, AnsweredSamples

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.pretrained import reading_pretrained
+from ...core.results import CODES, DATASET_FOLDER, TOKENIZER
 from ...data.captioned.prompts import read_prompts
 from ...data.loader import Collate, Loader
 from ...data.shards.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
-from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
 from ...models.targets.base import DrawingTarget

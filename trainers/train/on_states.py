@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...data.end_tokens import end_ids
+from ...core.results import STATES
+from ...data.conversations import end_ids
 from ...data.families.processor import Processor
 from ...data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
-from ...data.stage_folders import STATES
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity

@@ -12,13 +12,13 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from ...core.errors import Refused
 from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
-from ...core.refused import Refused
 from ...core.section import Section
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.packing import PackingConfig, check_lengths
+from ...data.order import PackingConfig, check_lengths
 from ...data.shards.codes import ShardData
 from ...data.sources import AnswersConfig, learns_records
 from ...eval.policies import TreeConfig

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from ...core.batch import Batch
-from ...core.loss import StepLoss
+from ...core.batch import Batch, StepLoss
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.loader import StepBatches

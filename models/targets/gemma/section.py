@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import model_validator
 
 from ....core.batch import Request
+from ....core.errors import Refused
 from ....core.pictures import PatchGrid, Picture, whole_picture
-from ....core.refused import Refused
 from ...inline import InlineModel, UnevenModel, inline_config
 from ...parts import TokenIds
 from ..family import Family, Pictures, Text

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ....core import ranks
-from ....core.batch import CodeBatch, PictureBatch
-from ....core.loss import StepLoss
+from ....core.batch import CodeBatch, PictureBatch, StepLoss
 from ....core.states import TargetStates
 from ..drawing import TEXT_ENCODER
 from .files import save_model

@@ -11,10 +11,9 @@ from pydantic import model_validator
 from torch import nn
 
 from ....core.batch import Request
-from ....core.errors import UserError
+from ....core.errors import Refused, UserError
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ....core.positions import Resume
-from ....core.refused import Refused
 from ...inline import InlineModel, InlinePart, check_part
 from ...parts import TokenIds
 from ..family import Family, Pictures, Text

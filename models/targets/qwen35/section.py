@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ....core.refused import Refused
+from ....core.errors import Refused
 from ....core.states import Taps
 from ...decoding.decoder import DecoderStates, PromptRows
 from ...packed_row import PackedRow

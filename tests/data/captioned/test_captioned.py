@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import tarfile
-import tracemalloc
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ from draftsmith.data.records import tars
 from fails import fails_with
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
+from small_records import peak
 
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP",
            "tiff": "TIFF", "tif": "TIFF", "jfif": "JPEG", "jpe": "JPEG", "apng": "PNG",
@@ -356,16 +356,6 @@ def test_center_crop_halves_by_boxes_then_scales_and_takes_the_middle():
     tall = Image.new("RGB", (16, 64))
     tall.paste((255, 255, 255), (0, 24, 16, 40))
     assert np.asarray(center_crop(tall, 16)).min() == 255
-
-
-def peak(work) -> int:
-    """Most bytes that were held at once, above those at the beginning."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def test_memory_does_not_grow_with_the_number_of_items(tmp_path):

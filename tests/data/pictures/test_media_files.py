@@ -8,8 +8,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from draftsmith.data.pictures.embedded import Embedded
-from draftsmith.data.pictures.media_files import BadMedia, located, open_media
+from draftsmith.data.pictures.media_files import BadMedia, Embedded, located, open_media
 from draftsmith.data.pictures.picture_files import image_size, load_image
 from draftsmith.data.pictures.videos import Clip, VideoSettings
 from fails import fails_with, raising

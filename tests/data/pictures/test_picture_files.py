@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftsmith.data.pictures import picture_files
-from draftsmith.data.pictures.embedded import Embedded
-from draftsmith.data.pictures.media_files import BadMedia
+from draftsmith.data.pictures.media_files import BadMedia, Embedded
 from draftsmith.data.pictures.picture_files import FORMATS, image_size, load_image
 from draftsmith.data.processor_files import with_own_image_processor
 from draftsmith.eval.quality.metric_pictures import crop_bicubic

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from draftsmith.data.families.llava import LLAVA
-from draftsmith.data.pictures.videos import VideoSettings
-from draftsmith.data.pictures.visual_budget import PRESETS, FrameTokens, label, tile_frames, visual_tokens
+from draftsmith.data.pictures.videos import PRESETS, FrameTokens, VideoSettings, label, tile_frames, visual_tokens
 from draftsmith.trainers.evaluate.requests import at_length
 from fails import fails_with
 

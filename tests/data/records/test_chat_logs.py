@@ -8,14 +8,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import yaml
-from command_line import prints
 from draftsmith.core.errors import UserError
-from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.records import chat_logs, log_lines, logged_pictures
 from draftsmith.data.records.chat_logs import convert
 from draftsmith.data.records.mixture import Selection
-from draftsmith.recipes.commands.cli import main
 from fails import fails_with
 from PIL import Image
 from small_records import talk
@@ -180,11 +176,6 @@ def test_halves_that_are_strings_of_json_are_read(tmp_path, names):
     assert convert(written(tmp_path, line), tmp_path / "out").records == 1
 
 
-def test_what_a_line_has_in_place_of_messages_is_told(tmp_path):
-    error = fails_with("", convert, written(tmp_path, {"input": "a", "output": "b"}), tmp_path / "out")
-    assert "found input, output" in str(error.hint)
-
-
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 def test_reasoning_is_kept(tmp_path, key):
     line = answered({"message": said("assistant", "Yes.", **{key: "Hm."}), "finish_reason": "stop"})
@@ -342,19 +333,3 @@ def test_a_log_without_a_usable_line(tmp_path):
         convert(written(tmp_path, {"messages": [said("assistant", "z")]}), tmp_path / "out", skip=True)
     fails_with("no line can be used: the file has no lines", convert, written(tmp_path), tmp_path / "out")
     fails_with("cannot be read", convert, tmp_path / "nowhere.jsonl", tmp_path / "out")
-
-
-def test_the_command_prints_the_recipes_sections(tmp_path, capsys):
-    line = {"messages": [said("system", "Be brief."), said("user", shown("x", url())), said("assistant", "z")]}
-    log = written(tmp_path, line, USUAL, answered(choice("Tw", "length")))
-    told = prints(capsys, ["logs", str(log), str(tmp_path / "out"), "--held-out", "1"])
-    assert f"written  {tmp_path}/out/records.jsonl: 1 record\n" in told
-    assert f"{tmp_path}/out/held-out.jsonl: 1 record to measure with" in told
-    assert "1 different picture\n" in told and "2 answers to learn; 1 with a system message\n" in told
-    assert "left out 1: the server cut the answer (finish_reason: length)" in told and "skipped.jsonl lists" in told
-    printed = yaml.safe_load(told[told.index("format:") :])
-    assert PromptFormat(**printed["format"]).image_rule == "verbatim" and printed["format"]["template"] == "chat"
-    assert printed["data"] == {"path": f"{tmp_path}/out/records.jsonl", "images": f"{tmp_path}/out"}
-    assert printed["benchmarks"]["held-out"]["data"]["path"] == f"{tmp_path}/out/held-out.jsonl"
-    assert main(["logs", str(log), str(tmp_path / "out")]) == 2, "the folder exists"
-    assert main(["logs", str(log), str(tmp_path / "new"), "--held-out", "-1"]) == 2

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from draftsmith.data.records import shipped
+from draftsmith.data.records import patterns
 from draftsmith.data.records.mixture import Selection, are_present, expand, identities, missing_files, missing_hint
 from fails import fails_with
 from small_records import talk
@@ -57,8 +57,8 @@ def test_the_record_of_a_stage_follows_what_it_says_and_not_its_comments(place, 
     records(place / FILE, 5)
     before = identities([NAME])
     assert len(before) == 2 and "absent" not in before
-    own = Path(shutil.copytree(shipped.FOLDER, place / "mixtures"))
-    monkeypatch.setattr(shipped, "FOLDER", own)
+    own = Path(shutil.copytree(patterns.FOLDER, place / "mixtures"))
+    monkeypatch.setattr(patterns, "FOLDER", own)
     text = (own / "sharegpt-68k.yaml").read_text()
     (own / "sharegpt-68k.yaml").write_text("# Of a later version.\n" + text)
     assert identities([NAME]) == before

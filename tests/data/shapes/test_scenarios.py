@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.pictures.videos import Clip, VideoSettings
-from draftsmith.data.shapes.scenarios import FACTS, KINDS, TEXT_ONLY, WORDS
+from draftsmith.data.shapes.scenarios import (
+    FACTS,
+    KINDS,
+    TEXT_ONLY,
+    WORDS,
+)
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.trainers.publish import folder as published

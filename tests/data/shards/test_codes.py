@@ -100,13 +100,6 @@ def test_a_larger_share_keeps_what_was_held_out(many):
     assert small < large
 
 
-def test_without_a_share_all_is_for_training(folder):
-    data = ShardData(path=str(folder))
-    train, held_out = (ShardSamples(folder, data, held_out=side) for side in (False, True))
-    assert (len(train), len(held_out)) == (21, 0)
-    assert [train[n].key for n in range(21)] == [f"{n:09d}" for n in range(21)]
-
-
 def test_settings_that_mean_nothing_are_refused():
     fails_with("from or path", ShardData, **{"from": "codes", "path": "shards"}, error=ValidationError)
     for wrong in (-0.1, 1.0):

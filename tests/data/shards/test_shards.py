@@ -2,10 +2,8 @@
 
 import json
 import multiprocessing
-import os
 import pickle
 import sqlite3
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from draftsmith.data.shards import shards
 from draftsmith.data.shards.shards import FORMAT, ShardReader, claim, finish, finished, shard_path, write_shard
 from fails import fails_with, raising
 from safetensors import SafetensorError
-from small_records import flip
+from small_records import flip, peak
 
 IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
 
@@ -126,21 +124,6 @@ def test_a_full_disk_is_told_by_the_shards_name_and_given_back(tmp_path, monkeyp
     assert not finished(tmp_path, 1) and not list(tmp_path.glob("*.partial"))
 
 
-def test_ranks_of_two_nodes_with_one_process_id_claim_a_folder(tmp_path, monkeypatch):
-    """The second writes and renames while the first is about to rename."""
-    rename, others = os.replace, []
-
-    def late(source, target):
-        if not others:
-            others.append(1)
-            shards.write_whole(tmp_path / "identity.json", b"{}")
-        rename(source, target)
-
-    monkeypatch.setattr("os.replace", late)
-    shards.write_whole(tmp_path / "identity.json", b"{}")
-    assert [path.name for path in tmp_path.iterdir()] == ["identity.json"] and others
-
-
 def test_a_sample_may_lack_tensors_that_others_have(tmp_path):
     """An answer to a record that was left out has ids alone."""
     claim(tmp_path, IDENTITY)
@@ -237,16 +220,6 @@ def test_shards_of_before_are_refused_with_the_command_that_makes_them_again(tmp
     manifest = {"format": 2, "identity": IDENTITY, "num_samples": 0, "bytes": 0, "refused": {}, "shards": []}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert "restart=codes" in fails_with("shards of format 2", ShardReader, folder).hint
-
-
-def peak(work) -> int:
-    """Most bytes that were held at once, above those at the beginning."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_reader_holds_an_index_and_no_samples(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.pictures.embedded import Embedded
+from draftsmith.data.pictures.media_files import Embedded
 from draftsmith.data.pictures.picture_files import load_image
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.records.record import check_record
@@ -23,8 +23,6 @@ from draftsmith.data.suites.benchmark_sets import (
     WORD,
     BenchmarkSet,
     Join,
-    names_of,
-    set_name,
     wording,
 )
 from draftsmith.data.suites.suite import Suite
@@ -39,26 +37,6 @@ OWN_WORDS = PromptFormat(system="", image_rule="verbatim")
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-
-
-def test_every_set_of_the_papers_is_there_by_all_its_names():
-    assert names_of("video")[:7] == [
-        "VideoDetailCaption", "VideoDetailDescription", "VideoChatGPT", "MVBench", "LongVideoBench", "VideoMME", "MLVU",
-    ]  # fmt: skip
-    assert names_of("image") == [
-        "TextVQA", "GQA", "ChartQA", "SEED-Bench", "COCO", "MME", "ScienceQA", "MM-Vet", "AI2D",
-    ]  # fmt: skip
-    assert names_of("text") == ["GSM8K", "HumanEval"]
-    for called, name in {
-        "MVLU": "MLVU", "Video-MME": "VideoMME", "lmms-lab/Video-MME": "VideoMME", "lmms-eval/Video-MME": "VideoMME",
-        "SQA": "ScienceQA", "coco caps": "COCO", "lmms-lab/textvqa": "TextVQA", "lmms-lab-encoder/textvqa": "TextVQA",
-        "lmms-lab/VideoDetailCaption": "VideoDetailCaption",
-    }.items():  # fmt: skip
-        assert set_name(called) == name
-    fails_with("'MVBench'", set_name, "MVBnch")
-    assert len(BENCHMARK_SETS["MVBench"].configs) == 19
-    keys = [{k.casefold() for k in (name, *about.aliases, *about.ids)} for name, about in BENCHMARK_SETS.items()]
-    assert sum(map(len, keys)) == len(set().union(*keys)), "no name is of two sets"
 
 
 def test_prompts_ask_for_long_answers_or_for_short_ones():

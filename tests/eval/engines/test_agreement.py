@@ -86,21 +86,6 @@ def test_what_only_batches_or_pieces_show(cells, kind, words):
     assert words in hint
 
 
-def test_what_differs_alone_is_named_once():
-    ((_, hint),) = found(replace(GOOD, equal=10, first=12, plain=3), WRONG_CUT)[1:]
-    assert "tapped layers" in hint
-
-
-def test_engine_faults_are_named_where_they_are_and_nowhere_else():
-    """The V1 runner's is of pictures and not of V2; the norm op's is of CPUs and of several layers."""
-    wrong = replace(PICTURE, equal=20, first=100)
-    for engine, cells in ((replace(V1, runner="V2"), [GOOD, wrong]), (V1, [replace(GOOD, equal=20, first=100)])):
-        assert "engine's fault" not in found(*cells, engine=engine, target="qwen2_5_vl")[0][1]
-    text = replace(GOOD, equal=20, first=50)
-    assert "engine's fault" not in found(text, kind="dflash", layers=1)[0][1]
-    assert "engine's fault" not in found(text, kind="dflash", layers=2, engine=replace(V1, device="cuda"))[0][1]
-
-
 @pytest.mark.parametrize(
     ("end", "template"), [("</s>", "v1"), ("<|im_end|>", "qwen"), ("<|endoftext|>", "plain"), (None, "plain")]
 )

@@ -9,14 +9,11 @@ import math
 import pytest
 from chat_server_in_place import PASS_S, Server, passes, words
 from draftsmith.core.errors import UserError
-from draftsmith.data.dataset import ConversationData
-from draftsmith.data.records.chat_messages import Conversation
+from draftsmith.data.records.logged_pictures import Conversation
 from draftsmith.eval.engines.chat_server import ChatServer
 from draftsmith.eval.engines.server_bench import ServerBench
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers.evaluate.benchmarks import FilesBenchmark
-from draftsmith.trainers.evaluate.engine_conversations import conversations
 from PIL import Image
 
 TOKENS, DRAFTS = 12, 3
@@ -146,31 +143,6 @@ def test_a_server_that_died_or_is_none():
         _ = ChatServer("file:///etc/passwd").model
 
 
-def test_what_a_reader_must_know_is_noted():
-    with Server(drafts=1) as drafting, Server(models=["other"]) as plain:
-        drafting.add("vllm:spec_decode_num_drafts_total{}", 0)
-        with pytest.raises(UserError, match="drafts itself"):
-            bench(plain, drafting).measure({"mine": TALKS})
-        named = bench(drafting, plain)
-        named.measure({"mine": TALKS[1:2]})
-        assert "call their models tiny and other" in named.notes[0]
-    with Server(others=2) as busy:
-        busy.add("vllm:prefix_cache_hits_total{}", 0)
-        measured = bench(busy)
-        real = busy.add
-
-        def add(name, number):
-            real(name, number)
-            if name.startswith("vllm:generation_tokens"):
-                real("vllm:prefix_cache_hits_total{}", 3)
-                real("vllm:prefix_cache_queries_total{}", 12)
-
-        busy.add = add
-        measured.measure({"mine": TALKS[1:3]})
-    assert "counts 28 tokens, and ours are 24: others were served" in measured.notes[0]
-    assert "25% of the prompts' tokens came from the cache" in measured.notes[1]
-
-
 def test_a_server_without_metrics_has_no_tau():
     with Server(metrics=False) as server:
         cells, _ = bench(server).measure({"mine": TALKS[:2]})
@@ -231,47 +203,6 @@ def test_a_recipes_benchmarks_and_records_of_ones_own(tmp_path, monkeypatch):
         assert len(server.asked) == 5 and not (tmp_path / "run").exists()
     cells = json.loads((tmp_path / "bench" / "bench.json").read_text())["cells"]
     assert cells[0]["place"] == "data" and cells[0]["speedup"] is None
-
-
-def test_a_record_whose_picture_is_broken_is_left_out_where_the_section_says_so(tmp_path):
-    file, told = records(tmp_path), []
-    rows = json.loads(file.read_text())
-    file.write_text(json.dumps([rows[0], rows[1] | {"image": "gone.png"}, *rows[2:]]))
-    data = ConversationData(path=str(file), on_error="skip")
-
-    def read(section):
-        benchmarks = {"mine": FilesBenchmark(data=section)}
-        return conversations(benchmarks, tmp_path / "cache", run=tmp_path, limit=None, say=told.append)["mine"]
-
-    assert len(read(data)) == 3 and "missing image" in told[0]
-    with pytest.raises(UserError, match="missing image"):
-        read(data.model_copy(update={"on_error": "strict"}))
-    file.write_text(json.dumps([rows[1] | {"image": "gone.png"}]))
-    with pytest.raises(UserError, match=r"no conversation of mine|missing"):
-        read(data)
-
-
-def test_a_bad_record_of_a_file_is_left_out_where_the_hint_is_followed(tmp_path, capsys):
-    """The hint said to set on_error: skip, and `on_error=skip` was refused: settings were of a recipe alone."""
-    file = records(tmp_path)
-    rows = json.loads(file.read_text())
-    file.write_text(json.dumps([*rows, {"id": "bad", "conversations": "none"}]))
-    with Server() as server:
-        command = ["bench", server.url, str(file), "--at-once", "1", "--tokens", "3", "--output", str(tmp_path / "out")]
-        assert main(command) == 2 and "on_error: skip" in capsys.readouterr().err
-        assert main([*command, "on_error=skip"]) == 0
-        assert len(server.asked) == 5 and "1 record(s) were left out" in capsys.readouterr().out
-        assert main([*command, "on_error=skp"]) == 2 and "on_error=skip" in capsys.readouterr().err
-
-
-def test_ids_that_repeat_are_told_without_reasons_of_records(tmp_path):
-    """The line ended with a bare colon."""
-    file, told = records(tmp_path), []
-    rows = json.loads(file.read_text())
-    file.write_text(json.dumps([*rows, rows[0]]))
-    benchmarks = {"mine": FilesBenchmark(data=ConversationData(path=str(file), on_error="skip"))}
-    conversations(benchmarks, tmp_path / "cache", run=tmp_path, limit=None, say=told.append)
-    assert told == ["0 record(s) were left out; 1 notice(s) of whole files"]
 
 
 def test_what_a_user_can_get_wrong(tmp_path, capsys):

@@ -4,13 +4,10 @@ import pytest
 import torch
 import visual_tiny as generators
 from draftsmith.core.batch import ImageRequest
-from draftsmith.core.errors import UserError
 from draftsmith.data.shards.codes import ShardData, ShardSamples
 from draftsmith.data.shards.shards import claim, finish, write_shard
-from draftsmith.eval.generation_rows import measure
 from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.policies import Draw, DynamicTree
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn_cells import (
@@ -25,7 +22,6 @@ from draftsmith.eval.studies.drawn_cells import (
     teacher_forced,
     top_mass,
 )
-from draftsmith.eval.studies.drawn_tables import drawn_section
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Distributions, Warp
@@ -293,49 +289,3 @@ def test_weights_did_not_move_and_want_no_gradient():
     curves = teacher_forced(target, head, condition, torch.zeros(CELLS, dtype=torch.int64), Warp(1.0))
     assert isinstance(curves, Curves) and not curves.p.requires_grad and not curves.q.requires_grad
     assert all(torch.equal(before[n], w) for n, w in (*target.model.named_parameters(), *head.named_parameters()))
-
-
-def test_true_stands_for_the_defaults_and_a_small_codebook_is_told():
-    assert AnalysisConfig.model_validate(True) == AnalysisConfig()
-    with pytest.raises(UserError, match=r"k is 1000, in a codebook of 24"):
-        AnalysisConfig().table(codebook())
-    for wrong in ({"k": [0]}, {"delta": [1.5]}, {"delta": []}, {"depth": 3}):
-        with pytest.raises(ValueError):  # noqa: PT011
-            AnalysisConfig.model_validate(wrong)
-
-
-def test_the_section_has_the_tables_of_what_was_read():
-    """Two methods on two pictures, decoded, and the head's own pictures."""
-    target, condition = TARGETS["text"]()
-    warp, rows, drawn = Warp(1.0), [], []
-    for seed in range(2):
-        plain, _ = decode(target, condition, warp, seed=seed)
-        drawn.append((condition, target.codes(plain.tokens)))
-        for name, width in (("narrow", 1), ("wide", 4)):
-            policy = DynamicTree(kind="dynamic", total=10, depth=2, width=width).build()
-            decoding = Decoding(policy, RULES["sampling"], Draw("top-k"), warp, CELLS, ())
-            drafter, generator = EAGLE.drafter(head_of(target), target), torch.Generator().manual_seed(seed)
-            drafted = generate(target, drafter, ImageRequest(condition, name=f"r{seed}"), decoding, generator)
-            rows.append(measure([plain], [drafted], benchmark="captions", method=name, request=f"r{seed}",
-                                temperature=1.0, max_new_tokens=CELLS, medium="drawn"))  # fmt: skip
-    config = settings()
-    statistics = read_pictures(config, target, head_of(target), drawn, warp, config.table(codebook()))
-    # The first picture has a flat and a textured region, the second one texture alone.
-    contrast = torch.tensor([[1.0] * 8 + [20.0] * 8, [20.0] * 16])
-    section = drawn_section(
-        config, {1.0: statistics}, rows, encoded={"training pictures": statistics},
-        contrast={1.0: dict.fromkeys((PLAIN, "narrow", "wide"), contrast)},
-    )  # fmt: skip
-    prediction, acceptance, bounds, places, regions = section.content
-    summary = statistics.summary()
-    assert section.data["1"] == summary | {"places": section.data["1"]["places"]} and section.name == "analysis"
-    assert section.data["1"]["places"]["flat"]["share"] == 0.25
-    assert [row[:3] for row in prediction.rows] == [
-        (name, 2, summary["accuracy_top1"]) for name in ("training pictures", "drawn, T = 1")
-    ]
-    assert prediction.column("first draft's chance, exact") == [summary["first_draft_exact"]] * 2
-    assert [row[2:] for row in acceptance.rows] == [
-        (summary["first_draft_exact"],) * 2, *map(tuple, summary["first_draft_lantern"])
-    ]  # fmt: skip
-    assert [row[0] for row in bounds.rows] == [1.0] * 4 and [row[1] for row in places.rows] == ["flat", "texture"]
-    assert [row[1] for row in regions.rows] == ["narrow", "wide"]

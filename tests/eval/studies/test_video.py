@@ -1,9 +1,6 @@
 """Tables of long visual inputs against numbers that the articles print, and what they say of what does not hold."""
 
-import dataclasses
-
 import pytest
-from draftsmith.eval.cells import MethodInfo
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.studies import video
 from draftsmith.eval.summary import summarize
@@ -56,43 +53,6 @@ def test_sparrows_table_2_with_its_averages_and_marks():
     assert "| method | VideoDetailCaption tau | VideoDetailCaption ESR | VideoDetailCaption DSR | MVBench tau |" in page
     assert "| Sparrow | <u>3.88</u> | **1.96x** | **2.84x** |" in page and "| SpecVLM | **4.15** | 1.25x |" in page
     assert "bonus token included" in page and "identical to plain decoding in all 12 greedy requests" in page
-
-
-def test_table_3_has_each_set_at_its_own_length():
-    """17k, 13k and 15k: every set stands in the table at its own, and the note says which has which."""
-    budgets = {"VideoDetailCaption": ("17k", 17_000), "MVBench": ("13k", 13_000), "LongVideoBench": ("15k", 15_000)}
-    rows = [request(m, benchmark=name, budget=budget, visual_tokens=tokens, emitted=389)
-            for m in ("MSD", "Sparrow") for name, (budget, tokens) in budgets.items()]  # fmt: skip
-    built = video.tables(rows, {"MSD": MethodInfo(), "Sparrow": MethodInfo()})
-    assert [table.title for table in built] == ["Sets of videos", "Time by operation"]
-    assert built[0].column("MVBench tau") == pytest.approx([3.89, 3.89]) and built[0].column("Avg. tau")[0] is not None
-    assert "Clips at 17k (VideoDetailCaption), 13k (MVBench), 15k (LongVideoBench) visual tokens." in built[0].note
-    more = [dataclasses.replace(row, budget="0.5k", visual_tokens=500) for row in rows if row.benchmark == "MVBench"]
-    titles = {table.title: table for table in video.tables(rows + more, {"MSD": MethodInfo(), "Sparrow": MethodInfo()})}
-    assert titles["Sets of videos"].note == built[0].note, "each set at its most visual tokens"
-    assert [column.group for column in titles["By visual tokens"].columns[1::2]] == ["0.5k", "13k"]
-
-
-def test_temperatures_are_compared_apart():
-    rows = table_2_rows()
-    warm = [dataclasses.replace(r, temperature=1.0, identical=False) for r in rows if r.method != "SpecVLM"]
-    table = video.sparrow_sets(rows + warm, list(TABLE_2))
-    assert [row[:2] for row in table.rows] == [
-        ("0", "SpecVLM"), ("0", "MSD"), ("0", "Sparrow"), ("1", "MSD"), ("1", "Sparrow"),
-    ]  # fmt: skip
-    page = markdown(table)
-    assert any(line.startswith("| 1 | Sparrow | **3.88** |") for line in page)
-    # Sampled outputs differ from plain ones by rights.
-    assert not any("Outputs differ" in line for line in page)
-
-
-def test_a_missing_set_leaves_no_average():
-    rows = [r for r in table_2_rows() if (r.method, r.benchmark) != ("MSD", "MVBench")]
-    table = video.sparrow_sets(rows, list(TABLE_2))
-    assert table.rows[1][4:7] == (None,) * 3 == table.rows[1][-3:]
-    assert "| MSD | 2.69 | <u>1.47x</u> | <u>1.76x</u> | - | - | - |" in "\n".join(markdown(table))
-    with pytest.raises(AssertionError, match="no line for"):
-        video.sparrow_sets(rows, ["MSD"])
 
 
 def test_sparrows_breakdown():
@@ -181,31 +141,3 @@ def test_time_by_operation_adds_up():
     (row,) = video.time_shares(rows, ["MSD", "SAGE"]).rows
     assert row[1:] == pytest.approx((0.2, 0.4, 0.015, 0.3, 0.003, 0.002, 0.05, 0.03, 1.0))
     assert "| SAGE | 20.00% |" in "\n".join(markdown(video.time_shares(rows, ["SAGE"])))
-
-
-def test_the_section_has_the_tables_that_were_measured():
-    methods = {
-        "Sparrow": MethodInfo(parts={"MTP": True, "IVSB": True, "VATA": True}),
-        "Sparrow - VATA": MethodInfo(parts={"MTP": True, "IVSB": True, "VATA": False}),
-        "SAGE": MethodInfo(adaptive=True),
-    }
-    rows = [
-        request(method, budget=budget, visual_tokens=tokens, max_new_tokens=new, temperature=t)
-        for method in methods
-        for budget, tokens in (("0.5k", 500), ("25k", 25_089))
-        for new in (512, 2048)
-        for t in (0.0, 1.0)
-    ]
-    rows += [request(PLAIN), *(request(m, benchmark="MME", medium="image", max_new_tokens=2048) for m in methods)]
-    (section,) = video.video_sections(rows, methods)
-    assert [part.title for part in section.content] == [
-        "Sets of videos", "By visual tokens", "Sets of pictures", "Ablation", "Sets, as SAGE counts",
-        "By generated tokens", *(f"Breakdown: {m}" for m in methods), "Time by operation",
-    ]  # fmt: skip
-    assert video.video_sections([a_row(medium="image")], {"M": MethodInfo()}) == []
-
-
-def test_what_differs_is_said():
-    rows = [request("MSD"), request("MSD", "r1", identical=False)]
-    told = "**Outputs differ** from plain decoding in 1 of 2 requests, first MSD in r1."
-    assert told in video.by_length(rows, ["MSD"]).footnotes

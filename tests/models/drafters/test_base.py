@@ -3,8 +3,7 @@
 from typing import Literal, get_args
 
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.models.drafters.base import DrafterConfig, for_decoding
 from draftsmith.models.drafters.head_config import FusedHeadConfig

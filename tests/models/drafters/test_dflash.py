@@ -10,8 +10,7 @@ import torch
 from decodings import greedy
 from dflash_tiny import ROWS, SMALL, draft, rows_of
 from draftsmith.core.batch import Request
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.core.states import Taps
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product, Static

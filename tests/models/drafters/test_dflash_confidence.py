@@ -6,7 +6,7 @@ import pytest
 import torch
 from decodings import greedy
 from dflash_tiny import ROWS, SMALL, draft, rows_of
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.drafters import dflash_training

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.head_layer import rope_table, rotate_halves, rotate_pairs

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from dflash_tiny import ROWS, SMALL, decoded, draft, rows_of
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.warp import Warp

@@ -6,8 +6,7 @@ import pytest
 import torch
 from decodings import greedy
 from draftsmith.core.batch import Batch, Request
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.warp import Warp

@@ -8,8 +8,7 @@ import pytest
 import tiny_qwen
 import torch
 from decodings import greedy
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic

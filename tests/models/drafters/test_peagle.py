@@ -8,8 +8,7 @@ import pytest
 import torch
 from decodings import greedy
 from draftsmith.core.batch import Request
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.warp import Warp

@@ -10,9 +10,8 @@ import pytest
 import tiny_qwen
 import torch
 from decodings import greedy
-from draftsmith.core.errors import UserError
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
-from draftsmith.core.refused import Refused
 from draftsmith.core.states import Taps
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Dynamic, Product, Static

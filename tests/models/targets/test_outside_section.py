@@ -4,15 +4,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.causal.section import CausalTraining
 from draftsmith.models.targets.family import Family, Pictures, Text
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import check_kind
 from draftsmith.models.targets.section import TargetSection
-from draftsmith.models.targets.table import FAMILIES, family_of, text_of
+from draftsmith.models.targets.table import family_of, text_of
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from transformers import CLIPVisionConfig, GraniteConfig, LlamaConfig, LlavaConfig
 
@@ -84,8 +83,3 @@ def test_pictures_of_a_new_family_are_compared_before_an_engine_gets_them():
         check(pictures=Pictures())
     check(pictures=Pictures(), is_compared=True)
     check()  # it reads text alone, and there is nothing to compare
-
-
-def test_families_that_were_compared_are_named():
-    compared = {family.kind for family in FAMILIES.values() if family.is_compared}
-    assert compared == {"llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"}

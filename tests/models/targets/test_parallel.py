@@ -147,8 +147,3 @@ def test_the_run_has_as_many_ranks_as_hold_the_target(tmp_path):
     with pytest.raises(UserError, match=r"tensor_parallel_size is 2, and the run has 1 rank.*\n.*accelerators 2"):
         opened("causal_lm", tmp_path, 2)
     shutil.rmtree(tmp_path / "causal_lm")
-
-
-def test_one_way_to_spread_a_target():
-    with pytest.raises(Exception, match="both spread the target"):
-        LlavaTargetConfig(kind="llava", path="a", device_map="auto", tensor_parallel_size=2)

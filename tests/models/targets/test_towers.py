@@ -11,9 +11,8 @@ import packed
 import pytest
 import tiny_qwen
 import torch
-from draftsmith.core.errors import UserError
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
-from draftsmith.core.refused import Refused
 from draftsmith.core.states import Taps
 from draftsmith.eval.policies import Chain, Dynamic, Product, Static
 from draftsmith.models.drafters.independent import IndependentProposal

@@ -11,8 +11,7 @@ from operator import attrgetter
 
 import pytest
 from draftsmith.core.checksums import write_sums
-from draftsmith.core.errors import UserError
-from draftsmith.core.refused import Refused
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.engines.served_results import disagreements
 from draftsmith.eval.measured_rows import KEY, PLAIN, Row, read_rows
 from draftsmith.models.drafters.eagle3 import Eagle3Config

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
+from draftsmith.core.errors import Refused, UserError
 from draftsmith.core.pictures import PatchGrid, Picture, one_placeholder_each, whole_picture
-from draftsmith.core.refused import Refused
 from draftsmith.data.families.processor import Processor, pil
 from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.shards.shards import ShardReader
