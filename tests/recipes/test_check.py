@@ -154,12 +154,21 @@ def test_broken_data_is_found(settings, records, level, expected, own_data, caps
     [
         ({}, None, None),
         ({"text_config": {"vocab_size": 300}}, None, "and the model's tables have 300 rows"),
-        ({"vision_config": {"patch_size": 8}}, "patch_size", "the vision tower gives"),
+        ({"vision_config": {"patch_size": 8}}, "patch_size", None),
+        ({"vision_config": {"patch_size": 8}}, None, "the vision tower gives"),
         ({"vision_feature_layer": [-2, -1]}, None, "vision_feature_layer is [-2, -1]"),
         ({"text_config": {"num_key_value_heads": 3}}, None, "8 attention heads are no multiple of 3"),
         ({"vision_config": {"patch_size": 64}}, None, "a patch of 64 pixels is larger than the picture of 48"),
     ],
-    ids=["whole", "more ids than rows", "no patch size", "a list of layers", "heads that do not divide", "a patch"],
+    ids=[
+        "whole",
+        "more ids than rows",
+        "no patch size in the processor's files",
+        "another patch size",
+        "a list of layers",
+        "heads that do not divide",
+        "a patch",
+    ],
 )
 def test_what_would_end_a_training_of_a_published_target_is_found(changed, file, expected, capsys, tmp_path):
     """Its config and processor alone are here. Each of these passed `check`, and ended the first step."""
