@@ -41,7 +41,8 @@ def test_passes_are_graphs_where_they_can_be(results):
     for track, has_some in ((draft, True), (states, True), (spread, False)):
         assert {target > 0 for target, _ in track["replayed"].values()} == {has_some}
     assert states["replayed"]["Sparrow"][1] > 0
-    assert states["replayed"]["SpecVLM"][1] == states["replayed"]["plain decoding"][1] == 0
+    assert states["replayed"]["SpecVLM"][1] > 0, "its draft is a whole model, whose passes are as a target's"
+    assert states["replayed"]["plain decoding"][1] == 0
     assert results["images"]["replayed"].keys() and not any(map(sum, results["images"]["replayed"].values()))
 
 

@@ -198,13 +198,13 @@ def of_stage(folder: Path) -> dict[str, Any]:
         if path.suffix != ".safetensors":
             # Of pictures one digest a folder.
             key = path.parent if path.suffix in (".png", ".mp4") else path
-            digests.setdefault(_shown(str(key.relative_to(folder))), hashlib.sha256()).update(content(path, folder))
+            digests.setdefault(shown(str(key.relative_to(folder))), hashlib.sha256()).update(content(path, folder))
     if digests:
         record["data"] = {key: digest.hexdigest()[:16] for key, digest in sorted(digests.items())}
     return record
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A file's name without hashes and numbers of records."""
     return re.sub(r"\d{3,}", "#", _without_hashes(name))
 

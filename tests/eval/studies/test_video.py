@@ -1,6 +1,9 @@
 """Tables of long visual inputs against numbers that the articles print, and what they say of what does not hold."""
 
+import dataclasses
+
 import pytest
+from draftsmith.eval.cells import MethodInfo
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.studies import video
 from draftsmith.eval.summary import summarize
@@ -53,6 +56,21 @@ def test_sparrows_table_2_with_its_averages_and_marks():
     assert "| method | VideoDetailCaption tau | VideoDetailCaption ESR | VideoDetailCaption DSR | MVBench tau |" in page
     assert "| Sparrow | <u>3.88</u> | **1.96x** | **2.84x** |" in page and "| SpecVLM | **4.15** | 1.25x |" in page
     assert "bonus token included" in page and "identical to plain decoding in all 12 greedy requests" in page
+
+
+def test_table_3_has_each_set_at_its_own_length():
+    """17k, 13k and 15k: every set stands in the table at its own, and the note says which has which."""
+    budgets = {"VideoDetailCaption": ("17k", 17_000), "MVBench": ("13k", 13_000), "LongVideoBench": ("15k", 15_000)}
+    rows = [request(m, benchmark=name, budget=budget, visual_tokens=tokens, emitted=389)
+            for m in ("MSD", "Sparrow") for name, (budget, tokens) in budgets.items()]  # fmt: skip
+    built = video.tables(rows, {"MSD": MethodInfo(), "Sparrow": MethodInfo()})
+    assert [table.title for table in built] == ["Sets of videos", "Time by operation"]
+    assert built[0].column("MVBench tau") == pytest.approx([3.89, 3.89]) and built[0].column("Avg. tau")[0] is not None
+    assert "Clips at 17k (VideoDetailCaption), 13k (MVBench), 15k (LongVideoBench) visual tokens." in built[0].note
+    more = [dataclasses.replace(row, budget="0.5k", visual_tokens=500) for row in rows if row.benchmark == "MVBench"]
+    titles = {table.title: table for table in video.tables(rows + more, {"MSD": MethodInfo(), "Sparrow": MethodInfo()})}
+    assert titles["Sets of videos"].note == built[0].note, "each set at its most visual tokens"
+    assert [column.group for column in titles["By visual tokens"].columns[1::2]] == ["0.5k", "13k"]
 
 
 def test_sparrows_breakdown():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 from attempts.process import Ended, command
 from attempts.process import run as run_process
-from freeze import cleaned, of_stage
+from freeze import cleaned, of_stage, shown
 from goldens import differences
 
 HERE = Path(__file__).parent
@@ -97,7 +98,8 @@ def results(folder: Path) -> dict[str, Any]:
     Checkpoints are left out, and what `tests/tools/freeze.py` leaves out: times, dates and caches.
     """
     record = of_stage(folder)
-    record["files"] = {name: count for name, count in record["files"].items() if _is_result(name)}
+    names = Counter(shown(str(path.relative_to(folder))) for path in folder.rglob("*") if path.is_file())
+    record["files"] = {name: count for name, count in sorted(names.items()) if _is_result(name)}
     record["data"] = {name: value for name, value in record.get("data", {}).items() if _is_result(name)}
     rows = folder / "rows.jsonl"
     if rows.is_file():
