@@ -195,12 +195,19 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+LONG = ("data.md", "adding-a-drafter.md")  # trainings and evaluations, half of the time of all pages
+
+
 def tagged(tag: str) -> list[Path]:
     return [page for page in PAGES if any(b.tags[0] == tag for b in blocks(page.read_text(), tag))]
 
 
 @pytest.mark.parametrize(
-    "page", sorted({*tagged("run"), *tagged("dry-run")}), ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in LONG else (), id=str(page.relative_to(ROOT)))
+        for page in sorted({*tagged("run"), *tagged("dry-run")})
+    ],
 )
 def test_blocks_run(page, folder):
     run_page(page.read_text())

@@ -27,6 +27,8 @@ from test_sage import all_draws, feed, peaked, tiny_sage
 from tiny import IMAGE_ID, SIZES, llava, near
 from tiny import request as ask
 
+pytestmark = pytest.mark.slow  # minutes of decoding; each part has quick tests of its own
+
 EMITTED = 6
 TAPS = {"kind": "eagle3", "taps": [1, 3, 5]}
 DFLASH = {"kind": "dflash", "block_size": 5, "num_layers": 2, "taps": [1, 3, 5]}

@@ -97,13 +97,8 @@ def statistic(seen, expected, count):
     return chi_square(values, count * torch.tensor([*common.values(), 1 - sum(common.values())], dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("coupling", "initial"),
-    # Guesses of one code, whichever it is, are one kind of q: one of the two for each coupling.
-    [pytest.param(*case, marks=pytest.mark.slow if case in {("maximal", "left"), ("gumbel", "above"),
-                                                            ("independent", "left")} else ())
-     for case in itertools.product(COUPLINGS, INITIAL)],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(("coupling", "initial"), itertools.product(COUPLINGS, INITIAL))
 def test_codes_are_distributed_as_the_targets(coupling, initial):
     """Whole pictures of five codes over several cycles; windows reach over a rejected code into the next cycles."""
     model, warp, count = Tabled(), Remembering(0.9, top_p=0.95), 3000

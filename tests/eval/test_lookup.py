@@ -261,6 +261,7 @@ def test_sampled_chains_are_exact_over_all_draws(big, name):
     assert off_over_all_draws(cycle_of(CONFIGS[name], big), lambda: Chain(3)) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "draw", "policy"),
     [("ngram", "top-k", Chain(2)), ("suffix", "sample", Static([(0,), (1,), (0, 0), (1, 0)]))],

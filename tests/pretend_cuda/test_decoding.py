@@ -4,6 +4,8 @@ import pytest
 
 from .asking import results_of
 
+pytestmark = pytest.mark.slow  # minutes of decoding; each part has quick tests of its own
+
 
 @pytest.fixture(scope="module")
 def results():

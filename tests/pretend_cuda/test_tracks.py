@@ -4,6 +4,8 @@ import pytest
 
 from .asking import results_of
 
+pytestmark = pytest.mark.slow
+
 STAGES = {
     "draft": ["world", "seeing", "target", "language", "pretrain", "finetune", "evaluate"],
     "states": ["world", "target", "answers", "states", "head", "evaluate"],

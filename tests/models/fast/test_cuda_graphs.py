@@ -65,6 +65,7 @@ def said(big, drafter, policy, asked, temperature=0.0, length=16):
     return result.tokens, [(c.num_nodes, c.num_accepted) for c in result.cycles]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("drafts", "policy"), [("plain", Chain(4)), ("chain", Chain(4)), ("eagle3", TREE)])
 def test_a_target_and_a_draft_say_what_eager_passes_say(drafts, policy, temperature, form):

@@ -29,6 +29,8 @@ from served_heads import save_drawn
 from stages_run import load_spelled, run_loaded
 from states_run import synthetic
 
+pytestmark = pytest.mark.slow  # minutes of decoding; each part has quick tests of its own
+
 TOKENS = 8
 key = attrgetter(*KEY)  # of a row
 LOOKUP = {"drafter": {"kind": "ngram", "max_match": 4}, "tree": {"kind": "chain", "gamma": 3}}
