@@ -39,7 +39,6 @@ from .contrasts import (
 from .findings import binding_sentence, findings, unsteady
 from .html_page import html_page
 from .measured_rows import PLAIN, Row, frame, write_rows
-from .summary import Summary
 from .tables import (
     Figure,
     Items,
@@ -121,7 +120,6 @@ def build(
     answers = placed(frame(rows))
     cells = cells_of(answers, methods)
     assert cells, "nothing was drafted"
-    label = labels(answers)
     single = answers[(answers.turn == "") & (answers.method != PLAIN)]  # of suites their own tables say more
     differences = Differences(
         modes=mode_differences(single),
@@ -132,7 +130,7 @@ def build(
             drafters_table(single), differences.table())  # fmt: skip
     tables = [table for table in each if table is not None]
     data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
-    sentences = (*findings(cells, label), *binding_sentence(binding))
+    sentences = (*findings(cells), *binding_sentence(binding))
     sentences += tuple(unsteady(answers))
     sentences += tuple(f"**Warning**: {text}." for text in warnings)
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
@@ -220,22 +218,20 @@ def described(info: MethodInfo) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Summary]]:
+def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Cell]]:
     """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens, of
     suites the first turns, and of an engine the fewest requests at once.
     """
     coldest = min((cell.temperature for cell in cells), default=0.0)
-    cold = [c for c in cells if c.temperature == coldest and c.turn in ("", "first") and c.summary.is_measured]
+    cold = [c for c in cells if c.temperature == coldest and c.turn in ("", "first") and c.is_measured]
     longest = max((cell.max_new_tokens for cell in cold), default=0)
     alone = min((cell.concurrency for cell in cold if cell.engine), default=1)
     some = [c for c in cold if c.max_new_tokens == longest and (not c.engine or c.concurrency == alone)]
-    most = {
-        cell.benchmark: max(c.summary.visual_tokens for c in some if c.benchmark == cell.benchmark) for cell in some
-    }
-    budgets = {c.benchmark: c.budget for c in some if c.summary.visual_tokens == most[c.benchmark]}
-    places: dict[str, dict[str, Summary]] = {}
+    most = {cell.benchmark: max(c.visual_tokens for c in some if c.benchmark == cell.benchmark) for cell in some}
+    budgets = {c.benchmark: c.budget for c in some if c.visual_tokens == most[c.benchmark]}
+    places: dict[str, dict[str, Cell]] = {}
     label = labels(some)
     for cell in some:
         if cell.budget == budgets[cell.benchmark]:
-            places.setdefault(label(cell), {})[cell.method] = cell.summary
+            places.setdefault(label(cell), {})[cell.method] = cell
     return places

@@ -169,8 +169,8 @@ def _numbers(value: Value) -> tuple[float, ...]:
 
 
 def _measured(value: Value) -> Value:
-    """None where a number, or one of several, is NaN: a ratio over nothing."""
-    return None if any(map(math.isnan, _numbers(value))) else value
+    """None where a number, or one of several, is missing or NaN: a ratio over nothing."""
+    return None if any(number is None or math.isnan(number) for number in _numbers(value)) else value
 
 
 def best(values: Sequence[Value]) -> list[Mark]:

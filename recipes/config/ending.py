@@ -11,7 +11,8 @@ from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject
 from ...core.section import written_kind
-from ...eval.run_reports import Cell, cells
+from ...eval.cells import Cell
+from ...eval.run_reports import cells
 from ...trainers.publish.lineage import finished
 from .announce import shown_place
 from .schema import Recipe
@@ -66,8 +67,8 @@ def short_table(stage: str, report: JsonObject) -> list[str]:
     by_place = {(cell.method, cell.where): cell for cell in measured}
     lines = [_row(stage, longest, [_cut(place, _ROOM) for place in shown], "same")]
     for method in methods[:MOST_METHODS]:
-        its = [cell for cell in measured if cell.method == method and cell.identical is not None]
-        same, of = sum(cell.identical or 0 for cell in its), sum(cell.answers for cell in its)
+        its = [cell for cell in measured if cell.method == method and cell.exact]
+        same, of = sum(cell.identical for cell in its), sum(cell.answers for cell in its)
         numbers = [_numbers(by_place.get((method, place))) for place in shown]
         lines.append(_row(method, longest, numbers, f"{same:,}/{of:,}" if its else "-"))
     left = [(len(methods) - MOST_METHODS, "methods"), (len(places) - len(shown), "sets")]
