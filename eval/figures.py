@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, Panel, errors, one_panel, panel_grid, save, styled, wrapped
 from .summary import Depth, Summary
-from .tables import GAP
 
 MOST_PANELS, PER_ROW, MOST_BARS = 6, 3, 24
+GAP = 2  # pixels between the pictures of a grid
 
 
 @styled

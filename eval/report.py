@@ -27,15 +27,7 @@ from .cells import (
     methods_table,
     placed,
 )
-from .contrasts import (
-    Comparison,
-    Contrasts,
-    Differences,
-    contrasts_of,
-    drafters_table,
-    mode_differences,
-    trainings_of,
-)
+from .contrasts import Comparison, Contrasts, differences, drafters_table
 from .findings import binding_sentence, findings, unsteady
 from .html_page import html_page
 from .measured_rows import PLAIN, Row, frame, write_rows
@@ -121,15 +113,11 @@ def build(
     cells = cells_of(answers, methods)
     assert cells, "nothing was drafted"
     single = answers[(answers.turn == "") & (answers.method != PLAIN)]  # of suites their own tables say more
-    differences = Differences(
-        modes=mode_differences(single),
-        contrasts=contrasts_of(single, contrasts or {}),
-        trainings=trainings_of(single, compare),
-    )
+    data, effects = differences(single, contrasts or {}, compare)
     each = (methods_table(cells), common_table(cells, quality or {}, methods), cycles_table(cells),
-            drafters_table(single), differences.table())  # fmt: skip
+            drafters_table(single), effects)  # fmt: skip
     tables = [table for table in each if table is not None]
-    data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
+    data |= {"binding": dict(binding)} if binding else {}
     sentences = (*findings(cells), *binding_sentence(binding))
     sentences += tuple(unsteady(answers))
     sentences += tuple(f"**Warning**: {text}." for text in warnings)

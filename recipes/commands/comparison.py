@@ -24,7 +24,7 @@ from ...core.tracking import unit
 from ...eval.cells import Cell, set_name
 from ...eval.intervals import student_half_width
 from ...eval.run_reports import Run
-from ...eval.tables import Column, Table, text, words
+from ...eval.tables import Column, Table, text
 from ...eval.tables import markdown as table_markdown
 from ...trainers.publish.lineage import trained_by
 from ..config.schema import Recipe
@@ -286,11 +286,11 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     """The leaderboard, runs over their seeds, then settings that differ and training with a column for each
     run; those that have lines.
     """
-    names, settings = [run.name for run in runs], [[key, *values] for key, values in differences(runs)]
+    names, settings = [text(run.name) for run in runs], tuple((key, *values) for key, values in differences(runs))
     each = [
         *boards(entries(runs)), *over_seeds(runs),
-        words(["setting", *names], settings, title="Settings that differ"),
-        words(["stage", "metric", *names], training_rows(runs), title="Training"),
+        Table("Settings that differ", (text("setting"), *names), settings),
+        Table("Training", (text("stage"), text("metric"), *names), tuple(map(tuple, training_rows(runs)))),
     ]  # fmt: skip
     return [table for table in each if table.rows]
 
