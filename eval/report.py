@@ -29,7 +29,6 @@ from .cells import (
 )
 from .contrasts import Comparison, Contrasts, differences, drafters_table
 from .findings import binding_sentence, findings, unsteady
-from .html_page import html_page
 from .measured_rows import PLAIN, Row, frame, write_rows
 from .tables import (
     Figure,
@@ -37,6 +36,7 @@ from .tables import (
     Part,
     ReportSection,
     Table,
+    html_page,
     markdown,
 )
 

@@ -1,19 +1,24 @@
-"""Tables, figures and sections of a report as data, and the writer that makes Markdown and JSON of them.
+"""Tables, figures and sections of a report as data, and the writers that make Markdown, JSON and HTML of them.
 
 Every text is escaped: names come from recipes and reports, which may be a stranger's.
 """
 
 from __future__ import annotations
 
+import base64
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
 
 from rich.cells import cell_len, set_cell_size
 
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.markdown import cell, label, plain, sentence
+from ..core.markdown import cell, filled, label, plain, sentence
 from .measured_rows import PLAIN
 
 # None: not measured; a table takes NaN for it. Of a column of kind interval (value, low, high), of kind count (how
@@ -217,3 +222,33 @@ def for_terminal(table: Table) -> list[str]:
     note = " ".join(note for note in (table.note, starred, table.on_tau()) if note)
     footnotes = [f"- {footnote}" for footnote in table.footnotes]
     return [table.title, *lines, "", *([note, ""] if note else []), *([*footnotes, ""] if footnotes else [])]
+
+
+def html_page(markdown: str, folder: Path) -> str:
+    """A page of Markdown as one HTML file: pictures inside, tables that sort, nothing fetched from elsewhere.
+    markdown-it escapes every text; `page.html.jinja` has the frame, style and script.
+
+    Args:
+        markdown: of a page that begins with its title, as it is to be read: secrets are taken out before, so that none
+            is looked for in a picture's data.
+        folder: where the PNG files lie that it shows.
+    """
+    from markdown_it import MarkdownIt  # nothing but a page needs it
+
+    def image(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+        caption = escape(renderer.renderInlineAsText(tokens[index].children, options, env))
+        path = folder / unquote(str(tokens[index].attrs["src"]))
+        if not path.is_file():
+            return caption
+        return f'<img src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" alt="{caption}">'
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.disable(["link", "autolink"])
+    reader.add_render_rule("image", image)
+    reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
+    reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    # The one tag that our tables have: the second best value of a column.
+    body = re.sub(r"&lt;u&gt;([^<&]*)&lt;/u&gt;", r"<u>\1</u>", reader.render(markdown))
+    heading = re.match(r"<h1>(.*?)</h1>", body)
+    title = "" if heading is None else re.sub(r"<.*?>", "", heading[1])  # escaped, as the body is
+    return filled(Path(__file__).parent / "page.html.jinja", title=title, body=body)
