@@ -21,7 +21,7 @@ LEAST_REQUESTS = 4
 
 def findings(cells: Sequence[Cell]) -> list[str]:
     """What is missing, whether greedy outputs are plain decoding's, and which numbers should not be relied on."""
-    return _nothing(cells) + _exactness(cells) + _cautions(cells)
+    return [*_nothing(cells), *_exactness(cells), *_cautions(cells)]
 
 
 def headline(cells: Sequence[Cell]) -> str:
@@ -30,12 +30,10 @@ def headline(cells: Sequence[Cell]) -> str:
     measured = [cell for cell in exact or cells if cell.is_measured]
     if not measured:
         return _nothing(cells)[0]
-    coldest = min(cell.temperature for cell in measured)
-    cold = [cell for cell in measured if cell.temperature == coldest]
+    cold = [cell for cell in measured if cell.temperature == min(cell.temperature for cell in measured)]
     best = max(cold, key=lambda cell: cell.tau)
     line = f"Best tau: {best.tau:.2f} ({best.method}, {best.where})."
-    timed = [cell for cell in cold if not math.isnan(cell.DSR)]
-    if timed:
+    if timed := [cell for cell in cold if not math.isnan(cell.DSR)]:
         fastest = max(timed, key=lambda cell: cell.DSR)
         line += f" Best measured speedup of decoding: {fastest.DSR:.2f}x ({fastest.method}, {fastest.where})."
     return line
@@ -50,24 +48,18 @@ def _nothing(cells: Sequence[Cell]) -> list[str]:
         why = "the first token comes from the prefill, and `max_new_tokens: 1` asks for no other"
     else:
         why = "every answer was empty: the target ended it with its first token. Is the template right?"
-    if len(empty) == len(cells):
-        return [f"**Nothing was measured**: {why}"]
-    places = "; ".join(dict.fromkeys(cell.where for cell in empty))
-    return [f"**Nothing was measured on {places}**: {why}"]
+    places = "" if len(empty) == len(cells) else " on " + "; ".join(dict.fromkeys(cell.where for cell in empty))
+    return [f"**Nothing was measured{places}**: {why}"]
 
 
 def _exactness(cells: Sequence[Cell]) -> list[str]:
+    """Differences at near ties of scores are reported as rounding, and all others as faults."""
     greedy = [cell for cell in cells if cell.exact]
     different = [cell for cell in greedy if cell.identical < cell.answers]
-    if different:
-        return _differences(different, len(greedy))
-    if count := sum(cell.answers for cell in greedy if cell.is_measured):
-        return [f"Greedy outputs are identical to plain decoding, token by token, in all {count} decoded requests."]
-    return []
-
-
-def _differences(different: Sequence[Cell], count: int) -> list[str]:
-    """Differences at near ties of scores are reported as rounding, and all others as faults."""
+    if not different:
+        count = sum(cell.answers for cell in greedy if cell.is_measured)
+        same = f"Greedy outputs are identical to plain decoding, token by token, in all {count} decoded requests."
+        return [same] if count else []
     requests = sum(cell.answers - cell.identical for cell in different)
     ties = sum(cell.ties for cell in different)
     if requests == ties:
@@ -82,9 +74,9 @@ def _differences(different: Sequence[Cell], count: int) -> list[str]:
         where = f"at {fault['request']}, token {fault['place']}, by {_gap(fault)}, which is no tie"
     elif fault is not None:
         where = f"at {fault['request']}, where one answer ends at token {fault['place']}"
-    line = f"**Outputs differ** from plain decoding in {len(different)} of {count} greedy cells: {first.method}, "
     told = f" Of {requests} requests, {ties} differ at near ties of scores." if ties else ""
-    return [f"{line}{first.where}, {where}.{told}"]
+    return [f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} greedy cells: "
+            f"{first.method}, {first.where}, {where}.{told}"]  # fmt: skip
 
 
 def _gap(difference: JsonMapping) -> str:
@@ -92,7 +84,6 @@ def _gap(difference: JsonMapping) -> str:
 
 
 def _cautions(cells: Sequence[Cell]) -> list[str]:
-    """Warnings about numbers that should not be relied on."""
     lines = []
     for method in dict.fromkeys(cell.method for cell in cells):
         far = [cell for cell in cells if cell.method == method and cell.beyond_positions]
@@ -102,8 +93,8 @@ def _cautions(cells: Sequence[Cell]) -> list[str]:
                 f"**{count} of {total} requests of {', '.join(c.where for c in far)} exceed the draft's positions** in "
                 f"{method}: the draft was not trained for such lengths. Prompts in modes T and P are shorter."
             )
-    vacuous = [f"{c.method}, {c.where}" for c in cells if c.is_measured and not
-               (c.num_accepted and c.rejected_somewhere)]  # fmt: skip
+    vacuous = [f"{c.method}, {c.where}" for c in cells
+               if c.is_measured and not (c.num_accepted and c.rejected_somewhere)]  # fmt: skip
     if vacuous:
         more = f" and {len(vacuous) - 6} more" if len(vacuous) > 6 else ""
         lines.append(f"No drafted token was accepted, or none was rejected, in: {'; '.join(vacuous[:6])}{more}. There "
@@ -120,19 +111,18 @@ def unsteady(rows: Frame) -> list[str]:
     lines = []  # (third quartile over the first, of which times, where), of each line of the tables
     ours = rows[(rows.method != PLAIN) & (rows.engine == "")]
     for _, some in ours.groupby([*PLACE, "method"], sort=False):
-        where = f"{some.method.iloc[0]}, {some.place.iloc[0]}"
         nodes = some.num_nodes / np.maximum(1, some.num_cycles)
         same = some[abs(nodes - nodes.median()) <= 0.1 * nodes.median()]  # trees of about one size
         timed = (("the target's verification", same.verify_s), ("plain decoding's steps", some.plain_cycle_s))
         for what, times in timed:
             if len(times := times[times > 0]) >= LEAST_REQUESTS:
                 low, high = quartiles(times.tolist())
-                lines.append((high / low, what, where))
+                lines.append((high / low, what, f"{some.method.iloc[0]}, {some.place.iloc[0]}"))
     far = [line for line in lines if line[0] > STEADY]
     if not far:
         return []
     apart, what, where = max(far)
-    places = len({where for _, _, where in far})
+    places = len({where for *_, where in far})
     return [
         f"**Warning**: times are not steady. Over the requests, the quartiles of {what} lie {apart:.1f}x apart "
         f"({where}), and more than {STEADY}x in {places} of {len({where for *_, where in lines})} lines of the table. "
