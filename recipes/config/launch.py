@@ -67,14 +67,13 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .dry_run import check_models
     from .ending import ending
     from .plan import plan
-    from .preflight_parallel import check_parallel, check_places
+    from .preflight_models import check_placement
 
     recipe, options = loaded.recipe, loaded.options
     with blamed(loaded.written):
         check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
-        check_places(recipe, planned, options.stages)
-        check_parallel(recipe, planned, options.stages, dry_run=options.dry_run)
+        check_placement(recipe, planned, options.stages, dry_run=options.dry_run)
         for key, text in recipe.warnings():
             say(f"warning: {key}.{text}")
         if options.dry_run:
@@ -165,7 +164,7 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) ->
     """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
     from ...trainers.run.run import is_done
     from .preflight_data import missing_data
-    from .preflight_weights import weight_findings
+    from .preflight_models import weight_findings
 
     for stage, context in looked_at(loaded, planned, command):
         if is_done(stage, context.folder.parent):
@@ -184,7 +183,6 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
     """
     from ...core.results import DONE, read_mark
     from ...trainers.run.run import built_on
-    from .finding import any_fault
     from .preflight_data import data_findings
 
     restart = loaded.options.restart
@@ -195,7 +193,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
             continue
         kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
         for finding in data_findings(stage, context, finished=kept, count=8):
-            if any_fault([finding]) or finding.is_absent:
+            if finding.level == "fault" or finding.is_absent:
                 raise UserError(f"restart={restart}: {finding.what}", key=finding.subject, hint=finding.hint)
 
 
