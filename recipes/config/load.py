@@ -118,14 +118,12 @@ def checked(written: Written, *, imports: bool = True) -> Recipe:
         tree = resolved(written.tree)
         _check_keys_and_numbers(tree)
         try:
-            recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
+            return Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
         except ValidationError as error:
             raise readable(error, tree, written) from error
         except NotImported as error:
             hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
             raise UserError(error.problem, where=str(written.path), hint=hint) from error
-    recipe.keep_written(written.tree)
-    return recipe
 
 
 def _check_keys_and_numbers(tree: JsonObject) -> None:

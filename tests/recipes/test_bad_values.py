@@ -98,7 +98,6 @@ REFUSED = {
         ("called 'b'",
          f"{STAGE}.benchmarks=[{{name: b, data: {{path: a.json}}}}, {{name: b, data: {{path: c.json}}}}]"),
         ("did you mean 'caption'", "stages.world.splits.train.captoin=1"),
-        ("did you mean 'lr'", "stages.target.optim.learning_rate=1"),
         ("did you mean 'steps'", "stages.target.max_steps=1"),
         ("'warmup_ratio'", "stages.target.optim.ratio_warmup=0"),
         ("did you mean stages.finetune?", "stages.finetoone.steps=2"),
