@@ -9,8 +9,7 @@ from pathlib import Path
 from ...core.errors import page
 from ..config.finding import report, warning
 from ..config.launch import say
-from ..config.load import load
-from ..config.uncollected import leave_at_once
+from ..config.load import leave_at_once, load
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 

@@ -12,8 +12,7 @@ from ...core.secrets import redact_tree
 from ...core.section import within
 from ..config.exit_codes import OK
 from ..config.launch import say
-from ..config.load import Loaded, load, recipe_names
-from ..config.uncollected import leave_at_once
+from ..config.load import Loaded, leave_at_once, load, recipe_names
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
