@@ -36,11 +36,7 @@ class QwenPictures(Pictures):
 
 
 class QwenTarget(LanguageTarget):
-    """Pictures that its tower reads whole, positions in three coordinates.
-
-    Args:
-        settings: `resume`, where text goes on after a clip.
-    """
+    """Pictures that its tower reads whole, positions in three coordinates; of its decoder's settings `resume`."""
 
     decoder_class: ClassVar[type[QwenDecoder]] = QwenDecoder
 
