@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError(lost.what, where=str(folder / MANIFEST), hint=lost.hint)
 
     def decoded() -> str:
-        from ...eval.stored_prompt import reproduce
+        from ...eval.published import reproduce
 
         expected = reproduce(folder, target=target, allow_import=options.allow_import)
         cycles = f"{len(expected.tokens)} tokens in {len(expected.accepted)} cycles, tau {expected.tau:.2f}"
