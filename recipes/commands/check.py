@@ -6,8 +6,7 @@ import argparse
 import sys
 
 from ..config.finding import report
-from ..config.load import load
-from ..config.uncollected import leave_at_once
+from ..config.load import leave_at_once, load
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 

@@ -13,8 +13,8 @@ from ...trainers.estimate.models import mirrored_shape, target_lines, target_sha
 from ...trainers.run.hardware import Memory
 from ...trainers.run.stage import Planned
 from ...trainers.stages.train import TrainStage
+from .load import uncollected
 from .schema import Recipe
-from .uncollected import uncollected
 
 
 @uncollected()
