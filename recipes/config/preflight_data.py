@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import NotFound, UserError, counted, page
 from ...core.results import DATASET_FOLDER
@@ -29,40 +27,7 @@ from ...trainers.run.stage import Planned, Stage
 from ...trainers.run.stage_records import data_files
 from ...trainers.stages.encode import EncodeStage, resolved
 from .finding import Finding, fault, ok, warning
-from .preflight_samples import records_findings
-
-
-@dataclass(frozen=True)
-class DataSection:
-    """A data section inside a stage: conversations, captioned pictures, prompts of pictures, or benchmark sets.
-
-    Args:
-        form: the prompt format around it.
-        maker: the stage that writes what it names.
-        learned: each record has to bring an answer.
-        is_suite: a directory of benchmark sets, or the published ones.
-        published: the set of conversations whose own files stand in the place of a directory.
-    """
-
-    key: str
-    section: Any
-    form: Any = None
-    maker: str | None = None
-    learned: bool = False
-    is_suite: bool = False
-    published: str | None = None
-
-    @property
-    def is_on_hub(self) -> bool:
-        return self.is_suite and self.published is None and self.maker is None and self.section.path == HUB
-
-    def written(self, context: Context) -> Path | None:
-        """The folder of the data that a stage of the run writes."""
-        return None if self.maker is None else context.inputs["data"] / DATASET_FOLDER
-
-    def index(self, context: Context) -> Path:
-        """Of a directory of benchmark sets."""
-        return (self.written(context) or Path()) / self.section.path / INDEX
+from .preflight_samples import DataSection, records_findings
 
 
 def sections(
@@ -106,7 +71,7 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
             elif isinstance(data.section, Source):
                 findings.append(_captioned(subject, data, plan.stage, count, context))
             elif isinstance(data.section, PromptSource):
-                prompts = prompts_of(data.section.resolved(data.written(context)), context.target)
+                prompts = prompts_of(data.section.resolved(_written(data, context)), context.target)
                 findings.append(ok(subject, f"{len(prompts):,} prompts"))
             elif data.is_suite:
                 findings.append(_suite(subject, data, context))
@@ -117,6 +82,11 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
             where = f", {error.found_at}" if error.found_at else ""
             findings.append(fault(subject, f"{error.problem}{where}", error.hint or "fix or replace the file"))
     return findings
+
+
+def _written(data: DataSection, context: Context) -> Path | None:
+    """The folder of the data that a stage of the run writes."""
+    return None if data.maker is None else context.inputs["data"] / DATASET_FOLDER
 
 
 def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
@@ -132,7 +102,7 @@ def _missing(subject: str, data: DataSection, context: Context) -> Finding | Non
         case Source():
             return None
         case PromptSource():
-            path = data.section.resolved(data.written(context)).path
+            path = data.section.resolved(_written(data, context)).path
             return None if path is None or Path(path).is_file() else _absent(subject, [str(path)], context)
     if data.published is not None:
         try:
@@ -141,8 +111,8 @@ def _missing(subject: str, data: DataSection, context: Context) -> Finding | Non
             return _absent(subject, [str(error.where)], context, error.hint)
         return None
     if data.is_suite:
-        index = data.index(context)
-        return None if data.is_on_hub or index.is_file() else _absent(subject, [str(index)], context)
+        index = (_written(data, context) or Path()) / data.section.path / INDEX
+        return None if _is_on_hub(data) or index.is_file() else _absent(subject, [str(index)], context)
     files = data_files(data.section, context)
     if are_present(files):
         return None
@@ -171,17 +141,21 @@ def _is_ours(path: str, context: Context) -> bool:
     return Path(path).resolve().is_relative_to(context.folder.parent.resolve())
 
 
+def _is_on_hub(data: DataSection) -> bool:
+    return data.published is None and data.maker is None and data.section.path == HUB
+
+
 def _suite(subject: str, data: DataSection, context: Context) -> Finding:
     from huggingface_hub import constants
 
     layout = page("evaluation.md")
-    if data.is_on_hub and constants.HF_HUB_OFFLINE:
+    if _is_on_hub(data) and constants.HF_HUB_OFFLINE:
         return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
                        f"name a directory of sets with this key ({layout})")  # fmt: skip
-    if data.is_on_hub:
+    if _is_on_hub(data):
         return ok(subject, "its sets will be fetched from the Hub")
     if (name := data.published) is None:
-        names = list(read_index(data.index(context).parent).sets)
+        names = list(read_index((_written(data, context) or Path()) / data.section.path).sets)
         return ok(subject, f"{len(names)} sets: {', '.join(names)}")
     path = Path(data.section.path)
     records, folder = published_records(name, path), published_files(name, path)[0].parent

@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +46,32 @@ from .finding import Finding, fault, ok, tried, warning
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from .preflight_data import DataSection
-
 SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]  # files of a target that say how records are encoded
 TOLERANCE = 0.05  # of the declared number of records
 SHOWN_IDS = 1200  # characters of a rendered sample
 _LENGTH = 2048  # ids of the batch that a model without records is run over: a picture of every family fits
 _CURE = "use the tokenizer and image processor that belong to these weights, or fix the config's sizes"
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """A data section inside a stage: conversations, captioned pictures, prompts of pictures, or benchmark sets.
+
+    Args:
+        form: the prompt format around it.
+        maker: the stage that writes what it names.
+        learned: each record has to bring an answer.
+        is_suite: a directory of benchmark sets, or the published ones.
+        published: the set of conversations whose own files stand in the place of a directory.
+    """
+
+    key: str
+    section: Any
+    form: Any = None
+    maker: str | None = None
+    learned: bool = False
+    is_suite: bool = False
+    published: str | None = None
 
 
 def records_findings(
