@@ -6,8 +6,13 @@ resumed run reads none of the data that it has already seen.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import math
+import multiprocessing
+import os
 import queue
+import signal
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +24,6 @@ import torch
 
 from ..core.errors import UserError
 from .order import Order, epoch_order, packed_rows, rows_of_rank
-from .records.workers import kill_at_exit, quiet_worker
 
 _END = object()  # of what a thread reads ahead
 T = TypeVar("T")
@@ -228,3 +232,34 @@ def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
     finally:
         stopped.set()
         thread.join()
+
+
+def quiet_worker(worker: int) -> None:
+    """Launchers signal the whole process tree: workers outlive the signal so that the step in hand can be saved.
+
+    They die with their parent instead (Linux), so that a killed rank leaves none behind; a rank that ends by an
+    exception needs `kill_at_exit`.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    if os.uname().sysname == "Linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def kill_at_exit() -> None:
+    """Call after quiet workers were started: Python terminates the remaining ones and then waits for them, possibly for
+    ever.
+    """
+    atexit.unregister(_kill_workers)
+    atexit.register(_kill_workers)  # the last to be registered is the first to run
+
+
+def _kill_workers() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call it a crash
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

@@ -5,7 +5,6 @@ Everything in it is computed from rows. The papers' own tables and figures are s
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from ..core.json_types import Json, JsonMapping, JsonObject, with_each
 from ..core.markdown import plain
-from ..core.secrets import as_written, redact, redact_markdown
+from ..core.secrets import redact, redact_markdown
 from . import figures
 from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels, methods_table, placed
 from .contrasts import Comparison, Contrasts, differences, drafters_table
@@ -105,20 +104,16 @@ def build(
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 
 
-def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mapping[str, str] | None = None) -> None:
+def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
     """`report.md`, `report.html`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), figures.
 
     Without rows there is no `rows.jsonl`: pictures were drawn for their quality alone.
-
-    Args:
-        variables: value -> `${oc.env:NAME}`, which stands in its place.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if rows:
         write_rows(folder / "rows.jsonl", (replace(row, tokens=()) for row in rows))
-    shown = functools.partial(as_written, variables=variables or {})
-    (folder / "report.json").write_text(redact(json.dumps(shown(report.to_json()), indent=1)))
-    text = redact_markdown(shown(page(report, _figures(folder, report.cells))))
+    (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
+    text = redact_markdown(page(report, _figures(folder, report.cells)))
     (folder / "report.md").write_text(text)
     (folder / "report.html").write_text(html_page(text, folder))
 

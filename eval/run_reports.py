@@ -95,7 +95,7 @@ def read_run(folder: Path, name: str) -> Run:
     ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
     folders = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
                      key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
-    curves = {p.name: curves_of_stage for p in folders if (curves_of_stage := _curves(p / "metrics.jsonl"))}
+    curves = {p.name: curves_of_stage for p in folders if (curves_of_stage := read_curves(p / "metrics.jsonl"))}
     evaluations, about = {}, {}
     for path in (p / REPORT for p in folders):
         if path.is_file():
@@ -116,7 +116,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(name, settings, object_at(recipe, "stages") or {}, curves, evaluations, folder, about)
 
 
-def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Numbers by step. A line that a crash or a full disk has cut off is passed over, and said."""
     curves: dict[str, list[tuple[int, float]]] = {}
     damaged = 0

@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from ...core.errors import NotFound, Refused, UserError, counted, did_you_mean
+from ...core.errors import NotFound, UserError, counted
 from ...core.fields import Place
-from ...core.files import read_yaml
-from ...core.json_types import JsonObject, list_at, object_at, text_at, value_at
+from ...core.files import checked, read_yaml
+from ...core.json_types import JsonObject, text_at
+from ...core.section import Section
 from .patterns import MOST_NAMES, PUBLISHED, braces, fetch_commands, matched, shipped
 from .patterns import identity as shipped_identity
 from .records import RecordFile, file_identity, open_records
@@ -29,7 +30,6 @@ from .table_records import TableRecords
 from .tar_records import TarRecords
 
 _STRATEGY = re.compile(r"(?P<how>first|end|random):(?P<amount>\d+)(?P<percent>%?)")
-_KEYS = ("json_path", "sampling_strategy")
 STRATEGIES = "write all, or first:, end: or random: with a count or a percentage of 0 to 100 (first:500, random:10%)"
 _SHOWN = 12  # missing files that a message names
 
@@ -39,7 +39,7 @@ _SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(
 
 
 def kind(value: object) -> str | None:
-    """What one of a data section's `path` is; None: a section without a kind."""
+    """How a source of records is written: str, list, or the kind of its section; None: a section without one."""
     match value:
         case TableRecords() | TarRecords():
             return value.kind
@@ -145,15 +145,16 @@ def expand(names: Sequence[Name]) -> list[Share]:
     Raises:
         UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
     """
-    for file in _files(sources := _sources(names)):
-        matched(str(file.path), "path")
-    shares = [share for source in sources for share in _shares(source)]
+    sources = _sources(names)
+    for source in sources:
+        if isinstance(source, JsonFile):
+            matched(str(source.path), "path")
     seen: Counter[Source] = Counter()
-    numbered = []
-    for share in shares:
-        numbered.append(replace(share, repeat=seen[share.source]))
+    shares = []
+    for share in (share for source in sources for share in _shares(source)):
+        shares.append(replace(share, repeat=seen[share.source]))
         seen[share.source] += 1
-    return numbered
+    return shares
 
 
 def identities(names: Iterable[Name | JsonObject]) -> list[str]:
@@ -165,8 +166,8 @@ def identities(names: Iterable[Name | JsonObject]) -> list[str]:
     hashes = []
     for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
         hashes.append(source.identity())
-        for file in (file for file in _files([source]) if is_mixture(file.path) and file.is_present()):
-            hashes += [share.source.identity() for share in _shares(file, check=False)]
+        if isinstance(source, JsonFile) and is_mixture(source.path) and source.is_present():
+            hashes += [share.source.identity() for share in _shares(source, check=False)]
     return hashes
 
 
@@ -176,11 +177,19 @@ def are_present(names: Iterable[Name], *, opens_fast: bool = False) -> bool:
     Args:
         opens_fast: and none of them must be converted first.
     """
+    return all(source.is_present() and (source.opens_fast or not opens_fast) for source in _behind(names))
+
+
+def missing_files(names: Iterable[Name]) -> list[str]:
+    """What is not on disk: sources, or of mixtures that are there the files that they name."""
+    return [str(source) for source in _behind(names) if not source.is_present()]
+
+
+def _behind(names: Iterable[Name]) -> list[Source]:
+    """The sources, each once, and those that mixtures name which are there."""
     sources = _sources(names)
-    if not all(source.is_present() for source in sources):
-        return False
-    shares = [share for source in sources for share in _shares(source, check=False)]
-    return all(share.source.is_present() and (share.source.opens_fast or not opens_fast) for share in shares)
+    named = [share.source for source in sources if source.is_present() for share in _shares(source, check=False)]
+    return list(dict.fromkeys([*sources, *named]))
 
 
 def _sources(names: Iterable[Name]) -> list[Source]:
@@ -194,10 +203,6 @@ def _sources(names: Iterable[Name]) -> list[Source]:
         if len(sources) > MOST_NAMES:
             raise UserError(f"more than {MOST_NAMES:,} files", key="path", hint="name fewer")
     return sources
-
-
-def _files(sources: Iterable[Source]) -> list[JsonFile]:
-    return [source for source in sources if isinstance(source, JsonFile)]
 
 
 def is_mixture(path: Path) -> bool:
@@ -236,19 +241,24 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
 
 def missing_hint(names: Iterable[Name]) -> str | None:
     """How to fetch published files, and what mixtures that ship with the project name; None: nothing is known of it."""
-    paths = [file.path for file in _files(_sources(names))]
-    own = [
-        fetch_commands(place) if (place := shipped(path)) is not None else PUBLISHED.get(path.as_posix(), ())
-        for path in paths
-    ]
-    return " && ".join(command for commands in own for command in commands) or None
+    commands: list[str] = []
+    for source in _sources(names):
+        if isinstance(source, JsonFile) and (place := shipped(source.path)) is not None:
+            commands += fetch_commands(place)
+        elif isinstance(source, JsonFile):
+            commands += PUBLISHED.get(source.path.as_posix(), ())
+    return " && ".join(commands) or None
 
 
-def missing_files(names: Iterable[Name]) -> list[str]:
-    """What is not on disk: sources, or of mixtures that are there the files that they name."""
-    sources = _sources(names)
-    named = [share.source for source in sources if source.is_present() for share in _shares(source, check=False)]
-    return [str(source) for source in dict.fromkeys([*sources, *named]) if not source.is_present()]
+class _Entry(Section):
+    """A file of a mixture, as the published ones have it."""
+
+    json_path: str
+    sampling_strategy: Any = None
+
+
+class _Mixture(Section):
+    datasets: list[JsonObject] = Field(min_length=1)
 
 
 def _entries(path: Path, file: Path) -> list[Share]:
@@ -257,55 +267,24 @@ def _entries(path: Path, file: Path) -> list[Share]:
     Args:
         file: what is read, which may be the package's in place of `path`.
     """
-    where = str(path)
-    tree = read_yaml(file, JsonObject, hint="fix the YAML")
-    datasets = list_at(tree, "datasets") if set(tree) == {"datasets"} else None
-    if not datasets:
-        hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
-        raise UserError("a mixture is one list under the key datasets", where=where, hint=hint)
-    shares = []
-    for number, entry in enumerate(datasets, 1):
+    hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
+    shares: list[Share] = []
+    for number, entry in enumerate(read_yaml(file, _Mixture, hint=hint).datasets, 1):
         place = f"{path}, entry {number}"
-        strategy, section = value_at(entry, "sampling_strategy") or "all", object_at(entry) or {}
-        if "kind" in section:
-            source = _source({key: value for key, value in section.items() if key != "sampling_strategy"}, place)
-            _check_strategy(strategy, f"{place} ({source})")
-            shares.append(Share(source.inside(path.parent), strategy, place))
-            continue
-        for name in braces(_path(section, place), where=place):
-            shares.append(Share(JsonFile(path.parent / name), strategy, place))
+        sources: list[Source]
+        if "kind" in entry:
+            section = {key: value for key, value in entry.items() if key != "sampling_strategy"}
+            kinds = "kinds are datasets (tables, the Hub) and webdataset (tars)"
+            sources = [checked(section, _SOURCES, where=place, hint=kinds).inside(path.parent)]
+        else:
+            name = checked(entry, _Entry, where=place, hint="write json_path: FILE.json or FILE.jsonl").json_path
+            sources = [JsonFile(path.parent / one) for one in braces(name, where=place)]
+        strategy = entry.get("sampling_strategy") or "all"
+        if not is_strategy(strategy):
+            problem = f"sampling_strategy {strategy!r} is none of this format"
+            raise UserError(problem, where=f"{place} ({sources[0]})", hint=STRATEGIES)
+        shares += [Share(source, strategy, place) for source in sources]
     return shares
-
-
-def _source(section: JsonObject, place: str) -> TableRecords | TarRecords:
-    try:
-        return _SOURCES.validate_python(section)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        keys = [str(key) for key in problem["loc"] if key != section["kind"]]
-        hint = "kinds are datasets (tables, the Hub) and webdataset (tars)"
-        if isinstance(refused := problem.get("ctx", {}).get("error"), Refused):
-            what = f"{'.'.join([*keys, refused.key])}: {refused.problem}"
-            raise UserError(what, where=place, hint=refused.hint) from error
-        raise UserError(f"{'.'.join(keys) or 'kind'}: {problem['msg']}", where=place, hint=hint) from error
-
-
-def _path(entry: JsonObject, place: str) -> str:
-    """What a checked entry names."""
-    path = text_at(entry, "json_path")
-    if path is None:
-        raise UserError("an entry without json_path", where=place, hint="write json_path: FILE.json or FILE.jsonl")
-    unknown = [str(key) for key in entry if key not in _KEYS]
-    if unknown:
-        raise UserError(f"unknown key {unknown[0]!r}", where=place, hint=did_you_mean(unknown[0], _KEYS))
-    if entry.get("sampling_strategy") is not None:
-        _check_strategy(entry["sampling_strategy"], f"{place} ({path})")
-    return path
-
-
-def _check_strategy(strategy: object, where: str) -> None:
-    if not is_strategy(strategy):
-        raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
 
 
 # What is wrong with a question alone where answers are learned.

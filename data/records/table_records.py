@@ -22,7 +22,7 @@ from ...core.json_types import Json, JsonObject, value_at
 from ...core.section import Section
 from ..pictures.media_files import Embedded
 from .record import Unreadable
-from .records import Reader, RecordFile, file_identity, joined, open_index, scan_part
+from .records import Reader, RecordFile, file_identity, indexed, open_index
 from .scan import Entry
 
 _FILES = ("parquet", "json", "jsonl", "arrow")  # of a folder that `datasets` did not save itself
@@ -124,11 +124,8 @@ class TableRecords(Section):
         rows = self._loaded()
         reader = TableReader(self, rows)
         stem, settings = _NO_FILE_NAME.sub("_", self.source_name), self.model_dump_json()
-
-        def index() -> RecordFile:
-            return joined(reader, [scan_part(reader.entries())], "name another split")
-
-        file = open_index(reader, f"{stem}-{_hash(settings + rows._fingerprint)}", cache, index)
+        name = f"{stem}-{_hash(settings + rows._fingerprint)}"
+        file = open_index(reader, name, cache, lambda: indexed(reader, reader.entries(), "name another split"))
         if self.is_remote:
             self._check_unchanged(file.digest(), cache / f"{stem}-{_hash(settings)}.sha256")
         return file

@@ -22,9 +22,8 @@ from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
 from ...models.folders import opened_target
 from ...models.formats import eagle, lvlm, read_export
-from ...models.formats.heads import LANGUAGE_HEADS
+from ...models.formats.heads import LANGUAGE_HEADS, load_published
 from ...models.formats.source import named_target
-from ...models.formats.start import load_published
 from ...models.hub import read_config
 from ...models.targets.load import TargetConfig
 from ...models.targets.table import family_of

@@ -15,7 +15,7 @@ from ...core.json_types import JsonObject
 from ..drafters.eagle import EagleConfig
 from ..drafters.eagle_images import ImageEagleHead, load_eagle
 from ..targets.base import TargetShape
-from .heads import read_published
+from .source import read_published
 
 
 def to_ours(

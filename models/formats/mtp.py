@@ -23,19 +23,17 @@ from .source import Source
 _ALONE, _HEAD = "model-target.safetensors", "model-mtp.safetensors"
 
 
-def from_ours(source: Source, place: str, revision: str | None, destination: Path) -> None:
-    """Write the target's folder with this head in place of the one that it shipped, if it did.
+def from_ours(source: Source, destination: Path) -> None:
+    """Write the target's folder with this head, in the target's dtype, in place of the one that it shipped, if it did.
 
     Args:
-        source: the head, which is stored in the target's dtype.
-        place: Hub id or directory of the target.
         destination: exists, and is empty.
 
     Raises:
         UserError: the target's weights are no safetensors.
     """
     state = {PREFIX + name: value for name, value in source.head.state_dict().items()}
-    target = find_folder(place, revision, files=["*"])
+    target = find_folder(source.target.place, source.target.revision, files=["*"])
     files, values = weight_files(target), read_values(target)
     if not files:
         raise UserError(

@@ -11,7 +11,7 @@ from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.formats import lvlm
-from draftsmith.models.formats.heads import read_published
+from draftsmith.models.formats.source import read_published
 from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
 from draftsmith.models.targets.anole.section import load_anole
 from draftsmith.models.targets.anole.vqgan import load_vqgan

@@ -11,7 +11,7 @@ from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.formats.heads import read_published
+from draftsmith.models.formats.source import read_published
 from draftsmith.models.hub import load_language_model, target_embedding
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole.section import load_anole

@@ -27,9 +27,9 @@ from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.heads import load_published
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.formats.start import load_published
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.generators import load_generator
 from draftsmith.recipes.config.load import load

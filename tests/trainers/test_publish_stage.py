@@ -17,9 +17,8 @@ import yaml
 from damage import DAMAGES, told
 from draftsmith.core.checksums import SUMS, write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.eval.published import assemble, open_published, read_published
+from draftsmith.eval.published import assemble, open_published, read_published, reproduce
 from draftsmith.eval.published_section import UserRequest
-from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.dry_run import dry_run

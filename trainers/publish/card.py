@@ -20,12 +20,11 @@ from ...eval.published_section import PublishedSection
 from ...eval.report import described
 from ...eval.run_reports import cells, overview
 from ...eval.tables import Items, markdown
-from .folder import REPORT
+from .folder import REPORT, without_places
+from .fresh import OWN_TARGET, PICTURE, Snippet
+from .hub_upload import word
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
-from .names import word
-from .snippets import OWN_TARGET, PICTURE, Snippet
-from .stripped_paths import without_places
 
 LVLM = "lvlm"  # the one kind of drafter that is a whole model
 

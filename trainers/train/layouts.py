@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ...models.drafters.outside import LoadPublished
-from ...models.formats.start import load_published
+from ...models.formats.heads import load_published
 
 PUBLISHED: LoadPublished = load_published

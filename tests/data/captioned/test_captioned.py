@@ -11,7 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftsmith.data.captioned import Captioned, CaptionedSource, Refused, center_crop, decode_image, num_items, read
+from draftsmith.data.captioned import (
+    Captioned,
+    CaptionedSource,
+    Refused,
+    center_crop,
+    decode_image,
+    num_items,
+    read,
+    repeated,
+    write_digests,
+)
 from draftsmith.data.records import tars
 from fails import fails_with
 from PIL import Image
@@ -367,3 +377,15 @@ def test_memory_does_not_grow_with_the_number_of_items(tmp_path):
         peaks.append(peak(lambda given=given, start=count: sum(1 for _ in read(given, start))))
         assert next(read(given, count)).caption == "line 0"
     assert peaks[1] < peaks[0] + 10_000, peaks
+
+
+def test_of_equal_pictures_the_first_one_stays(tmp_path):
+    """Every third picture is a copy; two that cannot be used are no copies of each other."""
+    images = [b"picture %d" % (n // 6 if n % 3 == 0 else n) for n in range(50)]
+    items = [Captioned(n, str(n), image, "", None, "") for n, image in enumerate(images)]
+    items += [Refused(n, str(n), "no caption", "", "") for n in (50, 51)]
+    for shard in range(6):
+        write_digests(items[shard * 9 : shard * 9 + 9], tmp_path / "d" / str(shard))
+    first: dict[bytes, int] = {}
+    copies = {n: first[image] for n, image in enumerate(images) if first.setdefault(image, n) != n}
+    assert repeated([tmp_path / "d" / str(shard) for shard in range(6)]) == copies and len(copies) > 9
