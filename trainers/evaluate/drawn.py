@@ -20,7 +20,7 @@ from ..run.stopping import Stop
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
-from .kept_pictures import KeptPicture, PicturesOfRows, codes_of, drawn_tokens, identity_of, keep
+from .kept_pictures import KeptPicture, codes_of, drawn_tokens, identity_of, keep
 from .measuring import Measuring
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
@@ -73,8 +73,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             grids = picture_grids(context.folder, shown, prompts)
             reporting.write(grids, quality=quality)
             # Runs after the report is written, so that a failing study loses no measurements.
-            pictures = PicturesOfRows(measuring, generator, prompts, rows)
-            if more := [section for study in OF_PICTURES for section in study(pictures)]:
+            if more := [section for study in OF_PICTURES for section in study(measuring, generator, prompts, rows)]:
                 reporting.write(grids, *more, quality=quality, again=True)
 
 
