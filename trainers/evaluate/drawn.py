@@ -67,7 +67,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         for check in CHECKS_OF_PICTURES:
             check(stage, generator, drafting)
         (name,) = stage.benchmarks
-        requests = PromptSet(name, prompts, generator)
+        requests = PromptSet(benchmark=name, prompts=prompts, generator=generator)
         measuring.announce([requests])
         rows = measuring.all([requests])
     with context.stop.together():

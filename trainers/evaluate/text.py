@@ -41,7 +41,7 @@ from .graphs import about_graphs, capture
 from .measuring import Measuring
 from .probe_settings import Binding
 from .reporting import Reporting
-from .requests import ConversationSet, Opening
+from .requests import Opening
 from .studies import OF_ROWS, OF_TEXT
 from .turns import TabedRun, open_tabed, suite_names, turn_runs
 
@@ -181,8 +181,8 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
 
 def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: Processor) -> JsonObject:
     """Share of questions whose answer names the record's key word, with the picture and without it."""
-    dataset = opening.dataset(probe.data, data_files(probe.data, opening.context))
-    questions = ConversationSet("binding", "image", "", dataset)
+    questions = opening.requests("binding", probe.data, data_files(probe.data, opening.context))
+    dataset = questions.dataset
     # The key word is looked for in the first tokens of an answer.
     decoding = measuring.plainly(min(measuring.stage.temperatures), 16)
     words = {str(dataset.record(i)["answer"]) for i in range(len(dataset))}
