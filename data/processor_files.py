@@ -102,9 +102,10 @@ def _patch_size(source: str | Path, revision: str | None) -> int | None:
     """Of the tower of the model whose processor this is, as transformers reads its config; None: it has none."""
     from transformers import AutoConfig
 
-    if not Checkpoint(source, revision).values().get("vision_config"):
-        return None
-    return getattr(AutoConfig.from_pretrained(source, revision=revision).vision_config, "patch_size", None)
+    vision = Checkpoint(source, revision).values().get("vision_config") or {}
+    if vision and "patch_size" not in vision:  # its class has it
+        vision = AutoConfig.from_pretrained(source, revision=revision).vision_config.to_dict()
+    return vision.get("patch_size")
 
 
 def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
