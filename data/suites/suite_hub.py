@@ -17,7 +17,7 @@ from ...core.files import new_folder
 from ...core.json_types import JsonMapping, JsonObject, listed, text_at
 from ..pictures.media_files import BadMedia, Embedded
 from ..pictures.picture_files import load_image
-from ..records.table_records import is_encoded, is_list, media_of
+from ..records.table_records import is_encoded, media_of
 from .suite import INDEX, QUESTIONS, Task
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
@@ -126,7 +126,7 @@ def row_of(name: str, table: Any, place: int) -> JsonObject:
             row[column] = cell.as_py()
             continue
         files = list(media_of(cell, f"set {name}, row {place}, column {column}")) if cell.is_valid else []
-        row[column] = files if is_list(cell.type) else next(iter(files), None)
+        row[column] = files if "list<" in str(cell.type) else next(iter(files), None)
     return row
 
 
