@@ -57,9 +57,7 @@ def kept_tensors(kept: KeptScores | None) -> dict[str, Tensor]:
 
 class Answers:
     """The answers of a `regenerate` stage, one for each record of the data that they were written for, in its order.
-
-    Raises:
-        UserError: they were written for other data.
+    Raises `UserError`: they were written for other data.
     """
 
     def __init__(self, folder: Path, dataset: ConversationDataset):
@@ -74,9 +72,7 @@ class Answers:
 
     def read(self, index: int, request: Request) -> tuple[list[int], KeptScores | None]:
         """The target's answer to `request`, which is record `index` of the data. Empty if the record was skipped.
-
-        Raises:
-            UserError: the stored request differs from `request`.
+        Raises `UserError`: the stored request differs from `request`.
         """
         _, tensors, info = self.reader[index]
         if info["name"] != request.name:

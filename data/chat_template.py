@@ -39,17 +39,14 @@ def render_chat(
 
     The last answer is supervised up to its end token; where the template writes none, the tokenizer's is added. So is
     each earlier answer that the prompt still shows as the target wrote it; one that the template shortens afterwards
-    (thoughts that are dropped), or that has weight 0, is read and not learned from.
+    (thoughts that are dropped), or that has weight 0, is read and not learned from. Raises `UserError`: the template
+    refuses the messages, leaves out what the answer says, or begins the answer otherwise than it asks for it.
 
     Args:
         record: whose `tools` and `chat_template_kwargs` the template gets.
         shown: what the template writes for a picture; None: its mark.
         written: of each image and clip, in order, what a processor puts in its place.
         open_ended: leave out the last answer, and end where it begins.
-
-    Raises:
-        UserError: the template refuses the messages, leaves out what the answer says, or begins the answer otherwise
-            than it asks for it.
     """
     chat = _Chat(tokenizer, record)
     messages = chat.messages(turns, written)

@@ -87,7 +87,8 @@ def render(
     written: Sequence[str] = (),
     own_system: str | None = None,
 ) -> Rendered:
-    """Text of a conversation and what of it is supervised.
+    """Text of a conversation and what of it is supervised. Raises `UserError`: unknown role, roles that do not
+    alternate, or a sample that `plain` cannot render.
 
     Args:
         turns: `from`/`value` pairs as in LLaVA JSON; a first turn that is not the human's is dropped.
@@ -96,9 +97,6 @@ def render(
         written: of a template that surrounds pictures, what each mark is written as.
         own_system: the family's system sentence; None: the template's.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
-
-    Raises:
-        UserError: unknown role, roles that do not alternate, or a sample that `plain` cannot render.
     """
     system, turns = _own_system(turns, form)
     pairs = [(_role(turn, form), str(turn["value"])) for turn in turns]
@@ -157,19 +155,16 @@ def encode(
 ) -> Encoded:
     """Ids, supervision and modality of a conversation; marks are expanded to runs of the image or video token.
 
-    A token is supervised when its characters lie in an answer's span (everything after the colon of
-    `ASSISTANT:` up to and including `</s>`). A prompt for decoding is encoded whole, too: the blank
-    before an answer belongs to its first token and is left to the decoder.
+    A token is supervised when its characters lie in an answer's span (everything after the colon of `ASSISTANT:` up to
+    and including `</s>`). A prompt for decoding is encoded whole, too: the blank before an answer belongs to its first
+    token and is left to the decoder. Raises `TooLong`: its beginning alone has more than twice `most` ids. Raises
+    `UserError`: as `render` and `render_chat`; also when the marks do not match the pictures, or the template the
+    tokenizer.
 
     Args:
         pictures: of the images and clips, in the order of their marks.
         record: that the turns are of: template chat reads its `tools` and `chat_template_kwargs`.
         most: ids; text that has far more is not tokenized whole. None: it is, however long.
-
-    Raises:
-        TooLong: its beginning alone has more than twice `most` ids.
-        UserError: as `render` and `render_chat`; also when the marks do not match the pictures, or the template the
-            tokenizer.
     """
     check_template(form, processor)
     has_clip = any(picture.modality == VIDEO for picture in pictures)

@@ -235,13 +235,11 @@ class ConversationDataset:
 
     def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False, most: int | None = None) -> int:
         """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded.
+        Raises `TooLong`: it has far more; `at_least` says how many.
 
         Args:
             flat: as a model without a newline reads them.
             most: what has far more ids is not counted to its end.
-
-        Raises:
-            TooLong: it has far more; `at_least` says how many.
         """
         record, file = self.record(index), int(self.places[index, 0])
         image_reader = self.image_reader(prompt=prompt)
@@ -256,10 +254,8 @@ class ConversationDataset:
         return len(encoded.ids)
 
     def clip_sizes(self, count: int) -> list[Size]:
-        """Width and height of up to `count` clips, from the heads of files spread over the samples.
-
-        Raises:
-            UserError: a clip cannot be read with `on_error: strict`, or none can.
+        """Width and height of up to `count` clips, from the heads of files spread over the samples. Raises `UserError`:
+        a clip cannot be read with `on_error: strict`, or none can.
         """
         with_clips = np.flatnonzero(self.column("clips"))
         spread = with_clips[np.linspace(0, len(with_clips) - 1, min(count, len(with_clips))).round().astype(int)]

@@ -42,11 +42,9 @@ class ImageReader:
     allow_outside: bool = False
 
     def media(self, record: JsonObject, images: Path, videos: Path) -> Media:
-        """The record's pictures; relative names start at the folders `images` and `videos`.
-
-        Raises:
-            UserError: a clip, or a picture whose size is needed, is missing or broken, a name leads out of its folder,
-                or the marks are too few.
+        """The record's pictures; relative names start at the folders `images` and `videos`. Raises `UserError`: a clip,
+        or a picture whose size is needed, is missing or broken, a name leads out of its folder, or the marks are too
+        few.
         """
         outside = self.allow_outside
         files = [located(images, name, allow_outside=outside) for name in paths(record, "image")]
@@ -90,10 +88,7 @@ class Media:
 
     def pixels(self) -> Tensor | None:
         """[I,3,S,S] float32: tiles and frames, in the order of the marks (patches [P,C] where pictures are read whole);
-        None where there are none.
-
-        Raises:
-            UserError: a file is missing, broken or too large.
+        None where there are none. Raises `UserError`: a file is missing, broken or too large.
         """
         if not self._by_file:
             return None

@@ -63,6 +63,7 @@ def convert(
     log: Path, destination: Path, *, images: Path | None = None, skip: bool = False, held_out: int = 0
 ) -> Converted:
     """Write `records.jsonl`, `held-out.jsonl` if asked for, and `pictures/` to a new folder, whole or not at all.
+    Raises `UserError`: the log cannot be read, a line of it cannot be used, none can, or nothing can be kept apart.
 
     Args:
         images: the folder that local pictures lie in, and that relative paths start at; None: the log's.
@@ -70,9 +71,6 @@ def convert(
             Answers that the server cut are always left out and listed.
         held_out: records to keep apart, at most. Those that share a picture or a conversation's first question stay
             together. The draw is seeded.
-
-    Raises:
-        UserError: the log cannot be read, a line of it cannot be used, none can, or nothing can be kept apart.
     """
     found, groups = Converted(), _Groups()
     with new_folder(destination) as folder:
@@ -324,10 +322,8 @@ class _Groups:
 
 
 def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Number, from 1, and bytes of each line that is not blank; None for one of more than `MOST_BYTES`.
-
-    Raises:
-        UserError: it is no regular file, cannot be read, or is something else than a log.
+    """Number, from 1, and bytes of each line that is not blank; None for one of more than `MOST_BYTES`. Raises
+    `UserError`: it is no regular file, cannot be read, or is something else than a log.
     """
     if log.exists() and not log.is_file():
         what = "a folder" if log.is_dir() else "no regular file (a device or a pipe)"

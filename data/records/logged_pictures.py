@@ -124,10 +124,8 @@ class Conversation:
         return tuple(self.record.get("turns", ()))
 
     def messages(self) -> list[JsonObject]:
-        """The messages before the first answer, pictures as data: URLs where their marks stand.
-
-        Raises:
-            UserError: a picture is missing or broken, or the record has what no message can hold.
+        """The messages before the first answer, pictures as data: URLs where their marks stand. Raises `UserError`: a
+        picture is missing or broken, or the record has what no message can hold.
         """
         record = dict(self.record)
         turns = record["conversations"][: -1 if record["conversations"][-1]["from"] == "gpt" else None]

@@ -41,15 +41,13 @@ def fetch_benchmarks(
     """Writes a suite directory with some rows of each set (to a temporary folder, then renamed). An existing directory
     is used as it is.
 
-    A row whose clip is missing is kept; reading it fails like any other missing file.
+    A row whose clip is missing is kept; reading it fails like any other missing file. Raises `UserError`: a set is
+    unknown, out of reach, or none of its clips is there.
 
     Args:
         names: of sets, by any of their names or ids.
         media: holds <set>/... as the archives unpack; needed by sets of clips.
         samples: rows of each set, those that `datasets` puts first when it shuffles with `seed`; None: all, in order.
-
-    Raises:
-        UserError: a set is unknown, out of reach, or none of its clips is there.
     """
     if folder.is_dir():
         return folder
@@ -186,10 +184,8 @@ def _folders(about: BenchmarkSet, config: str | None) -> list[str]:
 
 
 def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folder: Path) -> str:
-    """Where a clip lies, from the suite's folder; the first place that it may have, where it is in none.
-
-    Raises:
-        UserError: its name leads out of the set's folder.
+    """Where a clip lies, from the suite's folder; the first place that it may have, where it is in none. Raises
+    `UserError`: its name leads out of the set's folder.
     """
     if called.startswith("/") or ".." in Path(called).parts:
         raise UserError(f"set {name} names a clip outside of its folder: {called!r}", hint="report this to its authors")

@@ -77,13 +77,11 @@ def fetch(
 ) -> Path:
     """A suite directory with the first rows of each set, and questions for those of `tasks` that have some.
 
-    Written aside and renamed; one that is there is taken as it is.
+    Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is unknown, out of reach,
+    or has other columns than expected.
 
     Args:
         sets: name -> at most so many rows; None: as many as the set has.
-
-    Raises:
-        UserError: a set is unknown, out of reach, or has other columns than expected.
     """
     if folder.is_dir():
         return folder

@@ -38,10 +38,8 @@ def set_at(path: Path) -> str | None:
 
 def published_records(name: str, path: Path) -> list[JsonObject]:
     """The records of set `name` in its published files; pictures lie below `PUBLISHED`, which stands for the first
-    file's folder.
-
-    Raises:
-        UserError: a file is missing or damaged, or a row has no such turns or labels; it names file, row and key.
+    file's folder. Raises `UserError`: a file is missing or damaged, or a row has no such turns or labels; it names
+    file, row and key.
     """
     records: list[JsonObject] = []
     for file in published_files(name, path):
