@@ -10,6 +10,7 @@ format ends turns with one, too: whatever writes or measures answers asks `end_i
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ from .chat_template import end_of_answers, render_chat
 from .families.processor import Processor
 from .families.prompt_templates import ROLES, SYSTEM_ROLES, Rendered
 from .families.table import ONE_MARK, TEMPLATES, ImageRule, TemplateName
-from .text_pieces import check_length, hf_pieces, official_pieces
 
 
 class PromptFormat(Section):
@@ -98,7 +98,11 @@ def render(
         own_system: the family's system sentence; None: the template's.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
     """
-    system, turns = _own_system(turns, form)
+    system = form.system
+    if turns and turns[0].get("from") in SYSTEM_ROLES:
+        if form.template == "plain":
+            raise _needs_chat("a system message", form)
+        system, turns = str(turns[0]["value"]), turns[1:]
     pairs = [(_role(turn, form), str(turn["value"])) for turn in turns]
     if form.template != "plain" and pairs and pairs[0][0] != "human":
         pairs = pairs[1:]
@@ -116,15 +120,6 @@ def render(
         template = replace(template, end=" ")
     own = template.system if own_system is None else own_system
     return template.render(pairs, own if system is None else system, open_ended, marks)
-
-
-def _own_system(turns: list[JsonObject], form: PromptFormat) -> tuple[str | None, list[JsonObject]]:
-    """The system message, a record's own one before the format's, and the turns after it."""
-    if not turns or turns[0].get("from") not in SYSTEM_ROLES:
-        return form.system, turns
-    if form.template == "plain":
-        raise _needs_chat("a system message", form)
-    return str(turns[0]["value"]), turns[1:]
 
 
 def _role(turn: JsonObject, form: PromptFormat) -> str:
@@ -200,7 +195,8 @@ def encode(
     for token, start, end in pieces(rendered.text, processor, marks):
         if token is None:
             picture, run = next(left)
-            ids += [_placeholder(picture, processor)] * run
+            video = picture.modality == VIDEO and processor.video_token_id is not None
+            ids += [processor.video_token_id if video else processor.image_token_id] * run
             loss_mask += [False] * run
             modality += [picture.modality] * run
         else:
@@ -267,12 +263,6 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
             raise UserError("a <video> mark stands for an image", hint="write <image>, or name a clip under `video`")
 
 
-def _placeholder(picture: Picture, processor: Processor) -> int:
-    if picture.modality == VIDEO and processor.video_token_id is not None:
-        return processor.video_token_id
-    return processor.image_token_id
-
-
 def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
     """Ids that end an answer, in ascending order: those of the target's generation config, the tokenizer's, and what
     the prompt format writes behind an answer.
@@ -284,3 +274,57 @@ def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
     written = end_of_answers(processor.tokenizer) if form.template == "chat" else None
     own = () if written is None else (processor.tokenizer.convert_tokens_to_ids(written),)
     return tuple(sorted({*processor.generation_ends, processor.eos_id, *own}))
+
+
+_CHARACTERS = 16  # of the beginning that is tokenized, for each id that there is room for; an id has about four
+
+
+class TooLong(UserError):
+    """A sample of more ids than there is room for.
+
+    Args:
+        at_least: ids of its beginning, where no more was tokenized; None: all were counted.
+    """
+
+    def __init__(self, problem: str, *, hint: str | None = None, at_least: int | None = None):
+        super().__init__(problem, hint=hint)
+        self.at_least = at_least
+
+
+def check_length(text: str, processor: Processor, most: int) -> None:
+    """Raises `TooLong` where a beginning of the text has more than twice `most` ids.
+
+    Twice, since what follows may join a beginning's last ids. Text of very long words is tokenized in growing parts.
+    """
+    size = _CHARACTERS * most
+    while size < len(text):
+        count = len(processor.tokenizer(text[:size], add_special_tokens=False).input_ids)
+        if count > 2 * most:
+            raise TooLong(f"at least {count} ids (in the first {size:,} of {len(text):,} characters), more than "
+                          f"max_length {most}", at_least=count)  # fmt: skip
+        size *= 4
+
+
+Piece = tuple[int | None, int, int]  # id (None for a picture), first and past-last character
+
+
+def official_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
+    """Each chunk between images is tokenized as if it began a text (so it gets the tokenizer's leading blank)."""
+    pieces: list[Piece] = []
+    start = 0
+    for mark in marks.finditer(text):
+        pieces += [*_tokenize(text[start : mark.start()], start, processor), (None, mark.start(), mark.end())]
+        start = mark.end()
+    return pieces + _tokenize(text[start:], start, processor)
+
+
+def hf_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
+    """The text in one pass, with the image token where a mark stands."""
+    # A tokenizer need not know <video>, and <image> is as long.
+    text = marks.sub(IMAGE_MARK, text)
+    return [(None if t == processor.image_token_id else t, a, b) for t, a, b in _tokenize(text, 0, processor)]
+
+
+def _tokenize(chunk: str, start: int, processor: Processor) -> list[Piece]:
+    encoded = processor.tokenizer(chunk, return_offsets_mapping=True, add_special_tokens=False)
+    return [(i, start + a, start + b) for i, (a, b) in zip(encoded.input_ids, encoded.offset_mapping, strict=True)]

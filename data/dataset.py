@@ -20,7 +20,7 @@ from ..core.json_types import JsonObject, all_are, listed
 from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
-from .conversations import Encoded, PromptFormat, check_template, encode
+from .conversations import Encoded, PromptFormat, TooLong, check_template, encode
 from .families.processor import Processor, Resizing
 from .media import ImageReader, Media, check_some
 from .pictures.tiles import Aspect, Convention, Size
@@ -29,7 +29,6 @@ from .records.mixture import CURES, Name, RecordSources, Selection, identities
 from .records.record import with_end, without_marks
 from .records.records import RecordFile, id_of, id_problems, name_of
 from .records.skipped import TEXT_KEPT, SkippedLog
-from .text_pieces import TooLong
 
 _LOOKED_AT = 64  # records with pictures whose files are looked for at the start, over all files
 _LEAST_LOOKED_AT = 4  # of each

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import UserError
+from .conversations import TooLong
 from .dataset import ConversationDataset
-from .text_pieces import TooLong
 
 LOOKED_AT = 1000  # samples that are encoded at most
 _COUNTED = 4096  # ids of a sample that are counted in any case; of one that has far more and beyond the limit no more
