@@ -18,11 +18,10 @@ from ...core.files import new_folder
 from ...core.json_types import JsonMapping, JsonObject, listed
 from ...core.pictures import IMAGE_MARK, VIDEO_MARK
 from ..pictures.media_files import is_there
-from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
+from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name, turn_set
 from .suite import INDEX
 from .suite_hub import CHANGED, NO_REFERENCE, load_rows, row_of, save_pictures, write_set
 from .turn_files import PUBLISHED, hub_records, published_files, published_records
-from .turn_sets import turn_set
 
 MEDIA = "media"  # in the suite's folder, a link to the folder of media
 _ENDINGS = (".mp4", ".MP4", ".mkv", ".webm", ".avi")  # which most names leave out

@@ -24,8 +24,7 @@ from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ...core.section import Section
 from ..records.record import paths
 from ..records.records import file_identity, open_records
-from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
-from .turn_sets import LABELS, TURN_SETS
+from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, LABELS, TURN_SETS, Ask, Medium, wording
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
 OOD = ("PSV", "VIST")  # five pictures: beyond what the drafts of LLaVA-1.5 were trained on

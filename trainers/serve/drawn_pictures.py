@@ -8,9 +8,9 @@ import torch
 
 from ...core.json_types import JsonObject
 from ...core.results import DATASET_FOLDER
-from ...data.answers import Answer
 from ...data.captioned.prompts import PromptSource, read_prompts
 from ...data.shards.shards import ShardReader, summary
+from ...data.sources import Answer
 from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
 from ...models.hub import config_value

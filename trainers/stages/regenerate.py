@@ -15,12 +15,12 @@ from ...core import ranks
 from ...core.errors import Refused
 from ...core.fields import MOST_ANSWER, TopK, TopP
 from ...core.results import CODES
-from ...data.answers import SHARDS as ANSWERS
-from ...data.answers import SKIPPED
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, finished, unfinished, write_shard
+from ...data.sources import SHARDS as ANSWERS
+from ...data.sources import SKIPPED
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget
