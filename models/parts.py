@@ -35,6 +35,11 @@ class TokenIds:
     vision_start: int | None = None
     vision_end: int | None = None
 
+    def put_into(self, text: PreTrainedConfig) -> None:
+        """Let a text config have these ids."""
+        text.vocab_size = self.vocab_size
+        text.bos_token_id, text.eos_token_id, text.pad_token_id = self.bos, self.eos, self.pad
+
 
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     """Ids that stand for images and clips in a prompt, and are never emitted."""

@@ -64,11 +64,6 @@ def _count(name: str) -> int:
     return math.prod(groups[int(number)] for number in _NUMBER.findall(name))
 
 
-def unmatched(name: str) -> list[str]:
-    """Return the patterns of `braces(name, ...)` that match nothing."""
-    return [str(path) for path in braces(name) if is_pattern(str(path)) and not glob(str(path))]
-
-
 def is_pattern(name: str) -> bool:
     return has_magic(name) and not Path(name).exists()
 

@@ -275,13 +275,6 @@ class ShardReader:
         """[n] int64 of all samples."""
         return np.concatenate([self._index(shard).columns[name] for shard in self.shards])
 
-    def verify(self) -> None:
-        """Read all and compare the checksums. Raises `UserError` naming the first file that differs."""
-        for index in range(len(self)):
-            self.tensors(index)
-        for shard in self.shards:
-            self._index(shard)
-
     def _index(self, shard: Shard) -> _Index:
         if shard.index not in self._indices:
             index = _Index.read(self.folder, shard.index)

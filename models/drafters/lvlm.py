@@ -28,9 +28,8 @@ from ..targets.base import Target, TargetShape
 from ..targets.llava.made_for_engines import ProjectorInput, reading_beside, reading_of
 from ..targets.llava.made_for_engines import Reading as Reading
 from ..targets.llava.made_for_engines import own_projector as own_projector
-from ..targets.llava.model import LlavaDecoder, assemble, llava_config
+from ..targets.llava.model import LlavaDecoder, LlavaTraining, assemble, llava_config
 from ..targets.llava.section import LlavaTarget
-from ..targets.llava.training import LlavaTraining
 from ..targets.load import load_lvlm
 from ..targets.sizes import parameter_lines
 from ..targets.table import family_of

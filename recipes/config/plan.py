@@ -51,7 +51,7 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         _check_written(name, stage, earlier, path)
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
+        stored = redact_tree(settings) | {HIDDEN: _as_written(settings)}
         usual = f"trains the {stage.trained}" if isinstance(stage, TrainStage) else stage.usual_purpose
         planned.append(
             Planned(

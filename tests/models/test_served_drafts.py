@@ -17,8 +17,7 @@ from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.lvlm import from_plugin
 from draftsmith.models.parts import TokenIds, is_tied
 from draftsmith.models.targets.llava.made_for_engines import reading_of
-from draftsmith.models.targets.llava.model import assemble, llava_config
-from draftsmith.models.targets.llava.training import LlavaTraining
+from draftsmith.models.targets.llava.model import LlavaTraining, assemble, llava_config
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaForConditionalGeneration
