@@ -36,14 +36,12 @@ _CURE = "check the name and the network, or give a directory"
 def load_processor(
     source: str | Path, *, revision: str | None = None, text_only: bool = False, family: PictureFamily | None = None
 ) -> Processor:
-    """The processor of a published or saved target.
+    """The processor of a published or saved target. Raises `UserError`: files are missing, do not fit, or name a
+    processor class that no family reads.
 
     Args:
         text_only: the source is a language model's, which has a tokenizer alone.
         family: that reads the files; None: the one whose processor class they name; LLaVA where they name none.
-
-    Raises:
-        UserError: files are missing, do not fit, or name a processor class that no family reads.
     """
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         processor = _loaded(source, revision, family, text_only=text_only)
@@ -118,10 +116,8 @@ def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
 
 
 def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -> PictureFamily:
-    """The family whose processor class the files name; the usual one where they name none, or a tower's.
-
-    Raises:
-        UserError: they name another.
+    """The family whose processor class the files name; the usual one where they name none, or a tower's. Raises
+    `UserError`: they name another.
     """
     name = settings.get("processor_class")
     by_class = {known.processor_class: known for known in PICTURE_FAMILIES.values()}
@@ -141,10 +137,8 @@ def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -
 
 def _published(source: str | Path, revision: str | None) -> tuple[JsonMapping | None, JsonObject]:
     """Settings of the image processor and of the processor that stand for missing files, by the model's `config.json`;
-    (None, nothing) where that names no tower.
-
-    Raises:
-        UserError: the model's pictures are read by settings that its config does not tell; with the file to write.
+    (None, nothing) where that names no tower. Raises `UserError`: the model's pictures are read by settings that its
+    config does not tell; with the file to write.
     """
     config = Checkpoint(source, revision).values()
     vision = config.get("vision_config")

@@ -6,11 +6,10 @@ Nothing in a tar is run or unpacked (see `tars.py`).
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -35,8 +34,6 @@ from .items import (
     opened,
 )
 
-NAMES_HELD = 65536  # of a folder at a time
-
 
 class TarSource(Source):
     """Tar shards as img2dataset writes them: `key.jpg` with `key.txt` and `key.json`."""
@@ -53,21 +50,20 @@ class TarSource(Source):
 
     def openers(self, start: int) -> Iterator[Opener]:
         """One for each item from `start` on; whole tars before it are passed over by their index."""
-        return _tar_openers(self, tars.expand_paths(self.path), start)
+        return self._openers(tars.expand_paths(self.path), start)
 
-
-def _tar_openers(source: TarSource, paths: list[Path], start: int) -> Iterator[Opener]:
-    for path in paths:
-        number = offset = 0
-        if start:
-            index = tars.tar_index(path)
-            if start >= index.num_items:
-                start -= index.num_items
-                continue
-            number, offset = index.before(start)
-        for sample in itertools.islice(tars.samples(path, start=offset), start - number, None):
-            yield functools.partial(_open_sample, source, path, sample)
-        start = 0
+    def _openers(self, paths: list[Path], start: int) -> Iterator[Opener]:
+        for path in paths:
+            number = offset = 0
+            if start:
+                index = tars.tar_index(path)
+                if start >= index.num_items:
+                    start -= index.num_items
+                    continue
+                number, offset = index.before(start)
+            for sample in itertools.islice(tars.samples(path, start=offset), start - number, None):
+                yield functools.partial(_open_sample, self, path, sample)
+            start = 0
 
 
 def _open_sample(source: TarSource, path: Path, sample: tars.TarSample | tars.RefusedMember, number: int):
@@ -112,7 +108,13 @@ class FolderSource(Source):
 
     def openers(self, start: int) -> Iterator[Opener]:
         """One for each picture, in the order of the names."""
-        return itertools.islice(_pairs(existing_folder(self.folder)), start, None)
+        folder = existing_folder(self.folder)
+        names = file_names(folder)
+        if not any(map(is_picture, names)):
+            problem = f"no pictures ({', '.join(tars.IMAGE_SUFFIXES)})"
+            raise UserError(problem, where=str(folder), hint="check `folder` of the data section")
+        paths = (folder / name for name in names[start:])
+        return (functools.partial(_open_file, p, p.stem, functools.partial(_text_beside, p), None) for p in paths)
 
 
 class ClassFolderSource(Source):
@@ -129,29 +131,17 @@ class ClassFolderSource(Source):
 
     def openers(self, start: int) -> Iterator[Opener]:
         """One for each picture, class by class in the order of the folders."""
-        return itertools.islice(_labelled(_classes(self), self.max_per_class), start, None)
+        return itertools.islice(self._all(_classes(self)), start, None)
 
-
-def _pairs(folder: Path) -> Iterator[Opener]:
-    found = False
-    for name in file_names(folder):
-        found = found or is_picture(name)
-        yield functools.partial(_open_pair, folder / name)
-    if not found:
-        raise UserError(
-            f"no pictures ({', '.join(tars.IMAGE_SUFFIXES)})",
-            where=str(folder),
-            hint="check `folder` of the data section",
-        )
-
-
-def _open_pair(path: Path, number: int) -> Captioned | Refused:
-    def content() -> tuple[bytes, str, None]:
-        _check_name(path)
-        caption = file_bytes(path.with_suffix(".txt"), MAX_TEXT_BYTES, missing="no caption")
-        return file_bytes(path, tars.MAX_BYTES), caption_text(caption), None
-
-    return opened(number, path.stem, str(path), content)
+    def _all(self, classes: list[tuple[Path, int, str]]) -> Iterator[Opener]:
+        for folder, label, name in classes:
+            pictures = 0
+            for file in file_names(folder):
+                if pictures == self.max_per_class:
+                    break
+                pictures += is_picture(file)
+                path, caption = folder / file, functools.partial(not_empty, name)
+                yield functools.partial(_open_file, path, f"{folder.name}/{path.stem}", caption, label)
 
 
 _PICTURES = tuple("." + suffix for suffix in tars.IMAGE_SUFFIXES)
@@ -163,28 +153,31 @@ def is_picture(name: str) -> bool:
     return name.lower().endswith(_PICTURES)
 
 
-def _check_name(path: Path) -> None:
-    if not is_picture(path.name):
-        raise Unusable(tars.UNKNOWN_SUFFIX, f"{path.suffix!r} is none of {', '.join(tars.IMAGE_SUFFIXES)}")
-
-
-def file_names(folder: Path, held: int = NAMES_HELD) -> Iterator[str]:
-    """Names of a folder's pictures, and of files that are not called so, sorted; the folder is looked through again for
-    each `held` of them.
+def file_names(folder: Path) -> list[str]:
+    """Names of a folder's pictures, and of files that are not called so, sorted.
 
     Hidden files are not pictures: macOS leaves a `._name.jpg` beside each file that it unpacks.
     """
-    last = ""
-    while True:
-        with os.scandir(folder) as entries:
-            names = (e.name for e in entries if e.name > last and not e.name.lower().endswith(_BESIDE)
-                     and (is_picture(e.name) or not e.is_dir()))  # fmt: skip
-            chunk = heapq.nsmallest(held, (name for name in names if not name.startswith(".")))
-        if not chunk:
-            return
-        last = chunk[-1]
-        yield from chunk
-        chunk.clear()
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name for entry in entries
+            if not entry.name.startswith(".") and not entry.name.lower().endswith(_BESIDE)
+            and (is_picture(entry.name) or not entry.is_dir())
+        )  # fmt: skip
+
+
+def _open_file(path: Path, key: str, caption: Callable[[], str], label: int | None, number: int) -> Captioned | Refused:
+    def content() -> tuple[bytes, str, int | None]:
+        if not is_picture(path.name):
+            raise Unusable(tars.UNKNOWN_SUFFIX, f"{path.suffix!r} is none of {', '.join(tars.IMAGE_SUFFIXES)}")
+        text = caption()
+        return file_bytes(path, tars.MAX_BYTES), text, label
+
+    return opened(number, key, str(path), content)
+
+
+def _text_beside(path: Path) -> str:
+    return caption_text(file_bytes(path.with_suffix(".txt"), MAX_TEXT_BYTES, missing="no caption"))
 
 
 def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
@@ -207,25 +200,6 @@ def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
     if unknown:
         raise UserError(f"{len(unknown)} class folders without a label, first {unknown[0]!r}", where=str(path))
     return [(folder, *labels[folder.name]) for folder in folders]
-
-
-def _labelled(classes: list[tuple[Path, int, str]], most: int | None) -> Iterator[Opener]:
-    for folder, label, name in classes:
-        left = most
-        for file in file_names(folder):
-            if left == 0:
-                break
-            if left is not None:
-                left -= is_picture(file)
-            yield functools.partial(_open_labelled, folder / file, label, name)
-
-
-def _open_labelled(path: Path, label: int, name: str, number: int) -> Captioned | Refused:
-    def content() -> tuple[bytes, str, int]:
-        _check_name(path)
-        return file_bytes(path, tars.MAX_BYTES), not_empty(name), label
-
-    return opened(number, f"{path.parent.name}/{path.stem}", str(path), content)
 
 
 def class_labels(source: ClassFolderSource) -> list[tuple[str, int]]:

@@ -18,8 +18,8 @@ from ...core.weights_identity import weights_identity
 from ...data.records.mixture import identities
 from ...data.records.records import file_identity
 from ...data.records.tars import expand_paths
+from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, suite_identity
-from ...data.suites.turn_sets import TURN_SETS
 from ...models.folders import shipped_folder
 from ...trainers.run.finished_stages import named_weights
 from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
@@ -51,7 +51,7 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         _check_written(name, stage, earlier, path)
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
+        stored = redact_tree(settings) | {HIDDEN: _as_written(settings)}
         usual = f"trains the {stage.trained}" if isinstance(stage, TrainStage) else stage.usual_purpose
         planned.append(
             Planned(

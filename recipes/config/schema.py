@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    SerializeAsAny,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from ...core.errors import Refused, UserError, nearest
 from ...core.fields import Place, Seed, file_name
 from ...core.import_paths import OUTSIDE
-from ...core.json_types import JsonObject, object_at, text_at, walk
-from ...core.secrets import as_written, variables_of, written_over
+from ...core.json_types import JsonObject, object_at, text_at
 from ...core.section import Section, kinds, sections, within, written_kind
 from ...core.tracking import TrackingConfig
 from ...data.captioned.prompts import PromptSource
@@ -81,7 +72,6 @@ class Recipe(Section):
     seed: Seed = 0
     # Folder of the run: one folder in it for each stage.
     output: Place
-    _tree: Any = PrivateAttr(None)
 
     @field_validator("target", mode="before")
     @classmethod
@@ -122,14 +112,6 @@ class Recipe(Section):
                 for name, stage in stages.items()
             }
         return check(value)
-
-    def keep_written(self, tree: JsonObject) -> None:
-        """Remember the tree that this was validated from as it was written, where it asks for values."""
-        self._tree = tree if any("${" in (text_at(value) or "") for _, value in walk(tree)) else None
-
-    def written_over(self, tree: Any) -> Any:
-        """A tree under the recipe's keys with `${...}` as it was written in place of its values."""
-        return as_written(written_over(tree, self._tree), variables_of(self._tree))
 
     @property
     def heads(self) -> dict[str, TrainStage]:

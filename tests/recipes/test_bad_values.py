@@ -98,7 +98,6 @@ REFUSED = {
         ("called 'b'",
          f"{STAGE}.benchmarks=[{{name: b, data: {{path: a.json}}}}, {{name: b, data: {{path: c.json}}}}]"),
         ("did you mean 'caption'", "stages.world.splits.train.captoin=1"),
-        ("did you mean 'lr'", "stages.target.optim.learning_rate=1"),
         ("did you mean 'steps'", "stages.target.max_steps=1"),
         ("'warmup_ratio'", "stages.target.optim.ratio_warmup=0"),
         ("did you mean stages.finetune?", "stages.finetoone.steps=2"),
@@ -288,10 +287,10 @@ FILES = {
     "stages: {a: {kind: publish, repo: me/x, revision: a, pull_request: true}}": "against main",
     "stages: {World: {kind: publish}}": "stage world has this name but for its case",
     "stages: {a: {kind: publish, repo: me/x}, b: {kind: publish, repo: Me/x}}": "stage a publishes to Me/x (main)",
-    "order: [1]": "no list of different stages",
+    "order: [1]": "does not name each stage once",
     "x: &a [1]\ny: *b": "line 3, column 4: found undefined alias",
     "seed: " + "1" * 5000: "not a readable recipe",
-    "x: " + "[" * 600 + "]" * 600: "nested too deep",
+    "x: " + "[" * 600 + "]" * 600: "not a readable recipe",
     "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
     + "\n".join(
         f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]"

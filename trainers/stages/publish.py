@@ -24,7 +24,7 @@ from ...core.import_paths import kinds_within
 from ...core.interpolation import resolved
 from ...core.json_types import JsonObject, object_at, text_at, value_at
 from ...core.pretrained import RESTORE
-from ...core.secrets import as_written, redact_tree, variables_of
+from ...core.secrets import redact_tree
 from ...core.section import Section
 from ...data.families.table import picture_family_of
 from ...eval.published import assemble, measure
@@ -258,10 +258,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
         section=section, snippets=snippets,
         versions=read_yaml(run_file, JsonObject, hint=hint) if run_file.is_file() else {},
     )  # fmt: skip
-    # Names that the Hub and the card's code go by are what they are.
-    named = " ".join([*filter(None, (repo, target, base)), *stage.datasets, *(one.code for one in snippets)])
-    variables = {value: text for value, text in variables_of(context.recipe).items() if value not in named}
-    (folder / CARD).write_text(as_written(model_card(facts), variables))
+    (folder / CARD).write_text(model_card(facts))
     write_sums(folder)
     try:
         folders.refuse_secrets(folder, hub.token if hub is not None else None)
