@@ -16,9 +16,9 @@ from ...data.captioned.sources import CaptionedSource, Source, read
 from ...data.dataset import ConversationData
 from ...data.records.mixture import are_present, missing_files, missing_hint
 from ...data.records.table_records import TableRecords
+from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, read_index
 from ...data.suites.turn_files import PUBLISHED, published_files, published_records
-from ...data.suites.turn_sets import TURN_SETS
 from ...models.targets.generators import AnyTarget, image_section
 from ...trainers.estimate.data import learns_answers
 from ...trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
