@@ -6,12 +6,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ...core import ranks
-from ...core.errors import UserError
-from ...core.json_types import listed, text_at
-from ...core.section import within
-from ...data.captioned.prompts import PromptSource
-from ...data.records.patterns import unmatched
-from ...data.records.tar_records import TarRecords
 from ...models.inline import building
 from ...trainers.estimate.auto_dtypes import dtype_text, precision_text
 from ...trainers.estimate.long_answers import check_answers
@@ -20,7 +14,6 @@ from ...trainers.run.hardware import Memory
 from ...trainers.run.stage import Planned
 from ...trainers.stages.train import TrainStage
 from .load import uncollected
-from .preflight_data import prompts_of, sections
 from .schema import Recipe
 
 
@@ -61,7 +54,8 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
                 check_answers(plan)
-                lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan), *_prompts(plan)]
+                about = "" if plan.stage.about is None else f": {plan.stage.about}"
+                lines += ["", f"stage {plan.name} ({plan.stage.kind}){about}", *plan.stage.describe(plan)]
                 if (memory := _memory(plan)) is not None:
                     path = recipe.target.path
                     lines += memory.lines(recipe.hardware, is_here=path is None or Path(path).is_dir())
@@ -72,47 +66,8 @@ def _memory(plan: Planned) -> Memory | None:
     return plan.stage.memory(plan) if isinstance(plan.stage, TrainStage) else None
 
 
-def _title(plan: Planned) -> str:
-    """Return a stage's first line, with its `about`; the lines after it say what such a stage is usually for."""
-    about = "" if plan.stage.about is None else f": {plan.stage.about}"
-    return f"stage {plan.name} ({plan.stage.kind}){about}"
-
-
 def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> list[str]:
     """Names of the stages that would run and do not fit the recipe's hardware."""
     running = [plan for plan in planned if stages is None or plan.name in stages]
     memories = {plan.name: _memory(plan) for plan in running if recipe.hardware is not None}
     return [name for name, memory in memories.items() if memory is not None and not memory.fits(recipe.hardware)]
-
-
-def _prompts(plan: Planned) -> list[str]:
-    """A line for each file of prompts that is here: how many it has, or why the target cannot be asked by them."""
-    lines = []
-    for _, source in within(plan.stage, PromptSource):
-        path = source.path if source.from_stage is None else None
-        if path is None or path.endswith(".tar") or not Path(path).is_file():  # a tar's captions take a whole pass
-            continue
-        try:
-            count = len(prompts_of(source, plan.recipe.target))
-            lines.append(f"  {path}: {count:,} prompts")
-        except UserError as error:
-            at = f", {error.found_at}" if error.found_at else ""
-            lines.append(f"  {path} cannot be used: {error.problem}{at}")
-    return lines
-
-
-def _unmatched(plan: Planned) -> list[str]:
-    """A line for each key whose patterns match no file: the data may be on another machine, or the pattern wrong."""
-    lines = []
-    for data in sections(plan.stage):
-        if data.maker is not None:
-            continue
-        for path in listed(dict(data.section).get("path")):
-            # A table has no patterns; of tars the section around them says where they are.
-            named = listed(path.path if isinstance(path, TarRecords) else path)
-            patterns = [pattern for one in named if text_at(one) is not None for pattern in unmatched(one)]
-            if patterns:
-                more = f" (and {len(patterns) - 1} more)" if patterns[1:] else ""
-                key = f"stages.{plan.name}.{data.key}.path"
-                lines.append(f"  {key}: no file matches the pattern {patterns[0]} here{more}")
-    return lines

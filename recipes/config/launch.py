@@ -99,14 +99,13 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .dry_run import check_models
     from .ending import ending
     from .plan import plan
-    from .preflight_parallel import check_parallel, check_places
+    from .preflight_models import check_placement
 
     recipe, options = loaded.recipe, loaded.options
     with blamed(loaded.written):
         check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
-        check_places(recipe, planned, options.stages)
-        check_parallel(recipe, planned, options.stages, dry_run=options.dry_run)
+        check_placement(recipe, planned, options.stages, dry_run=options.dry_run)
         for key, text in recipe.warnings():
             say(f"warning: {key}.{text}")
         if options.dry_run:
@@ -176,7 +175,7 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
     from ...trainers.run.matching import is_done
     from ...trainers.run.run import built_on
     from .preflight_data import data_findings, missing_data
-    from .preflight_weights import weight_findings
+    from .preflight_models import weight_findings
 
     stale = built_on(planned, restart)
     for stage, context in looked_at(loaded, planned, command):
