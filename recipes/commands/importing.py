@@ -25,9 +25,9 @@ from ...models.drafters.eagle_images import save_eagle
 from ...models.drafters.lvlm import save_lvlm
 from ...models.drafters.made_for import tested_with
 from ...models.folders import find_folder, opened_target, read_values, shipped_name
-from ...models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
+from ...models.formats import lantern, lvlm
 from ...models.formats.dflash import BLOCK_KINDS
-from ...models.formats.heads import LanguageHead
+from ...models.formats.heads import LANGUAGE_HEADS, LanguageHead, import_head
 from ...models.hub import read_config, target_embedding
 from ...models.targets.base import language_shape
 from ...models.targets.generators import mirrored_in

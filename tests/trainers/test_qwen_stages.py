@@ -6,7 +6,7 @@ import heads_run
 import pytest
 import torch
 from draftsmith.data.processor_files import load_processor
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.hub import tensors_under
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
