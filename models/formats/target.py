@@ -7,20 +7,19 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError
 from ...core.files import check_new, new_folder, read_json, write_whole
 from ...core.json_types import JsonObject
-from ...core.pretrained import INDEX, RESTORE, reading_safetensors
+from ...core.pretrained import INDEX, RESTORE, Checkpoint, opened
 from ...core.results import check_written
 from ..drafters.manifest import MANIFEST
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values
 from ..hub import read_config
-from ..stored import named_dtype, weight_files
+from ..stored import named_dtype
 from ..targets.table import family_of
 from .source import Source
 
@@ -54,7 +53,7 @@ def export_target(source: Path, destination: Path) -> None:
             if (source / name).is_file():
                 shutil.copy2(source / name, aside / name)
         for file in files:
-            with reading_safetensors(file), safe_open(file, "pt") as stored:
+            with opened(file) as stored:
                 state = {renamed(key): stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
             save_file(state, aside / file.name, {"format": "pt"})
         if (source / INDEX).is_file():
@@ -68,7 +67,7 @@ def vllm_reads(source: Path) -> bool:
     if not family_of(read_config(str(source), key="target")).shares_pictures:
         return True
     for file in source.glob("*.safetensors"):
-        with reading_safetensors(file), safe_open(file, "pt") as stored:
+        with opened(file) as stored:
             if any(_served(key) != key for key in stored.keys()):  # noqa: SIM118
                 return False
     return True
@@ -97,7 +96,7 @@ def with_mtp_head(source: Source, destination: Path) -> None:
     """
     state = {PREFIX + name: value for name, value in source.head.state_dict().items()}
     target = find_folder(source.target.place, source.target.revision, files=["*"])
-    files, values = weight_files(target), read_values(target)
+    files, values = Checkpoint(target).weights(), read_values(target)
     if not files:
         raise UserError(
             "no safetensors of the target, which the head would be put beside", where=str(target),
@@ -111,7 +110,7 @@ def with_mtp_head(source: Source, destination: Path) -> None:
     index = dict.fromkeys(state, _HEAD)
     for path in files:
         name = path.name if len(files) > 1 else _ALONE
-        with reading_safetensors(path), safe_open(path, "pt") as stored:
+        with opened(path) as stored:
             names = list(stored.keys())
             kept = [one for one in names if not one.startswith(PREFIX)]
             if len(kept) == len(names):
