@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,7 +15,7 @@ from ...data.pictures.tiles import is_tiled
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
 from ...models.targets.generators import language_section
-from ...models.targets.sizes import Described, empty_model, parameter_counts
+from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
 from ...models.targets.table import training_of
 from ..run.hardware import Memory
 from ..run.stage import Planned
@@ -98,15 +97,13 @@ def positions_of(plan: Planned) -> int:
 
 def trainable_counts(stage: RecordsSettings, config: PreTrainedConfig) -> dict[str, int]:
     """Parameters that a stage trains, by part; with LoRA the adapters'."""
-    return dict(_trainable(Described.of(config, stage.trainable, stage.lora)))
 
+    def count() -> dict[str, int]:
+        with torch.device("meta"):
+            module = training_of(empty_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
+        return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
 
-@functools.lru_cache(64)
-def _trainable(described: Described) -> dict[str, int]:
-    trainable, lora = described.settings
-    with torch.device("meta"):
-        module = training_of(empty_model(described.config), trainable, gradient_checkpointing=False, lora=lora)
-    return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
+    return dict(once(f"trains {stage.trainable} {stage.lora!r} of {config_text(config)}", count))
 
 
 def _steps_line(steps: int | None, stage: TrainSettings) -> list[str]:
