@@ -34,9 +34,8 @@ from ...models.targets.table import family_of, training_of
 from ..run.hardware import Memory
 from ..run.stage import WholeRecipe
 from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings
-from .auto_dtypes import engine_precision, held_bytes, held_dtype
 from .counted import META, along, most_bytes
-from .models import drafter_parameters, mirrored_shape, target_shape
+from .models import drafter_parameters, engine_precision, held_bytes, held_dtype, mirrored_shape, target_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

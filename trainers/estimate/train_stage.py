@@ -21,9 +21,8 @@ from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..train.fit import Expected, OutsideStart
 from ..train.settings import RecordsSettings, StatesSettings, TrainSettings
-from .auto_dtypes import held_bytes
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
-from .models import drafter_parameters, target_shape
+from .models import drafter_parameters, held_bytes, target_shape
 from .states_size import describe_states
 from .train_memory import lvlm_parts
 
