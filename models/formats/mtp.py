@@ -7,16 +7,15 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ...core.checksums import SUMS
 from ...core.errors import UserError
 from ...core.files import write_whole
-from ...core.pretrained import INDEX, reading_safetensors
+from ...core.pretrained import INDEX, Checkpoint, opened
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values
-from ..stored import named_dtype, weight_files
+from ..stored import named_dtype
 from .source import Source
 
 # transformers takes model.safetensors before an index: what was one file gets another name.
@@ -34,7 +33,7 @@ def from_ours(source: Source, destination: Path) -> None:
     """
     state = {PREFIX + name: value for name, value in source.head.state_dict().items()}
     target = find_folder(source.target.place, source.target.revision, files=["*"])
-    files, values = weight_files(target), read_values(target)
+    files, values = Checkpoint(target).weights(), read_values(target)
     if not files:
         raise UserError(
             "no safetensors of the target, which the head would be put beside", where=str(target),
@@ -48,7 +47,7 @@ def from_ours(source: Source, destination: Path) -> None:
     index = dict.fromkeys(state, _HEAD)
     for path in files:
         name = path.name if len(files) > 1 else _ALONE
-        with reading_safetensors(path), safe_open(path, "pt") as stored:
+        with opened(path) as stored:
             names = list(stored.keys())
             kept = [one for one in names if not one.startswith(PREFIX)]
             if len(kept) == len(names):

@@ -6,14 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.files import check_new, new_folder, read_json
 from ...core.json_types import JsonObject
-from ...core.pretrained import INDEX, RESTORE, reading_safetensors
+from ...core.pretrained import INDEX, RESTORE, opened
 from ...core.results import check_written
 from ..drafters.manifest import MANIFEST
 from ..hub import read_config
@@ -49,7 +48,7 @@ def export_target(source: Path, destination: Path) -> None:
             if (source / name).is_file():
                 shutil.copy2(source / name, aside / name)
         for file in files:
-            with reading_safetensors(file), safe_open(file, "pt") as stored:
+            with opened(file) as stored:
                 state = {_served(key) if renames else key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
             save_file(state, aside / file.name, {"format": "pt"})
         if (source / INDEX).is_file():
@@ -64,7 +63,7 @@ def vllm_reads(source: Path) -> bool:
     if not family_of(read_config(str(source), key="target")).shares_pictures:
         return True
     for file in source.glob("*.safetensors"):
-        with reading_safetensors(file), safe_open(file, "pt") as stored:
+        with opened(file) as stored:
             if any(_served(key) != key for key in stored.keys()):  # noqa: SIM118
                 return False
     return True

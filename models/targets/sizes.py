@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
-from ..parts import is_tied, num_parameters
+from ..hub import is_tied
+from ..parts import num_parameters
 from .table import family_of
 
 if TYPE_CHECKING:

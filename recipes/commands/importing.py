@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from ...core.errors import UserError, did_you_mean
 from ...core.files import new_folder
 from ...core.json_types import JsonObject
-from ...core.pretrained import generation_ends, reading_pretrained
+from ...core.pretrained import Checkpoint, reading_pretrained
 from ...core.results import check_written
 from ...data.processor_files import load_processor
 from ...models.drafters.base import TargetIdentity
@@ -28,7 +28,8 @@ from ...models.folders import find_folder, opened_target, read_values, shipped_n
 from ...models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
 from ...models.formats.dflash import BLOCK_KINDS
 from ...models.formats.heads import LanguageHead
-from ...models.hub import read_config, target_embedding
+from ...models.hub import read_config
+from ...models.stored import stored_table
 from ...models.targets.base import language_shape
 from ...models.targets.generators import mirrored_in
 from ...models.targets.table import IMAGE_SECTIONS, family_of
@@ -95,7 +96,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, 
     sees = text is not config
     embedding = None
     if kind not in (*BLOCK_KINDS, "medusa") and not options.no_weights:
-        embedding = target_embedding(options.target, where="--target", revision=revision)
+        embedding = stored_table("token embedding", options.target, where="--target", revision=revision)
     imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip
     target = {"kind": family_of(config).kind, "path": shipped_name(options.target), "revision": revision}
@@ -139,7 +140,7 @@ def _own_words(options: ImportOptions, tokenizer: PreTrainedTokenizerBase) -> li
 def _lvlm(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
     target = read_config(options.target, key="--target", revision=options.target_revision)
-    ends = generation_ends(options.target, options.target_revision)
+    ends = Checkpoint(options.target, options.target_revision).generation_ends()
     model, notes = lvlm.to_ours(options.source, target, revision=options.revision, ends=ends)
     processor = load_processor(options.target, revision=options.target_revision)
     notes = (*notes, *_own_words(options, processor.tokenizer))

@@ -70,8 +70,8 @@ def short_table(stage: str, report: JsonObject) -> list[str]:
         for cell in map(by_place.get, shown):
             speed = "" if cell is None or cell.DSR is None else f" {cell.DSR:.2f}x"
             numbers.append("-" if cell is None or cell.tau is None else f"{cell.tau:.2f}{speed}")
-        compared = [cell for cell in by_place.values() if cell.identical is not None]
-        same, answers = sum(cell.identical or 0 for cell in compared), sum(cell.answers for cell in compared)
+        compared = [cell for cell in by_place.values() if cell.exact]
+        same, answers = sum(cell.identical for cell in compared), sum(cell.answers for cell in compared)
         rows.append([method, *numbers, f"{same:,}/{answers:,}" if compared else "-"])
     lines = [
         "  ".join([f"{name:<{longest}.{longest}}", *(f"{value:>{_ROOM}.{_ROOM}}" for value in values), last])

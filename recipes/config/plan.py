@@ -18,8 +18,8 @@ from ...core.weights_identity import weights_identity
 from ...data.records.mixture import identities
 from ...data.records.records import file_identity
 from ...data.records.tars import expand_paths
+from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, suite_identity
-from ...data.suites.turn_sets import TURN_SETS
 from ...models.folders import shipped_folder
 from ...trainers.run.finished_stages import named_weights
 from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED

@@ -16,8 +16,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.targets.generators import Generator, load_generator
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
-from draftsmith.trainers.serve import drawn_pictures as pictures
 from draftsmith.trainers.stages import regenerate
+from draftsmith.trainers.stages import regenerate as pictures
 from visual_run import context, with_target
 from visual_tiny import anole
 

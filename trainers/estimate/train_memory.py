@@ -25,8 +25,7 @@ from ...models.drafters.base import DrafterConfig
 from ...models.drafters.distillation import DistillTraining, Teacher
 from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
-from ...models.hub import config_value, rope_of
-from ...models.parts import is_tied
+from ...models.hub import config_value, is_tied, rope_of
 from ...models.targets.base import TargetShape
 from ...models.targets.generators import image_section, language_section
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts

@@ -14,9 +14,9 @@ from ...core.json_types import JsonObject
 from ...data.families.processor import Processor
 from ...eval.measured_rows import PLAIN, Row
 from ..serve.engine_answers import Answer, Asked, Job, Timing
-from ..serve.engine_evaluation import VllmEvaluation
-from ..serve.engine_pictures import engine_job
 from ..serve.engine_process import EngineProcess
+from ..serve.engine_section import VllmEvaluation
+from ..serve.served import engine_job
 from .drafters import Drafting
 from .measuring import Measured, Measuring
 from .requests import Opened, RequestSet

@@ -26,9 +26,8 @@ from ...models.formats import Prompts, export_drafter, read_export
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
-from ..serve.engine_evaluation import VllmEvaluation
 from ..serve.engine_process import EngineProcess
-from ..serve.engine_section import engine_process
+from ..serve.engine_section import VllmEvaluation, engine_process
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
 from .engine_measuring import ServedMeasuring
@@ -197,7 +196,7 @@ def _opened(
     held = config_value(config, "max_position_embeddings", None)
     return engine_process(
         section, context, key="engine", layers=None, max_length=longest if held is None else min(longest, held - 1),
-        most_pictures=most_pictures, worker="timed_vllm", more=plan.more,
+        most_pictures=most_pictures, timed=True, more=plan.more,
     )  # fmt: skip
 
 

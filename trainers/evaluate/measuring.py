@@ -20,9 +20,8 @@ from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
-from ...eval.generation_rows import measure
 from ...eval.loop import Clock, Decoding, EmbeddedRequest, Generation, embed_once, generate
-from ...eval.measured_rows import PLAIN, Row
+from ...eval.measured_rows import PLAIN, Row, measure
 from ...eval.policies import Chain, Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp

@@ -16,9 +16,9 @@ from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_text, read_yaml
 from ...core.json_types import Json, JsonMapping, JsonObject, object_at, text_at, with_each
 from ...core.secrets import redact_tree, secret_in
-from ...eval.html_page import html_page
 from ...eval.published import KEY
 from ...eval.published_section import PublishedSection
+from ...eval.tables import html_page
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.folders import CONFIG
 

@@ -45,9 +45,9 @@ class EngineProcess:
 
     Args:
         folder: of this process alone; emptied now, and removed at the end.
-        kind: of the engine: which worker runs.
         settings: arguments of the engine.
         layers: whose hidden states are wanted; None: answers alone.
+        timed: how each answer came about is wanted, too.
         python: the interpreter of its environment.
         key: of the section that names it, for errors.
         timeout_s: without a sign of it, after which it is taken for hung.
@@ -60,10 +60,10 @@ class EngineProcess:
     def __init__(
         self,
         folder: Path,
-        kind: str,
         settings: JsonMapping,
-        layers: Sequence[int] | None,
+        layers: Sequence[int] | None = None,
         *,
+        timed: bool = False,
         python: str,
         stop: Stop,
         key: str = "engine",
@@ -72,14 +72,15 @@ class EngineProcess:
     ):
         self.folder, self.stop, self.python = folder, stop, python
         self.key, self.timeout_s, self.say = key, timeout_s, say
-        self.worker, self.log = _WORKERS / f"{kind}_worker.py", folder / "log.txt"
+        self.log = folder / "log.txt"
         self.num_starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._next, self._fruitless = 0, 0
         try:
             self._lock = self._make_folder()
-            (folder / "engine.json").write_text(json.dumps({"settings": dict(settings), "layers": layers}))
+            given = {"settings": dict(settings), "layers": layers, "timed": timed}
+            (folder / "engine.json").write_text(json.dumps(given))
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -213,7 +214,7 @@ class EngineProcess:
         (self.folder / "ready").unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in _OURS}  # it is no rank of ours
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
-        self._process = start_program(self.python, self.worker, self.folder, self.log, environment)
+        self._process = start_program(self.python, _WORKERS / "vllm_worker.py", self.folder, self.log, environment)
         self._started_s = time.monotonic()
 
     def _make_folder(self) -> BaseFileLock:

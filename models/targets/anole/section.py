@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ....core.errors import UserError
 from ....core.fields import DeviceMap, Dtype, Place, Revision
-from ....core.finite import check_module
 from ....core.json_types import JsonMapping, JsonObject
 from ....core.placement import check_spread, onto, spread
-from ....core.pretrained import check_all_read, check_quantised, reading_pretrained
+from ....core.pretrained import reading_pretrained
 from ....core.section import torch_dtype
 from ...decoding.rows import Guidance, GuidanceScale
-from ...hub import read_config
+from ...hub import load_pretrained, read_config
 from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import Conditions, Drawer, Folders, ImageTargetSection
@@ -182,16 +181,12 @@ def load_anole(
     maker: Any = transformers.ChameleonForConditionalGeneration
     hint = "check the name and the network; the layout is transformers', in safetensors"
     placed = onto(device) if device_map is None else spread(device_map, offload=None, key="target")
-    with reading_pretrained(path, "cannot load", key="target.path", hint=hint):
-        model, report = maker.from_pretrained(
-            path, revision=revision, dtype=dtype, use_safetensors=True, weights_only=True, output_loading_info=True,
-            **placed,
-        )  # fmt: skip
-    check_quantised(model, report, path, key="target.path")
-    check_all_read(report, path)
+    model = load_pretrained(
+        maker.from_pretrained, path, key="target.path", hint=hint, revision=revision, dtype=dtype,
+        use_safetensors=True, **placed,
+    )  # fmt: skip
     if device_map is not None:
         check_spread(model, device_map, offload=None, key="target")
-    check_module(model, path)
     return AnoleTarget(model, guidance=guidance)
 
 
