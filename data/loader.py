@@ -15,7 +15,7 @@ import queue
 import signal
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -41,13 +41,9 @@ class Samples(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
-class Collate(Protocol):
-    """Makes a micro-batch; of no samples, one that supervises nothing (a rank that the last batch leaves without).
-
-    Random draws of a sample happen here and depend on its name and the epoch only.
-    """
-
-    def __call__(self, samples: Sequence[Any], *, epoch: int) -> Any: ...
+# (samples, epoch=) -> a micro-batch; of no samples, one that supervises nothing (a rank that the last batch leaves
+# without). Random draws of a sample happen here and depend on its name and the epoch only.
+Collate = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -107,16 +103,19 @@ class Loader:
     def _tokens(self) -> np.ndarray:
         return self.samples.lengths if self.lengths is None else self.lengths
 
-    def share(self, batch: np.ndarray, rank: int) -> np.ndarray:
-        """The rows of a global batch that `rank` computes."""
-        return rows_of_rank(batch, self._tokens, rank, self.world_size)
+    def rows(self, epoch: int) -> np.ndarray:
+        """The samples of an epoch in their order."""
+        if self.order is not None:
+            return self.order(epoch)
+        lengths, size = self.samples.lengths, self.batch_size
+        return epoch_order(lengths, seed=self.seed, epoch=epoch, batch_size=size, grouped=self.grouped)
 
     def micro_batches(self, batch: np.ndarray) -> list[np.ndarray]:
         """The samples of each of this rank's micro-batches of a global batch."""
         if self.max_tokens is not None:
             rows = packed_rows(np.abs(self._tokens[batch]), self.max_tokens, self.world_size)
             return [batch[row[self.rank]] for row in rows]
-        mine, size = self.share(batch, self.rank), self.micro_batch_size
+        mine, size = rows_of_rank(batch, self._tokens, self.rank, self.world_size), self.micro_batch_size
         return [mine[number * size : (number + 1) * size] for number in range(self.accumulation)]
 
     def __len__(self) -> int:
@@ -165,7 +164,7 @@ class _Steps(torch.utils.data.Dataset):
         loader = self.loader
         epoch, step_in_epoch = divmod(step, loader.steps_per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._rows(epoch)
+            self._epoch, self._order = epoch, loader.rows(epoch)
         rows = self._order[step_in_epoch * loader.batch_size : (step_in_epoch + 1) * loader.batch_size]
         micro = [
             loader.collate([loader.samples[int(i)] for i in part], epoch=epoch) for part in loader.micro_batches(rows)
@@ -173,18 +172,6 @@ class _Steps(torch.utils.data.Dataset):
         if loader.max_tokens is not None:
             micro = [replace(batch, packed=True) for batch in micro]
         return StepBatches(step, epoch, micro)
-
-    def _rows(self, epoch: int) -> np.ndarray:
-        loader = self.loader
-        if loader.order is not None:
-            return loader.order(epoch)
-        return epoch_order(
-            loader.samples.lengths,
-            seed=loader.seed,
-            epoch=epoch,
-            batch_size=loader.batch_size,
-            grouped=loader.grouped,
-        )
 
 
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:

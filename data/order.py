@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from pydantic import Field
@@ -64,18 +63,13 @@ def arrange(
         num_bins: parts of equal size that a megabatch is dealt into (ranks times accumulation).
     """
     dealt = [
-        [deal(s[i : i + megabatch], lengths, num_bins) for i in range(0, len(s), megabatch)] for s in (images, texts)
+        [np.concatenate(bins_of(part, lengths, num_bins)) for part in _cut(kind, megabatch)] for kind in (images, texts)
     ]
     if not all(dealt):
         return np.concatenate([*dealt[0], *dealt[1], np.empty(0, dtype=np.int64)]).astype(np.int64)
     full = [*dealt[0][:-1], *dealt[1][:-1]]
     tail = np.sort(np.concatenate([dealt[0][-1], dealt[1][-1]]))
     return np.concatenate([*(full[i] for i in megabatch_order), tail]).astype(np.int64)
-
-
-def deal(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> np.ndarray:
-    """Deal one megabatch longest first into bins, which follow each other in the result."""
-    return np.concatenate(bins_of(indices, lengths, num_bins))
 
 
 def bins_of(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> list[np.ndarray]:
@@ -108,18 +102,6 @@ def rows_of_rank(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: 
     if world_size == 1:
         return batch
     return batch[bins_of(np.arange(len(batch)), np.abs(lengths[batch]), world_size)[rank]]
-
-
-class Order(Protocol):
-    """Which samples an epoch has, in which order."""
-
-    def __len__(self) -> int:
-        """Rows of an epoch."""
-        ...
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        """[rows] int64 indices of samples."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -180,6 +162,10 @@ class RisingVisualOrder:
         for kind, wanted in ((self.lengths > 0, is_visual), (self.lengths <= 0, ~is_visual)):
             rows[wanted] = np.resize(rng.permutation(np.flatnonzero(kind)), int(wanted.sum()))
         return in_buckets([rows], self.lengths, self.batch_size, self.window, rng)
+
+
+# Which samples an epoch has, in which order: `order(epoch)` is [rows] int64, and `len(order)` the rows of an epoch.
+Order = BucketedOrder | RisingVisualOrder
 
 
 def in_buckets(

@@ -44,10 +44,8 @@ def metrics_of(name: str) -> tuple[Metric, ...]:
 
 
 def scorers(sets: Sequence[str]) -> dict[Metric, Scorer]:
-    """Every metric that the sets need, ready before anything is decoded.
-
-    Raises:
-        UserError: a library or its data is missing.
+    """Every metric that the sets need, ready before anything is decoded. Raises `UserError`: a library or its data is
+    missing.
     """
     builders: dict[Metric, Callable[[], Scorer]] = {"accuracy": lambda: contains, "ROUGE-L": rouge_l, "METEOR": meteor}
     wanted = dict.fromkeys(metric for name in sets for metric in metrics_of(name))

@@ -158,10 +158,8 @@ class PictureFamily:
         return settings
 
     def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        """The layout of a clip: one picture, or several where something is written between its frames.
-
-        Raises:
-            UserError: the family reads no clips.
+        """The layout of a clip: one picture, or several where something is written between its frames. Raises
+        `UserError`: the family reads no clips.
         """
         return (self.video(settings).picture(len(clip.numbers), processor.patches),)
 
@@ -358,10 +356,8 @@ def tile_side(images: object) -> int:
 
 
 def text_processor(tokenizer: PreTrainedTokenizerFast, key: str) -> Processor:
-    """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token.
-
-    Raises:
-        UserError: the tokenizer has no end token or no offsets.
+    """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token. Raises `UserError`: the
+    tokenizer has no end token or no offsets.
     """
     if not tokenizer.is_fast:
         raise UserError(f"{key}: label masks need character offsets", hint="use a repository with tokenizer.json")

@@ -62,12 +62,10 @@ class BadMedia(UserError):
 
 def located(folder: Path, name: str | Embedded, *, allow_outside: bool) -> MediaFile:
     """What a record names, relative to `folder`. Symbolic links inside the folder are its owner's, and are followed.
+    Raises `BadMedia`: the name leads out of the folder.
 
     Args:
         allow_outside: take absolute names and names with `..` as they are.
-
-    Raises:
-        BadMedia: the name leads out of the folder.
     """
     if isinstance(name, Embedded):
         return name

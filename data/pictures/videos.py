@@ -108,10 +108,8 @@ class Clip:
     """A clip whose file was scanned. The frames to take are known, and only the first one is decoded.
 
     Its frames are those that a player shows: what an edit list hides is no frame, a gap in time shows the frame before
-    it, and the display matrix of a phone turns them.
-
-    Raises:
-        UserError: missing, no regular file, broken, without pictures, too large, or too short.
+    it, and the display matrix of a phone turns them. Raises `UserError`: missing, no regular file, broken, without
+    pictures, too large, or too short.
     """
 
     def __init__(self, path: MediaFile, settings: VideoSettings):
@@ -169,13 +167,10 @@ class Clip:
         return self.total / self.rate / len(self.numbers)
 
     def frames(self, *, check: Callable[[Size], None] | None = None) -> list[Image.Image]:
-        """The taken frames, RGB.
+        """The taken frames, RGB. Raises `UserError`: a frame cannot be decoded, or they are too large.
 
         Args:
             check: raises `BadMedia` for a size of frames (width, height) that is not wanted, before any is decoded.
-
-        Raises:
-            UserError: a frame cannot be decoded, or they are too large.
         """
         wanted, frames = set(self.numbers), []
         width, height = self.size

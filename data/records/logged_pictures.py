@@ -50,7 +50,10 @@ class LoggedPictures:
         """The picture's name below the folder of the records. Raises `Unusable`."""
         if not isinstance(url, str) or not url:
             raise Unusable("a picture without an address")
-        data = _inline(url) if url.startswith("data:") else self._local(url)
+        try:
+            data = _inline(url) if url.startswith("data:") else self._read(url)
+        except (OSError, ValueError):  # too long, a zero byte, half a character, brackets of no address, no rights
+            raise Unusable("a picture's address that no file can have", f"{url[:80]!r}: mend or remove it") from None
         try:
             with Image.open(io.BytesIO(data)) as image:
                 image.verify()
@@ -63,12 +66,6 @@ class LoggedPictures:
             path.write_bytes(data)
             self.count += 1
         return name
-
-    def _local(self, url: str) -> bytes:
-        try:
-            return self._read(url)
-        except (OSError, ValueError):  # too long, a zero byte, half a character, brackets of no address, no rights
-            raise Unusable("a picture's address that no file can have", f"{url[:80]!r}: mend or remove it") from None
 
     def _read(self, url: str) -> bytes:
         parsed = urlparse(url)
@@ -127,10 +124,8 @@ class Conversation:
         return tuple(self.record.get("turns", ()))
 
     def messages(self) -> list[JsonObject]:
-        """The messages before the first answer, pictures as data: URLs where their marks stand.
-
-        Raises:
-            UserError: a picture is missing or broken, or the record has what no message can hold.
+        """The messages before the first answer, pictures as data: URLs where their marks stand. Raises `UserError`: a
+        picture is missing or broken, or the record has what no message can hold.
         """
         record = dict(self.record)
         turns = record["conversations"][: -1 if record["conversations"][-1]["from"] == "gpt" else None]

@@ -140,10 +140,8 @@ class Share:
 
 
 def expand(names: Sequence[Name]) -> list[Share]:
-    """The sources behind `names`, in their order: files, patterns ({a,b}.json, part-*.json), mixtures (.yaml).
-
-    Raises:
-        UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
+    """The sources behind `names`, in their order: files, patterns ({a,b}.json, part-*.json), mixtures (.yaml). Raises
+    `UserError`: a pattern without a match, a mixture that cannot be read, or that names missing files.
     """
     sources = _sources(names)
     for source in sources:
@@ -296,16 +294,14 @@ CURES = {
 
 
 class Selection:
-    """Indexed files and the records of each that take part; nothing of a record is held but numbers.
+    """Indexed files and the records of each that take part; nothing of a record is held but numbers. Raises
+    `UserError`: a file that is missing or no list of records, or a mixture that cannot be read.
 
     Args:
         names: data files, brace patterns and mixtures, or sections that name tables or tars.
         cache: folder for indices.
         seed: of the draws of `random:` in mixtures.
         learned: a record without an answer to learn is unusable; else it may be a question alone.
-
-    Raises:
-        UserError: a file that is missing or no list of records, or a mixture that cannot be read.
     """
 
     def __init__(self, names: Sequence[Name], *, cache: Path, seed: int, learned: bool = True):

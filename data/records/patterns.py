@@ -41,10 +41,8 @@ def braces(name: str, *, key: str | None = None, where: str | None = None) -> li
 
 
 def expanded(name: str) -> list[str]:
-    """A name with its braces expanded, a bounded number of them.
-
-    Raises:
-        ValueError: braces that do not close, or more than `MOST_NAMES` names.
+    """A name with its braces expanded, a bounded number of them. Raises `ValueError`: braces that do not close, or more
+    than `MOST_NAMES` names.
     """
     if (count := _count(name)) > MOST_NAMES:
         raise ValueError(f"they are {count:,} names, and at most {MOST_NAMES:,} are read")

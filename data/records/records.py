@@ -124,10 +124,8 @@ class RecordFile(_Extra):
 
 
 def open_records(path: Path, cache: Path) -> RecordFile:
-    """Index `path`, or take the index from `cache` where the file is unchanged.
-
-    Raises:
-        UserError: the file is missing, empty or not JSON; the message names the place.
+    """Index `path`, or take the index from `cache` where the file is unchanged. Raises `UserError`: the file is
+    missing, empty or not JSON; the message names the place.
     """
     if not path.is_file():
         raise NotFound("data file not found", where=str(path), hint="check `path` of the data section")

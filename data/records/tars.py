@@ -67,10 +67,8 @@ class TarSample:
 
 
 def expand_paths(path: str | list[str]) -> list[Path]:
-    """Local tar files: names as listed, braces (`{00000..00041}`) in their order, glob patterns sorted.
-
-    Raises:
-        UserError: an address (`pipe:`, `https:`, ...), a missing file, a pattern without a match, a file named twice.
+    """Local tar files: names as listed, braces (`{00000..00041}`) in their order, glob patterns sorted. Raises
+    `UserError`: an address (`pipe:`, `https:`, ...), a missing file, a pattern without a match, a file named twice.
     """
     paths: list[Path] = []
     for pattern in listed(path):
@@ -101,16 +99,14 @@ def samples(
     labelled: bool = False,
 ) -> Iterator[TarSample | RefusedMember]:
     """Files of a tar grouped by key, and between them what was refused, each once, in a fixed order. No content is
-    read; directories are passed over.
+    read; directories are passed over. Raises `UserError`: not a tar, compressed, damaged or truncated; the message
+    names the file.
 
     Args:
         start: offset of the header to begin at, a `Member.header` or `TarSample.offset` of this tar.
         suffixes: which suffixes are let through, out of `SUFFIXES`, `CLIPS` and `SAFETENSORS`.
         max_bytes: members larger than that are refused.
         labelled: let a label stand before the suffix: key.0.jpg, key.left.jpg.
-
-    Raises:
-        UserError: not a tar, compressed, damaged or truncated; the message names the file.
     """
     assert suffixes <= SUFFIXES | CLIPS | SAFETENSORS, suffixes
     sample: TarSample | None = None

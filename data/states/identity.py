@@ -98,13 +98,11 @@ def _commit(name: str, revision: str | None) -> str | None:
 
 
 def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accept: Iterable[str]) -> None:
-    """Compare a cache with what its reader would compute online.
+    """Compare a cache with what its reader would compute online. Raises `UserError`: a field differs, or states are
+    wanted that the cache does not hold; the message names it.
 
     Args:
         accept: fields that may differ.
-
-    Raises:
-        UserError: a field differs, or states are wanted that the cache does not hold; the message names it.
     """
     _check_states(held.get("states", {}), expected["states"], folder)
     for name, value in expected.items():
@@ -123,13 +121,11 @@ def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accep
 
 
 def check_together(identities: Sequence[JsonMapping], folders: Sequence[Path], accept: Iterable[str] = ()) -> None:
-    """Check that caches which are read together come from one target, by one engine, and store the same states.
+    """Check that caches which are read together come from one target, by one engine, and store the same states. Raises
+    `UserError`: names field and folder.
 
     Args:
         accept: fields that may differ.
-
-    Raises:
-        UserError: names field and folder.
     """
     for held, folder in zip(identities[1:], folders[1:], strict=True):
         for name in {**identities[0], "engine": None}:

@@ -18,11 +18,10 @@ from ...core.files import new_folder
 from ...core.json_types import JsonMapping, JsonObject, listed
 from ...core.pictures import IMAGE_MARK, VIDEO_MARK
 from ..pictures.media_files import is_there
-from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
+from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name, turn_set
 from .suite import INDEX
 from .suite_hub import CHANGED, NO_REFERENCE, load_rows, row_of, save_pictures, write_set
 from .turn_files import PUBLISHED, hub_records, published_files, published_records
-from .turn_sets import turn_set
 
 MEDIA = "media"  # in the suite's folder, a link to the folder of media
 _ENDINGS = (".mp4", ".MP4", ".mkv", ".webm", ".avi")  # which most names leave out
@@ -41,15 +40,13 @@ def fetch_benchmarks(
     """Writes a suite directory with some rows of each set (to a temporary folder, then renamed). An existing directory
     is used as it is.
 
-    A row whose clip is missing is kept; reading it fails like any other missing file.
+    A row whose clip is missing is kept; reading it fails like any other missing file. Raises `UserError`: a set is
+    unknown, out of reach, or none of its clips is there.
 
     Args:
         names: of sets, by any of their names or ids.
         media: holds <set>/... as the archives unpack; needed by sets of clips.
         samples: rows of each set, those that `datasets` puts first when it shuffles with `seed`; None: all, in order.
-
-    Raises:
-        UserError: a set is unknown, out of reach, or none of its clips is there.
     """
     if folder.is_dir():
         return folder
@@ -186,10 +183,8 @@ def _folders(about: BenchmarkSet, config: str | None) -> list[str]:
 
 
 def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folder: Path) -> str:
-    """Where a clip lies, from the suite's folder; the first place that it may have, where it is in none.
-
-    Raises:
-        UserError: its name leads out of the set's folder.
+    """Where a clip lies, from the suite's folder; the first place that it may have, where it is in none. Raises
+    `UserError`: its name leads out of the set's folder.
     """
     if called.startswith("/") or ".." in Path(called).parts:
         raise UserError(f"set {name} names a clip outside of its folder: {called!r}", hint="report this to its authors")

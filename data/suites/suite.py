@@ -24,8 +24,7 @@ from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ...core.section import Section
 from ..records.record import paths
 from ..records.records import file_identity, open_records
-from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
-from .turn_sets import LABELS, TURN_SETS
+from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, LABELS, TURN_SETS, Ask, Medium, wording
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
 OOD = ("PSV", "VIST")  # five pictures: beyond what the drafts of LLaVA-1.5 were trained on
@@ -287,14 +286,12 @@ def suite_identity(folder: Path) -> str:
 
 
 def prompt(name: str, question: str, convention: Convention, *, num_images: int, num_clips: int = 0) -> str:
-    """The first turn of a row, with its image marks; the template adds the roles.
+    """The first turn of a row, with its image marks; the template adds the roles. Raises `UserError`: the convention
+    has no prompt for a set of this name.
 
     Args:
         question: in the data's own words. Sets of several pictures have their marks in it, others need not.
         num_clips: their mark is <video>, or <image>, too.
-
-    Raises:
-        UserError: the convention has no prompt for a set of this name.
     """
     bare = question.replace(f"{IMAGE_MARK}\n", "").replace(IMAGE_MARK, "").strip()
     marks = f"{IMAGE_MARK}\n" * num_images + f"{VIDEO_MARK}\n" * num_clips

@@ -17,7 +17,7 @@ from ...core.files import new_folder
 from ...core.json_types import JsonMapping, JsonObject, listed, text_at
 from ..pictures.media_files import BadMedia, Embedded
 from ..pictures.picture_files import load_image
-from ..records.table_records import is_encoded, is_list, media_of
+from ..records.table_records import is_encoded, media_of
 from .suite import INDEX, QUESTIONS, Task
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
@@ -77,13 +77,11 @@ def fetch(
 ) -> Path:
     """A suite directory with the first rows of each set, and questions for those of `tasks` that have some.
 
-    Written aside and renamed; one that is there is taken as it is.
+    Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is unknown, out of reach,
+    or has other columns than expected.
 
     Args:
         sets: name -> at most so many rows; None: as many as the set has.
-
-    Raises:
-        UserError: a set is unknown, out of reach, or has other columns than expected.
     """
     if folder.is_dir():
         return folder
@@ -126,7 +124,7 @@ def row_of(name: str, table: Any, place: int) -> JsonObject:
             row[column] = cell.as_py()
             continue
         files = list(media_of(cell, f"set {name}, row {place}, column {column}")) if cell.is_valid else []
-        row[column] = files if is_list(cell.type) else next(iter(files), None)
+        row[column] = files if "list<" in str(cell.type) else next(iter(files), None)
     return row
 
 

@@ -21,8 +21,7 @@ from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.json_types import JsonObject
 from ...core.pretrained import check_quantised, reading_pretrained
-from .extractors import Extractor, standardize
-from .metric_pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
+from .extractors import Extractor, Picture, crop_bicubic, crop_lanczos, pad_bicubic, standardize
 from .metric_weights import WeightName, load_state, read_state, unfit
 
 if TYPE_CHECKING:

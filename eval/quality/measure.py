@@ -19,8 +19,7 @@ from ...core.section import Section
 from . import statistics
 from .clip import aesthetic_scores, clip_pair, hps_pair
 from .convolutional import class_logits, fid_features, load_inception, vgg_features
-from .extractors import Extractor, embed, extract
-from .metric_pictures import Folder, Picture
+from .extractors import Extractor, Folder, Picture, embed, extract
 from .metric_weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone

@@ -17,8 +17,8 @@ from draftsmith.data.shards.codes import forward_seed
 from draftsmith.data.shards.shards import ShardReader, shard_path
 from draftsmith.data.states.identity import check_identity, target_identity
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
+from draftsmith.data.states.records import Deal
 from draftsmith.data.states.samples import draw_of, split
-from draftsmith.data.states.writer import Deal
 from fails import fails_with
 from safetensors import safe_open
 from states_fake import COUNT, DEAL, EAGLE3, SPARROW, D, identity, padded, row, write

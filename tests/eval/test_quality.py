@@ -12,11 +12,11 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.quality import Extractor, Folder, QualityConfig, as_is, check, measure, statistics
 from draftsmith.eval.quality.clip import aesthetic_scores, clip_pair, hps_pair
 from draftsmith.eval.quality.convolutional import Vgg16, class_logits, fid_features, load_inception, vgg_features
-from draftsmith.eval.quality.extractors import extract
-from draftsmith.eval.quality.metric_pictures import (
+from draftsmith.eval.quality.extractors import (
     clean_resize,
     crop_bicubic,
     crop_lanczos,
+    extract,
     pad_bicubic,
     squash_bilinear,
 )

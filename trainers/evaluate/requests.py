@@ -22,10 +22,9 @@ from ...data.pictures.videos import VideoSettings, label, visual_tokens
 from ...data.records.mixture import Name
 from ...data.records.records import file_identity
 from ...data.suites.benchmark_hub import fetch_benchmarks, read_published
-from ...data.suites.benchmark_sets import SEED
+from ...data.suites.benchmark_sets import LABELS, SEED
 from ...data.suites.suite import Suite, write_records
 from ...data.suites.turn_files import published_files
-from ...data.suites.turn_sets import LABELS
 from ...eval.measured_rows import Medium
 from ...models.targets.generators import Generator
 from ..run.context import Context

@@ -25,18 +25,17 @@ from ...core.finite import check_states
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
-from ...data.answers import SHARDS as ANSWERS
-from ...data.answers import Answers
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.families.processor import Processor
 from ...data.shards.shards import Sample
-from ...data.sources import AnsweredSamples, AnswersConfig, learns_records
+from ...data.sources import SHARDS as ANSWERS
+from ...data.sources import AnsweredSamples, Answers, AnswersConfig, learns_records
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
 from ...data.states.estimate import Size, check_disk, record_bytes
 from ...data.states.identity import states_identity, target_identity
+from ...data.states.records import StatesWriting, batches
 from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_counts
-from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape

@@ -15,10 +15,10 @@ from typing import Any
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.json_types import Json, JsonObject, list_at, with_each
-from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.conversations import PromptFormat, end_ids
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader
+from ...data.sources import SKIPPED, Answer, kept_tensors, text_ids
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import keep_scores

@@ -17,12 +17,12 @@ from ...core.errors import Refused
 from ...core.fields import MOST_ANSWER, TopK, TopP
 from ...core.json_types import JsonObject
 from ...core.results import CODES, DATASET_FOLDER
-from ...data.answers import SHARDS as ANSWERS
-from ...data.answers import SKIPPED, Answer
 from ...data.captioned.prompts import PromptSource, read_prompts
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, finished, summary, unfinished, write_shard
+from ...data.sources import SHARDS as ANSWERS
+from ...data.sources import SKIPPED, Answer
 from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig

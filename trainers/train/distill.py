@@ -13,13 +13,12 @@ import torch
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.section import torch_dtype
-from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
 from ...data.conversations import end_ids
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...data.loader import Collate, Samples, StepBatches
-from ...data.sources import AnswerCollate, AnsweredSamples
+from ...data.sources import SHARDS, AnswerCollate, AnsweredSamples, Answers
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp

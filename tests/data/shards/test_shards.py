@@ -57,7 +57,6 @@ def test_every_sample_comes_back_by_its_global_index(folder):
     for index in (17, -1):
         with pytest.raises(IndexError):
             reader[index]
-    reader.verify()
     manifest = json.loads((folder / "manifest.json").read_text())
     assert reader.identity == IDENTITY and reader.refused == {"no caption": 6, "image too small": 4}
     assert manifest["num_samples"] == 17 and manifest["bytes"] == sum(p.stat().st_size for p in folder.glob("shard-*"))
@@ -181,9 +180,10 @@ def test_missing_cut_and_edited_shards_are_told_by_name_with_the_command_that_ma
     path, hint = shard_path(folder, 1), f"restart={folder.parent.name} "
     whole = path.read_bytes()
     reader = ShardReader(folder)
+    read_all = lambda: list(ShardReader(folder))  # noqa: E731
     for place in range(0, len(whole), 97):  # in the header, the index, the samples
         flip(path, place)
-        assert fails_with(r"edited(.|\n)*shard-000001\.safetensors", ShardReader(folder).verify).hint.startswith(hint)
+        assert fails_with(r"edited(.|\n)*shard-000001\.safetensors", read_all).hint.startswith(hint)
         path.write_bytes(whole)
     place = whole.rindex(b"picture 9")  # in one sample's text
     flip(path, place)
