@@ -43,14 +43,12 @@ class Unlike(UserError):
 
 def check_alike(loaded: Loaded, planned: Sequence[Planned]) -> None:
     """All ranks call. Raises `Unlike` on every rank where one was started otherwise than rank 0."""
-    if ranks.world_size() > 1:
-        ranks.on_main(_compare, ranks.gather(started_with(loaded)), _unfinished(loaded, planned))
-
-
-def _unfinished(loaded: Loaded, planned: Sequence[Planned]) -> list[str]:
-    """The stages that will run. Data that only finished ones read may lie on one node and not on another."""
+    if ranks.world_size() == 1:
+        return
     chosen, output = loaded.options.stages, Path(loaded.recipe.output)
-    return [one.name for one in planned if (chosen is None or one.name in chosen) and not is_done(one, output)]
+    # Data that only finished stages read may lie on one node and not on another.
+    unfinished = [p.name for p in planned if (chosen is None or p.name in chosen) and not is_done(p, output)]
+    ranks.on_main(_compare, ranks.gather(started_with(loaded)), unfinished)
 
 
 def started_with(loaded: Loaded) -> Facts:
@@ -102,35 +100,31 @@ def _outside(planned: Planned) -> JsonObject:
 
 
 def _compare(every: Sequence[Facts], unfinished: Collection[str]) -> None:
-    keys = [*dict.fromkeys(key for facts in every for key in facts)]
-    # Git may not answer on one node; every other key that a rank lacks is a difference.
-    unlike = [key for key in keys if len({_hash(facts, key) for facts in every if key in facts or key != _COMMIT}) > 1]
-    finished = [key for key in unlike if key.startswith("stage ") and key[6:].partition(":")[0] not in unfinished]
-    unlike = [key for key in unlike if key not in finished]
+    unlike = []
+    for key in dict.fromkeys(key for facts in every for key in facts):
+        # Git may not answer on one node; every other key that a rank lacks is a difference.
+        values = [facts.get(key, ("not set", "")) for facts in every if key in facts or key != _COMMIT]
+        is_finished = key.startswith("stage ") and key[6:].partition(":")[0] not in unfinished
+        if len({digest for _, digest in values}) > 1 and not is_finished:
+            unlike.append(key)
     # A fingerprint is of the others: alone it says that something differs which no key has.
     named = [key for key in unlike if not key.endswith(": its fingerprint")] or unlike
-    if not named:
-        return
-    told = "; ".join(_told(every, key) for key in named[:_SHOWN])
-    more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-    raise Unlike(
-        f"the ranks of this run were not started alike: {told}{more}",
-        hint="give every node the same command, recipe, data and code; nothing was written",
-    )
+    if named:
+        described = "; ".join(_described(every, key) for key in named[:_SHOWN])
+        more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        raise Unlike(
+            f"the ranks of this run were not started alike: {described}{more}",
+            hint="give every node the same command, recipe, data and code; nothing was written",
+        )
 
 
-def _hash(facts: Facts, key: str) -> str:
-    return facts[key][1] if key in facts else ""
-
-
-def _told(every: Sequence[Facts], key: str) -> str:
+def _described(every: Sequence[Facts], key: str) -> str:
     """`seed is 0 on rank 0 and 1 on rank 1`: every value with its first ranks."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for rank, facts in enumerate(every):
-        groups.setdefault(_hash(facts, key), []).append(rank)
+        groups.setdefault(facts.get(key, ("not set", "")), []).append(rank)
     parts = []
-    for group in [*groups.values()][:3]:
+    for (value, _), group in [*groups.items()][:3]:
         number = ", ".join(map(str, group[:4])) + (", ..." if len(group) > 4 else "")
-        value = every[group[0]][key][0] if key in every[group[0]] else "not set"
         parts.append(f"{value} on rank{'s' * (len(group) > 1)} {number}")
     return f"{key} is {' and '.join(parts)}"

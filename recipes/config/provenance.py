@@ -24,14 +24,9 @@ PACKAGES = (
 
 def versions() -> JsonObject:
     """Python, packages (None: not installed) and the checkout's git commit with its number of changed files."""
-    return {
-        "python": platform.python_version(),
-        "packages": packages(),
-        "git": {
-            "commit": commit(),
-            "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
-        },
-    }
+    changed = _git("status", "--porcelain") or ""
+    git = {"commit": commit(), "changed_files": len(changed.splitlines())}
+    return {"python": platform.python_version(), "packages": packages(), "git": git}
 
 
 def packages() -> dict[str, str | None]:
@@ -57,10 +52,8 @@ def _git(*arguments: str) -> str | None:
     folder = Path(__file__).resolve().parents[2]
     if not (folder / ".git").exists():
         return None
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
