@@ -1,4 +1,5 @@
-"""Whether all ranks of a run were started with the same command, recipe, data and code.
+"""What a run was started with: versions and the checkout's state; and whether all ranks were started alike, with the
+same command, recipe, data and code.
 
 On a cluster the command is typed on each node, and nothing in torch or DeepSpeed notices that two ranks train different
 things together. Asked once the ranks can talk, before anything is written.
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -22,10 +24,21 @@ from ...core.secrets import redact, redact_tree
 from ...data.records.records import of_any_copy
 from ...trainers.run.matching import is_done
 from ...trainers.run.stage import Planned
+from .health import version_of
 from .load import Loaded
 from .plan import plan
-from .provenance import commit, packages
 
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
 # Last words of keys that a rank may have of its own: rank 0 alone tracks, and how data is read changes no result.
 _OWN = ("num_workers", "about")
 _COMMIT = "the commit of the checkout"
@@ -33,6 +46,35 @@ _DIGITS = 12  # of a hash: all 40 of a commit look like a key, and would be hidd
 _SHOWN = 4  # keys of one message
 # What is compared -> how its value is shown, and a hash of the value itself, which may hold a secret.
 Facts = Mapping[str, tuple[str, str]]
+
+
+def versions() -> JsonObject:
+    """Python, packages (None: not installed) and the checkout's git commit with its number of changed files."""
+    changed = _git("status", "--porcelain") or ""
+    git = {"commit": commit(), "changed_files": len(changed.splitlines())}
+    return {"python": platform.python_version(), "packages": packages(), "git": git}
+
+
+def packages() -> dict[str, str | None]:
+    """The versions of those that matter; None: not installed."""
+    return {name: version_of(name) for name in PACKAGES}
+
+
+def commit() -> str | None:
+    """The checkout's; None: this is an installed wheel, or git does not answer."""
+    return _git("rev-parse", "HEAD")
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git in this checkout; None for an installed wheel, whatever checkout its environment lies in."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 class Unlike(UserError):
