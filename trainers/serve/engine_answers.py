@@ -115,7 +115,7 @@ class Timing(BaseModel):
 
 
 class Answer(BaseModel):
-    """An answer's ids with the end token, how it stopped, and where that was asked for how it came about."""
+    """An answer: its ids with the end token, how it stopped, and for timed jobs how it came about."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -169,11 +169,6 @@ def _check(answer: Answer, asked: Asked, job: Job, where: str) -> None:
     if (timing is not None) != job.timed or (timing is not None and not timing.fits(answer.tokens)):
         problem = "the engine's metrics of a request are missing, or are of another answer"
         raise UserError(problem, where=where, hint=_CURE)
-
-
-def states_name(path: Path, number: int) -> str:
-    """The file of the hidden states of an answer, beside the file of its job."""
-    return f"{path.stem}-{number}.safetensors"
 
 
 def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:

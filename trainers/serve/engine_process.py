@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
@@ -26,7 +25,7 @@ from ...core.json_types import JsonMapping
 from ...core.locks import take_lock
 from ...eval.engines.program import cure, ended, kill_program, last_lines, start_program
 from ..run.stopping import Stop
-from .engine_answers import Answer, Job, read_answers, read_states, states_name
+from .engine_answers import Answer, Job, read_answers, read_states
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -87,9 +86,7 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
         if self._process is not None:
             if kind is None and self._process.poll() is None:
                 (self.folder / "jobs" / "end").touch()
@@ -106,25 +103,17 @@ class EngineProcess:
         self._lock.release()
 
     def start(self) -> None:
-        """Start the engine, and wait until it is loaded.
-
-        Raises:
-            UserError: it died three times.
-            Stopped: this rank was asked to stop meanwhile.
-        """
+        """Start the engine, and wait until it is loaded. Raises as `wait`."""
         if self._process is None:
             self._start()
         self._await(self.folder / "ready", "while an engine was loaded")
 
     def submit(self, requests: Sequence[JsonMapping], pictures: Mapping[str, Tensor]) -> str:
-        """Hand over a job and return its name.
+        """Hand over a job and return its name. Raises `UserError` where the folder cannot be written.
 
         Args:
             requests: as `workers/draftsmith_jobs.py` says.
             pictures: [H,W,3] uint8 by the names that the requests use.
-
-        Raises:
-            UserError: the folder cannot be written.
         """
         name, jobs = f"{self._next:09d}", self.folder / "jobs"
         self._next += 1
@@ -160,24 +149,15 @@ class EngineProcess:
         return answers
 
     def states(self, name: str, job: Job, number: int) -> Tensor:
-        """Hidden states [T,L,D] of a request of a job that was waited for; once, for their file is gone then.
-
-        Raises:
-            UserError: they are wrong.
-        """
-        done = self.folder / "done"
+        """Hidden states [T,L,D] of a request of a job that was waited for; once, for their file is gone then."""
         assert job.states is not None
-        path = done / states_name(done / f"{name}.json", number)
+        path = self.folder / "done" / f"{name}-{number}.safetensors"
         states = read_states(path, job.requests[number], job.states)
         path.unlink()
         return states
 
     def _await(self, path: Path, place: str | None) -> None:
-        """Wait for a file of the engine's.
-
-        Args:
-            place: of `Stop.check`; None: it is not looked at.
-        """
+        """Wait for a file of the engine's; `place` is that of `Stop.check`, None where it is not looked at."""
         assert self._process is not None
         began_s = time.monotonic()
         while not path.exists():
@@ -236,5 +216,5 @@ class EngineProcess:
 
     def _unwritable(self, error: BaseException) -> UserError:
         problem = unwritable(self.folder, error)
-        return UserError(problem.problem, key=f"{self.key}.scratch", where=str(self.folder),
-                         hint=f"{problem.hint}, or name a folder with more room there")  # fmt: skip
+        hint = f"{problem.hint}, or name a folder with more room there"
+        return UserError(problem.problem, key=f"{self.key}.scratch", where=str(self.folder), hint=hint)
