@@ -172,11 +172,7 @@ def _check(answer: Answer, asked: Asked, job: Job, where: str) -> None:
 
 
 def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:
-    """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file.
-
-    Args:
-        shape: (L, D).
-    """
+    """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file. `shape`: (L, D)."""
     expected, where = (len(asked.ids), *shape), f"{path}, {asked.name}"
     with reading_safetensors(path, hint=_CURE), safe_open(path, "pt") as file:
         if missing := {"hidden_states", "token_ids"} - {*file.keys()}:

@@ -40,7 +40,8 @@ _OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 
 class EngineProcess:
-    """Open it as a context; it is started by `start`, or with the first job.
+    """Open it as a context; it is started by `start`, or with the first job. Raises `UserError`: the folder cannot be
+    written, or another run's engine works in it.
 
     Args:
         folder: of this process alone; emptied now, and removed at the end.
@@ -51,9 +52,6 @@ class EngineProcess:
         key: of the section that names it, for errors.
         timeout_s: without a sign of it, after which it is taken for hung.
         say: prints a line for people.
-
-    Raises:
-        UserError: the folder cannot be written, or another run's engine works in it.
     """
 
     def __init__(
@@ -130,15 +128,13 @@ class EngineProcess:
         return name
 
     def wait(self, name: str, job: Job, *, stops: bool = True) -> list[Answer]:
-        """The answers of a job, in the order of its requests. Its files are gone then, but for files of states.
+        """The answers of a job, in the order of its requests. Its files are gone then, but for files of states. Raises
+        `UserError`: the engine died or hung three times without doing a job, or its answers are wrong. Raises
+        `Stopped`: `stops`, and this rank was asked to stop meanwhile.
 
         Args:
             job: what was asked, as its answers are compared with it.
             stops: False where the caller ends between two jobs: other ranks wait for the step in hand.
-
-        Raises:
-            UserError: the engine died or hung three times without doing a job, or its answers are wrong.
-            Stopped: `stops`, and this rank was asked to stop meanwhile.
         """
         path = self.folder / "done" / f"{name}.json"
         self._await(path, "while an engine answered; what is finished is kept" if stops else None)

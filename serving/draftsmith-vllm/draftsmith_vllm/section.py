@@ -27,13 +27,8 @@ class WrongSection(ValueError):
 
 
 def read(config: Any, drafter: str) -> SimpleNamespace:
-    """The section of a model config; `input_norm` is False where a drafter has no such key.
-
-    Args:
-        drafter: that the class at hand serves.
-
-    Raises:
-        WrongSection: it is missing, of another drafter, or of another format.
+    """The section of a model config; `input_norm` is False where a drafter has no such key. `drafter`: that the class
+    at hand serves. Raises `WrongSection`: it is missing, of another drafter, or of another format.
     """
     written, wanted = _written(config), KEYS[drafter]
     cure = "export the drafter anew: draftsmith export FOLDER OUT --to vllm"
