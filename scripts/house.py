@@ -128,7 +128,7 @@ def extra_tests() -> tuple[str, ...]:
 
 
 # Files of `models/targets` that import the families' folders, where the others are what families are made of.
-_ABOVE_FAMILIES = [f"models/targets/{n}.py" for n in ("generators", "load", "parallel", "sizes", "table")]
+_ABOVE_FAMILIES = [f"models/targets/{n}.py" for n in ("load", "parallel", "sizes", "table")]
 
 
 def room(path: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from ...models.targets.load import TargetConfig, target_config
+from ...models.targets.load import target_config
 from ...models.targets.section import TargetSection
 from ...models.targets.sizes import parameter_counts
+from ...models.targets.table import TargetConfig
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.methods import Method
 from ..evaluate.requests import frames_in

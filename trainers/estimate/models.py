@@ -8,9 +8,9 @@ from ...models.drafters.base import DrafterConfig
 from ...models.parts import TokenIds
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
-from ...models.targets.generators import ImageTargetConfig, language_section
 from ...models.targets.load import target_config
 from ...models.targets.sizes import parameter_lines
+from ...models.targets.table import ImageTargetConfig, language_section
 from ..run.stage import WholeRecipe
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset

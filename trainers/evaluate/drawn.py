@@ -14,7 +14,8 @@ from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...eval.measured_rows import grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
-from ...models.targets.generators import Generator, image_section
+from ...models.targets.drawing import Generator
+from ...models.targets.table import image_section
 from ..run.context import Context
 from ..run.stopping import Stop
 from .drafters import Drafters

@@ -17,7 +17,8 @@ from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.drafters.beside import head_in
 from ...models.drafters.eagle_images import ImageEagleHead
-from ...models.targets.generators import Generator, image_section
+from ...models.targets.drawing import Generator
+from ...models.targets.table import image_section
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .kept_pictures import PicturesOfRows, codes_of, drawn_tokens

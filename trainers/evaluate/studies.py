@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ...eval.measured_rows import Row
 from ...eval.tables import ReportSection
-from ...models.targets.generators import Generator
+from ...models.targets.drawing import Generator
 from ..run.context import Context
 from .drafters import Drafting
 from .drawn_analysis import analysis, check_analysis

@@ -16,7 +16,7 @@ from ...eval.measured_rows import PLAIN
 from ...eval.tables import Column, Table, text
 from ...models.decoding.batched import draw_pictures
 from ...models.decoding.warp import Warp
-from ...models.targets.generators import Generator
+from ...models.targets.drawing import Generator
 from ..run.context import Context
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings

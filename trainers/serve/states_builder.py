@@ -39,9 +39,9 @@ from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_
 from ...models.drafters.base import DrafterConfig
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
-from ...models.targets.generators import language_section
 from ...models.targets.language import LanguageTarget
 from ...models.targets.load import load_target
+from ...models.targets.table import language_section
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop

@@ -26,8 +26,7 @@ from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, DecoderStates
 from ...decoding.rows import Guidance
 from ...decoding.tapped import tapped
-from ...decoding.tree import Tree
-from ...decoding.upload import upload_tree
+from ...decoding.tree import Tree, upload_tree
 from ...layer import LayerShape
 from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from ..llamagen.target import both_sides

@@ -18,8 +18,7 @@ from ....core.batch import CodeBatch, ImageRequest
 from ....core.states import Taps, TargetStates
 from ...decoding.cache import Cache
 from ...decoding.rows import Guidance
-from ...decoding.tree import Tree
-from ...decoding.upload import upload_tokens, upload_tree
+from ...decoding.tree import Tree, upload_tokens, upload_tree
 from ...layer import LayerShape
 from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from .transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, sequence_mask
