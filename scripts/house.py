@@ -55,8 +55,7 @@ EXTRAS = {
         "recipes/commands/bench.py",
     ),
     "studies": (
-        "eval/studies/",
-        *(f"trainers/evaluate/{n}.py" for n in ("drawn_analysis", "probes", "recorded_weights")),
+        "eval/studies/", "trainers/evaluate/probes.py",
     ),
     "shapes": ("data/shapes/", "models/shapes_reader.py", "trainers/stages/generate.py"),
 }  # fmt: skip
