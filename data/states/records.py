@@ -40,12 +40,11 @@ def state_places(wanted: Taps, modality: Tensor, mask: Tensor, loss_mask: Tensor
             kept |= text
         if layer in wanted.visual_layers:
             kept |= visual
-        masks[layer_name(layer)] = kept
+        masks[_layer(layer)] = kept
     return masks
 
 
-def layer_name(layer: int) -> str:
-    """Name of a layer's tensor in a record: layer_014."""
+def _layer(layer: int) -> str:
     return f"layer_{layer:03d}"
 
 
@@ -119,7 +118,7 @@ class PackedStates:
                 parts |= {key[len(name) + 1 :]: part for key, part in row.items() if key.startswith(f"{name}.")}
                 states[number, places[number]] = decode(parts, form.dtype, form.computed_in)
             spread[name] = states
-        layers = {layer: spread[layer_name(layer)] for layer in form.wanted.layers}
+        layers = {layer: spread[_layer(layer)] for layer in form.wanted.layers}
         return Batch(
             ids=ids,
             attention_mask=mask,
