@@ -24,11 +24,7 @@ MOST_BYTES = 64 * 2**20  # of a picture
 
 
 class Unusable(Exception):
-    """Why a part of a log cannot become a record, and what to do about it.
-
-    Args:
-        cure: empty: fix the line.
-    """
+    """Why a part of a log cannot become a record, and what to do about it; no `cure`: fix the line."""
 
     def __init__(self, problem: str, cure: str = ""):
         super().__init__(problem)
@@ -36,10 +32,8 @@ class Unusable(Exception):
 
 
 class LoggedPictures:
-    """Copies pictures to a folder under the hash of their bytes: one that comes often is kept once.
-
-    Args:
-        root: local pictures must lie in it: who wrote a log could otherwise have any file of this machine copied.
+    """Copies pictures to a folder under the hash of their bytes: one that comes often is kept once. Local ones must lie
+    in `root`: who wrote a log could otherwise have any file of this machine copied.
     """
 
     def __init__(self, folder: Path, root: Path):

@@ -85,10 +85,8 @@ def processor_settings(processor: Processor) -> JsonObject:
 
 
 def target_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
-    """Identify a target's weights: published ones by path, revision and commit, a directory by its files alone.
-
-    Args:
-        source: what is loaded, an earlier stage's folder or `path`.
+    """Identify a target's weights, loaded from `source`: published ones by path, revision and commit, a directory by
+    its files alone.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -100,11 +98,8 @@ def target_identity(source: str | Path, *, path: str | None, revision: str | Non
 
 
 def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accept: Iterable[str]) -> None:
-    """Compare a cache with what its reader would compute online. Raises `UserError`: a field differs, or states are
-    wanted that the cache does not hold; the message names it.
-
-    Args:
-        accept: fields that may differ.
+    """Compare a cache with what its reader would compute online. Raises `UserError` that names a field, but those of
+    `accept`, which differs, or states that are wanted and not held.
     """
     kept, wanted, lacks = held.get("states", {}), expected["states"], []
     for name in ("text_layers", "visual_layers"):
@@ -131,10 +126,7 @@ def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accep
 
 def check_together(identities: Sequence[JsonMapping], folders: Sequence[Path], accept: Iterable[str] = ()) -> None:
     """Check that caches which are read together come from one target, by one engine, and store the same states. Raises
-    `UserError`: names field and folder.
-
-    Args:
-        accept: fields that may differ.
+    `UserError` that names field and folder; fields of `accept` may differ.
     """
     for held, folder in zip(identities[1:], folders[1:], strict=True):
         for name in {**identities[0], "engine": None}:

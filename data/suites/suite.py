@@ -104,11 +104,7 @@ class SuiteFile(Section):
 
 
 class Suite:
-    """A directory, opened.
-
-    Args:
-        cache: folder for indices of its files.
-    """
+    """A directory, opened; indices of its files are kept in `cache`."""
 
     def __init__(self, folder: Path, cache: Path):
         self.folder, self.cache, self.about = folder, cache, read_index(folder)
@@ -139,10 +135,8 @@ class Suite:
     def second_turns(
         self, name: str, task: Task, convention: Convention, limit: int | None, answers: Sequence[str]
     ) -> list[JsonObject]:
-        """Records that go on from the target's answers.
-
-        Args:
-            answers: to the first turns, as decoded. Rows without an answer have no second turn.
+        """Records that go on from the target's answers to the first turns, as decoded. Rows without an answer have no
+        second turn.
         """
         firsts = self.first_turns(name, convention, limit)
         assert len(firsts) == len(answers), (name, len(firsts), len(answers))
@@ -172,11 +166,8 @@ class Suite:
         return any("turns" in row for row in self.rows(name))
 
     def next_turns(self, before: Sequence[JsonObject], turn: int, answers: Sequence[str]) -> list[JsonObject]:
-        """Records that ask question number `turn` (2 is the first further one) of the conversations that have it.
-
-        Args:
-            before: records of the turn before.
-            answers: the target's to these, as decoded. Without an answer a conversation ends.
+        """Records that ask question number `turn` (2 is the first further one) of the conversations `before` that have
+        it, after the target's answers, as decoded. Without an answer a conversation ends.
         """
         records = []
         for record, answer in zip(before, answers, strict=True):

@@ -66,9 +66,7 @@ class Measured:
 
 def check(config: QualityConfig, extractors: Extractors | None = None) -> None:
     """Raises `UserError` for weights or real images that are not there; to be called before images are generated.
-
-    Args:
-        extractors: metrics that bring their own network and need no weights.
+    Metrics of `extractors` bring their own network and need no weights.
     """
     for metric in config.metrics:
         if metric not in (extractors or {}):

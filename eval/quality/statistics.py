@@ -59,13 +59,8 @@ def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) ->
 
 
 def inception_score(logits: Tensor, *, splits: int = 10) -> tuple[float, float]:
-    """exp of the mean divergence between p(class | image) and p(class), over parts (Salimans et al. 2016, section 4).
-
-    Args:
-        logits: [M,K], up to a constant per image.
-
-    Returns:
-        mean and standard deviation over the parts, which are consecutive images.
+    """Mean and standard deviation, over consecutive parts, of exp of the mean divergence between p(class | image) and
+    p(class) (Salimans et al. 2016, section 4). `logits` [M,K] are up to a constant per image.
     """
     count = len(logits)
     if count < splits:
