@@ -100,19 +100,13 @@ def rows_of_rank(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: 
 
 @dataclass(frozen=True)
 class BucketedOrder:
-    """Every sample once: shuffled, sorted by length within windows of batches, and the batches shuffled.
+    """Every sample once: shuffled, sorted by length within windows of batches, and the batches shuffled."""
 
-    Args:
-        lengths: [n], negative without pictures.
-        window: batches that are sorted together; 1 leaves the shuffled order alone.
-        apart: batches of one modality; those that are left of both come last, and one of them may be mixed.
-    """
-
-    lengths: np.ndarray
+    lengths: np.ndarray  # [n], negative without pictures
     seed: int
     batch_size: int
-    window: int = WINDOW
-    apart: bool = False
+    window: int = WINDOW  # batches that are sorted together; 1 leaves the shuffled order alone
+    apart: bool = False  # batches of one modality; those that are left of both come last, and one of them may be mixed
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -98,19 +98,12 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system", "developer": 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record up to its last answer, and the questions that are asked after it.
+    """A record up to its last answer, and the questions that are asked after it."""
 
-    Args:
-        name: in messages; unique within its set.
-        record: LLaVA JSON, with further questions under `turns`.
-        images: folder that the names of its pictures are relative to.
-        allow_outside: they may lead out of it.
-    """
-
-    name: str
-    record: JsonMapping
-    images: Path
-    allow_outside: bool = False
+    name: str  # in messages; unique within its set
+    record: JsonMapping  # LLaVA JSON, with further questions under `turns`
+    images: Path  # folder that the names of its pictures are relative to
+    allow_outside: bool = False  # they may lead out of it
 
     @property
     def further(self) -> tuple[str, ...]:

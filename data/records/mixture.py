@@ -99,18 +99,12 @@ Name = str | Path | TableRecords | TarRecords  # of files, of mixtures, or what 
 
 @dataclass(frozen=True)
 class Share:
-    """A data file, table or set of tars, and how much of it takes part.
-
-    Args:
-        strategy: all, or first, end or random with a count or a whole percentage.
-        where: what named it, for messages.
-        repeat: how often the same file stood before it; another draw of `random` each time.
-    """
+    """A data file, table or set of tars, and how much of it takes part."""
 
     source: Source
-    strategy: str = "all"
-    where: str = ""
-    repeat: int = 0
+    strategy: str = "all"  # all, or first, end or random with a count or a whole percentage
+    where: str = ""  # what named it, for messages
+    repeat: int = 0  # how often the same file stood before it; another draw of `random` each time
 
     def count(self, num_records: int) -> int:
         """Records kept: a percentage is rounded up, a count stops at what there is."""

@@ -176,17 +176,12 @@ def batches(numbers: np.ndarray, counts: Counts, size: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class StatesWriting:
-    """How rows of states become samples of shards.
+    """How rows of states become samples of shards."""
 
-    Args:
-        folder: of the shards.
-        counts: of all samples: a record says its length as it was counted, so that every source orders alike.
-    """
-
-    folder: Path
+    folder: Path  # of the shards
     wanted: Taps
     dtype: StatesDtype
-    counts: Counts
+    counts: Counts  # of all samples: a record says its length as it was counted, so that every source orders alike
 
     def write(self, index: int, samples: Iterable[Sample]) -> None:
         """Write shard number `index`: it is whole or not there."""

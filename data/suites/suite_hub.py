@@ -26,20 +26,15 @@ CHANGED = "the set has changed since this was written: give a directory with sui
 
 @dataclass(frozen=True)
 class Published:
-    """Rows of a data set of the Hub. `repository` may be a directory in the Hub's layout.
-
-    Args:
-        rows: the first so many count; None: all.
-        sub_task: only rows that have this under `sub_task`.
-        references: columns that hold what a good answer says (a text or a list); the first one there counts.
-    """
+    """Rows of a data set of the Hub. `repository` may be a directory in the Hub's layout."""
 
     repository: str
     split: str
     config: str | None = None
-    rows: int | None = 100
-    sub_task: str | None = None
+    rows: int | None = 100  # the first so many count; None: all
+    sub_task: str | None = None  # only rows that have this under `sub_task`
     question: str = "question"
+    # Columns that hold what a good answer says (a text or a list); the first one there counts.
     references: tuple[str, ...] = ("answer",)
 
 
