@@ -14,7 +14,7 @@ from torch import nn
 
 from ..core.files import checked
 from ..core.json_types import JsonMapping
-from ..core.pretrained import generation_ends
+from ..core.pretrained import Checkpoint
 from ..data.families.processor import Processor
 from ..data.processor_files import load_processor
 from ..models.drafters import DRAFTER
@@ -102,7 +102,7 @@ def open_pair(
         family = config.picture_family
         processor = load_processor(own, revision=revision, text_only=config.reads_text_alone, family=family)
         if own != source:
-            processor = replace(processor, generation_ends=generation_ends(source, config.revision))
+            processor = replace(processor, generation_ends=Checkpoint(source, config.revision).generation_ends())
     num_ids, image = processor.num_token_ids, processor.image_token_id
     target = load_target(config, source, num_token_ids=num_ids, image_token_id=image, device=device)
     return Pair(target, TargetIdentity(section, processor.tokenizer_hash), processor=processor)

@@ -55,11 +55,6 @@ def language_model_of(model: PreTrainedModel) -> nn.Module:
     return parts.get("language_model") or parts.get("text_model") or model.model
 
 
-def is_tied(config: PreTrainedConfig) -> bool:
-    """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
-    return bool(config_value(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
-
-
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, vocab_size: int, generator: torch.Generator | None) -> None:
     """Add rows drawn from N(mean, 1e-5 cov) of the old ones, as the targets' own conversion to 32064 rows did.

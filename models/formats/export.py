@@ -24,14 +24,15 @@ from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.mtp import MtpConfig
 from ..folders import read_values, write_folder
-from ..hub import target_embedding, target_lm_head, target_norm
-from ..parts import is_tied
+from ..hub import is_tied
+from ..stored import stored_table
 from ..targets.table import family_of
-from . import dflash, eagle, eagle3, lvlm, medusa, mtp
+from . import dflash, eagle, eagle3, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source
+from .target import with_mtp_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -189,14 +190,14 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None
     if engine == "eagle" and source.layout == "eagle":
-        copied = target_embedding(whose.place, where="target")
+        copied = stored_table("token embedding", whose.place, where="target")
         notes.append(_COPIED.format("embedding"))
     is_medusa, is_middle = source.layout == "medusa", False
     if is_medusa and source.head.draft_ids is None:
-        copied = target_lm_head(whose.place, where="target", tied=is_tied(whose.config))
+        copied = stored_table("LM head", whose.place, where="target", tied=is_tied(whose.config))
         notes.append(_COPIED.format("LM head"))
     if engine == "vllm" and source.layout == "eagle" and pictures and plugins_name(source.config) == "middle":
-        is_middle, copied = True, target_norm(whose.place, where="target")
+        is_middle, copied = True, stored_table("final norm", whose.place, where="target")
         notes.append(_COPIED.format("final norm"))
     if is_medusa:
         notes.append("vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it")
@@ -232,7 +233,7 @@ def _mtp(folder: Path, made: Exported, whose: Target) -> _Written:
         problem = f"--to {made.engine} cannot express this head: {reasons[0]}"
         raise UserError(problem, where=str(folder), hint="--to vllm")
     made = replace(made, method="mtp", notes=(_STITCHED,), chain=config.mtp_steps + 1)
-    return made, source.manifest, partial(mtp.from_ours, source)
+    return made, source.manifest, partial(with_mtp_head, source)
 
 
 def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:

@@ -19,8 +19,9 @@ from ...core.errors import UserError
 from ...core.pretrained import read_safetensors, reading_pretrained
 from ..drafters.lvlm import LvlmConfig, Reading, assemble, own_projector, reading_of
 from ..folders import WEIGHTS, check_shapes, read_values, shapes_of
-from ..hub import config_value, read_config, rope_of, target_tower, usual_heads
+from ..hub import config_value, read_config, rope_of, usual_heads
 from ..parts import grow_vocabulary, language_model_of
+from ..stored import stored_tower
 from ..targets.load import load_lvlm, load_weights
 from ..targets.table import family_of
 from .expressible import Engine, Prompts
@@ -301,7 +302,7 @@ def _other_tower(model: PreTrainedModel, target: Target, where: str) -> Iterator
         here, there = config_value(own, name), config_value(theirs, name)
         if here != there:
             yield f"its {name} is {here}, and the target's {there}"
-    held = target_tower(target.place, where=where)
+    held = stored_tower(target.place, where=where)
     state = {name.removeprefix("vision_model."): value for name, value in model.model.vision_tower.state_dict().items()}
     apart = 0
     for name, value in state.items():

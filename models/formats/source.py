@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import checked
-from ...core.finite import check_weights
 from ...core.json_types import JsonObject, object_at, text_at, value_at
-from ...core.pretrained import CPU, INDEX, generation_ends, indexed_files, read_safetensors
+from ...core.pretrained import CPU, Checkpoint
 from ..drafters import DRAFTER
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
@@ -157,7 +156,7 @@ def find_target(folder: Path, target: str | None) -> Target:
     place = opened_target(name, where="--target" if target else str(folder / MANIFEST))
     revision = section.get("revision") if name == section.get("path") else None
     config = read_config(place, key="target", revision=revision)
-    if len(ends := generation_ends(place, revision)) > 1:
+    if len(ends := Checkpoint(place, revision).generation_ends()) > 1:
         config.get_text_config().eos_token_id = list(ends)  # the config's own is one of them, and layouts copy it
     return Target(config, None if Path(place).is_dir() else place, place, revision)
 
@@ -180,11 +179,7 @@ def read_published(source: str | Path, revision: str | None) -> tuple[Path, Json
         UserError: a file is missing, or cannot be read without running it.
     """
     folder = find_start(source, revision)
-    if (folder / INDEX).is_file():
-        state = {key: value for path in indexed_files(folder) for key, value in read_safetensors(path).items()}
-        check_weights(state, folder)
-    else:
-        state = head_state(folder)
+    state = head_state(folder)
     while (names := [name for name in state if ".self_attn." in name]) and (
         prefix := next((w for w in _WRAPPERS if all(name.startswith(w) for name in names)), None)
     ):  # every layer's weights carry it

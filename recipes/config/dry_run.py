@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ...core import ranks
+from ...core.errors import UserError
+from ...core.json_types import listed
+from ...core.section import Section, parts
+from ...models.hub import config_value
 from ...models.inline import building
-from ...trainers.estimate.auto_dtypes import dtype_text, precision_text
-from ...trainers.estimate.long_answers import check_answers
-from ...trainers.estimate.models import mirrored_shape, target_lines, target_shape
+from ...models.targets.load import target_config
+from ...trainers.estimate.models import engine_precision, mirrored_shape, target_lines, target_shape
 from ...trainers.run.hardware import Memory
 from ...trainers.run.stage import Planned
 from ...trainers.stages.train import TrainStage
@@ -43,17 +46,17 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
     with building("target"):
         lines += ["", "target", *target_lines(recipe)]
-        if recipe.target.dtype == "auto":
-            lines.append(f"  dtype {dtype_text(recipe.target)}")
     if recipe.drafter is not None:
         with building("drafter"):
             lines += ["drafter", *recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))]
     if recipe.engine.precision == "auto" and any(plan.stage.trains for plan in planned):
-        lines += ["engine", f"  precision {precision_text(recipe)}"]
+        precision = engine_precision(recipe)
+        others = "" if precision == "fp32" else " on a GPU that computes in it, else fp32"
+        lines += ["engine", f"  precision auto ({precision}{others})"]
     for plan in planned:
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
-                check_answers(plan)
+                _check_answers(plan)
                 about = "" if plan.stage.about is None else f": {plan.stage.about}"
                 lines += ["", f"stage {plan.name} ({plan.stage.kind}){about}", *plan.stage.describe(plan)]
                 if (memory := _memory(plan)) is not None:
@@ -71,3 +74,33 @@ def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[
     running = [plan for plan in planned if stages is None or plan.name in stages]
     memories = {plan.name: _memory(plan) for plan in running if recipe.hardware is not None}
     return [name for name, memory in memories.items() if memory is not None and not memory.fits(recipe.hardware)]
+
+
+def _check_answers(plan: Planned) -> None:
+    """Raises `UserError`, with the key, where an answer leaves no position of the target for its prompt.
+
+    A captioner and a drafter have positions of their own, and a picture its own number of codes.
+    """
+    if plan.recipe.target.draws_images:
+        return
+    own, positions, maker = plan.own_target, None, plan.maker("target")
+    while maker is not None and positions is None:  # the stage that trained the target may have given it others
+        positions, maker = dict(maker.stage).get("positions"), maker.maker("target")
+    if positions is None:
+        config = target_shape(plan.recipe) if own is None else target_config(own, None, network=False)
+        positions = config_value(config.get_text_config(), "max_position_embeddings")
+    for key, length in _answer_lengths(plan.stage, f"stages.{plan.name}") if positions is not None else ():
+        if length >= positions:
+            raise UserError(
+                f"{key} is {length:,}, and the target has {positions:,} positions for a prompt and its answer",
+                key=key, hint=f"write at most {positions - 1:,}; beyond its positions a target says noise",
+            )  # fmt: skip
+
+
+def _answer_lengths(section: object, key: str) -> Iterator[tuple[str, int]]:
+    """Dotted key -> tokens of an answer, of a section and of those inside it."""
+    for name, value in parts(section):
+        if name == "max_new_tokens":
+            yield from ((f"{key}.{name}", length) for length in listed(value) if length)
+        elif not isinstance(section, Section) or name not in ("captioner", "drafter", "drafters"):
+            yield from _answer_lengths(value, f"{key}.{name}")

@@ -10,9 +10,9 @@ from pathlib import Path
 from ...core.errors import NotFound, UserError, counted, page
 from ...core.results import DATASET_FOLDER
 from ...core.section import Section, parts
-from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
-from ...data.captioned.items import Source
+from ...data.captioned.items import Captioned, Refused
 from ...data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
+from ...data.captioned.sources import CaptionedSource, Source, read
 from ...data.dataset import ConversationData
 from ...data.records.mixture import are_present, missing_files, missing_hint
 from ...data.records.table_records import TableRecords
@@ -182,7 +182,7 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
     digests, target = set[bytes](), image_section(context.target)
     try:
         if source.kind == "classes":
-            target.check_labels(class_labels(source))
+            target.check_labels(source.class_labels())
         for item in read(first):
             looked += 1
             problem: object = item

@@ -36,7 +36,7 @@ from ...models.targets.table import family_of, training_of
 from ...trainers.estimate.counted import META, most_bytes
 from ...trainers.estimate.models import target_shape
 from ...trainers.estimate.train_memory import synthetic_batch
-from ...trainers.estimate.train_stage import model_of
+from ...trainers.estimate.train_stage import lvlm_of
 from ...trainers.run.context import Context
 from ...trainers.run.stage import Planned, WholeRecipe
 from ...trainers.train.preflight import render
@@ -213,7 +213,7 @@ def _stage_forward(data: DataSection, plan: Planned, processor: Processor, sampl
 
     trains = isinstance(stage, RecordsSettings)
     if trains:
-        config = model_of(plan)
+        config = lvlm_of(plan)[0]
     else:
         config = target_shape(recipe) if own is None else target_config(section, None, network=False)
         target = target_of(empty_model(config))

@@ -14,7 +14,7 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.models.drafters import HivisConfig, SparrowConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.trainers.estimate.states_size import caching
+from draftsmith.trainers.estimate import states_size
 from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train_states import TrainStates
@@ -31,9 +31,7 @@ TARGET = LlavaConfig(
 )  # fmt: skip
 
 
-def plan(stage) -> Planned:
-    recipe = SimpleNamespace(target=LlavaTargetConfig(kind="llava", path="not/on/disk"))
-    return Planned("cache", stage, {}, "f", recipe)
+SECTION = LlavaTargetConfig(kind="llava", path="not/on/disk")
 
 
 def stage(text: int, visual: int, **settings) -> CacheStage:
@@ -41,8 +39,11 @@ def stage(text: int, visual: int, **settings) -> CacheStage:
     return CacheStage(kind="cache", data={"path": "not/on/disk.json"}, expected=expected, **settings)
 
 
-def lines(stage, drafter) -> str:
-    return "\n".join(caching(plan(stage), drafter, TARGET, "."))
+def lines(stage, drafter, target=TARGET) -> str:
+    recipe = SimpleNamespace(target=SECTION, drafter=drafter, output=".")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(states_size, "target_shape", lambda recipe: target)
+        return "\n".join(states_size.describe_states(Planned("cache", stage, {}, "f", recipe)))
 
 
 def gigabytes(text: str) -> float:
@@ -109,7 +110,7 @@ def test_pictures_and_clips_on_disk_are_counted_as_the_family_reads_them(tmp_pat
         clip = 4 * side[0] * side[1]
     (tmp_path / "data.json").write_text(json.dumps(with_clip))
     cached = CacheStage(kind="cache", data={"path": str(tmp_path / "data.json"), "video": video, **settings})
-    text = "\n".join(caching(plan(cached), SparrowConfig(kind="sparrow"), config, "."))
+    text = lines(cached, SparrowConfig(kind="sparrow"), config)
     counted = int(re.search(r"([\d,]+) visual tokens", text)[1].replace(",", ""))
     assert counted == sum(wanted) + clip, (wanted, clip)
 

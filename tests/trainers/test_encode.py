@@ -13,7 +13,7 @@ import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import CODES
-from draftsmith.data.captioned import center_crop
+from draftsmith.data.captioned.items import center_crop
 from draftsmith.data.shards.shards import ShardReader, summary
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_vq

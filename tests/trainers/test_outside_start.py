@@ -25,8 +25,7 @@ from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats import export_drafter
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import export_drafter, lay_out
 from draftsmith.models.formats.heads import load_published
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source

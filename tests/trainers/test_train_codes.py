@@ -15,8 +15,8 @@ import torch
 from damage import DAMAGES, told
 from draftsmith.core.errors import Refused, UserError
 from draftsmith.core.tracking import Tracker
-from draftsmith.data.captioned import TarSource, read
 from draftsmith.data.captioned.prompts import PromptSource, read_prompts
+from draftsmith.data.captioned.sources import TarSource, read
 from draftsmith.data.shards.codes import CodeCollate, ShardData, ShardSamples
 from draftsmith.data.shards.shards import ShardReader, claim
 from draftsmith.eval.loop import Decoding, generate

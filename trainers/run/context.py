@@ -12,7 +12,7 @@ import torch
 
 from ...core import ranks
 from ...core.json_types import JsonObject
-from ...core.pretrained import generation_ends
+from ...core.pretrained import Checkpoint
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
@@ -98,7 +98,7 @@ class Context:
             # needs none.
             whose = self.target_source()
             waits = isinstance(whose, Path) and not whose.is_dir()
-            ends = () if waits else generation_ends(whose, self.target.revision)
+            ends = () if waits else Checkpoint(whose, self.target.revision).generation_ends()
             processor = replace(processor, generation_ends=ends)
         target.check_token_ids(processor.num_token_ids, str(source))
         return processor

@@ -25,17 +25,8 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import listed
 from ...core.results import CODES, DATASET_FOLDER
-from ...data.captioned import (
-    Captioned,
-    CaptionedSource,
-    Refused,
-    class_labels,
-    decode_image,
-    num_items,
-    read,
-    repeated,
-    write_digests,
-)
+from ...data.captioned.items import Captioned, Refused, decode_image
+from ...data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
@@ -123,7 +114,7 @@ class EncodeStage(Stage):
         init_distributed()
         source = resolved(self.source, context.inputs.get("data"))
         if source.kind == "classes":
-            image_section(context.target).check_labels(class_labels(source))
+            image_section(context.target).check_labels(source.class_labels())
         folder = context.folder / CODES
         total = num_items(source)
         if not total:

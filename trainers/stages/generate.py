@@ -19,7 +19,7 @@ from ...core.fields import FileName
 from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject, object_at
 from ...core.results import DATASET_FOLDER, TOKENIZER
-from ...data.captioned import TarSource, read, usable
+from ...data.captioned.sources import TarSource, read, usable
 from ...data.families.processor import PictureFamily, Processor
 from ...data.families.prompt_templates import SYSTEM
 from ...data.families.table import USUAL, picture_family_of

@@ -21,9 +21,9 @@ from urllib.parse import unquote_plus
 import torch
 from torch import Tensor
 
-from ....core.finite import check_module
 from ....core.placement import onto
-from ....core.pretrained import check_all_read, check_quantised, reading_pretrained
+from ....core.pretrained import reading_pretrained
+from ...hub import load_pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,15 +83,8 @@ def load_text_encoder(source: str | Path, *, dtype: torch.dtype, device: torch.d
     import transformers
 
     encoders: Any = transformers.T5EncoderModel
-    with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
-        # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
-        encoder, info = encoders.from_pretrained(
-            source, dtype=dtype, weights_only=True, output_loading_info=True, **onto(device)
-        )
-    check_quantised(encoder, info, source)
-    check_all_read(info, source)
-    check_module(encoder, source)
-    return encoder
+    # The decoder's weights in a full T5 are left out.
+    return load_pretrained(encoders.from_pretrained, source, dtype=dtype, **onto(device))
 
 
 def caption_ids(tokenizer: PreTrainedTokenizerBase, captions: Sequence[str], max_length: int) -> Any:

@@ -11,17 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftsmith.data.captioned import (
-    Captioned,
-    CaptionedSource,
-    Refused,
-    center_crop,
-    decode_image,
-    num_items,
-    read,
-    repeated,
-    write_digests,
-)
+from draftsmith.data.captioned.items import Captioned, Refused, center_crop, decode_image
+from draftsmith.data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
 from draftsmith.data.records import tars
 from fails import fails_with
 from PIL import Image

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from draftsmith.data.captioned import TarSource, num_items, read
+from draftsmith.data.captioned.sources import TarSource, num_items, read
 from draftsmith.data.records import tars
 
 
