@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...models.targets.table import family_named
-from .engine_prompts import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked
-from .ours import Drafted
+from .ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked, Drafted
 
 BOUND = 0.02  # share of chains that may differ in a cell
 

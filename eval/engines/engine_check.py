@@ -14,8 +14,7 @@ from ...core.errors import UserError
 from ...core.files import checked
 from ...core.json_types import JsonObject
 from .agreement import Cell, Engine, by_start, compare, faults
-from .engine_prompts import PIECES, RESIZED, TOGETHER, Asked, make_requests
-from .ours import Drafted, Exported
+from .ours import PIECES, RESIZED, TOGETHER, Asked, Drafted, Exported, make_requests
 from .program import TIMEOUT_S, VLLM, check_plugin, run_program
 
 MAX_NEW_TOKENS = 48

@@ -27,11 +27,12 @@ from ..folders import read_values, write_folder
 from ..hub import is_tied
 from ..stored import stored_table
 from ..targets.table import family_of
-from . import dflash, eagle, eagle3, lvlm, medusa, mtp
+from . import dflash, eagle, eagle3, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source
+from .target import with_mtp_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -232,7 +233,7 @@ def _mtp(folder: Path, made: Exported, whose: Target) -> _Written:
         problem = f"--to {made.engine} cannot express this head: {reasons[0]}"
         raise UserError(problem, where=str(folder), hint="--to vllm")
     made = replace(made, method="mtp", notes=(_STITCHED,), chain=config.mtp_steps + 1)
-    return made, source.manifest, partial(mtp.from_ours, source)
+    return made, source.manifest, partial(with_mtp_head, source)
 
 
 def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:

@@ -24,9 +24,8 @@ _NOTE = (
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...eval.engines.chat_server import ChatServer
     from ...eval.engines.served_results import cells_section
-    from ...eval.engines.server_bench import ServerBench
+    from ...eval.engines.server_bench import ChatServer, ServerBench
     from ...eval.report import nulls
     from ...eval.tables import Items, ReportSection, html_page, markdown
     from ...trainers.evaluate.engine_conversations import conversations

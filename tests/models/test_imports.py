@@ -11,7 +11,8 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of
-from draftsmith.models.formats import import_head, lantern, lvlm
+from draftsmith.models.formats import lantern, lvlm
+from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.base import language_shape

@@ -83,8 +83,8 @@ DOORS = {
 
 # What the message says of an archive and of a pickle, where it is not the same everywhere.
 SAID = {
-    "VQ-GAN": (r"asks for more than tensors(.|\n)*safetensors", "cannot be read"),
-    "LlamaGen's transformer": ("could run code", "cannot be read"),
+    "VQ-GAN": (r"asks for (.|\n)*safetensors", "cannot be read"),
+    "LlamaGen's transformer": ("asks for ", "cannot be read"),
     "published head": ("unreadable weights",) * 2,
 }
 

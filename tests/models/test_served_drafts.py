@@ -13,7 +13,7 @@ from draftsmith.eval.pair import trained_section
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, proposal, save_lvlm
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.formats.lvlm import from_plugin
 from draftsmith.models.hub import is_tied
 from draftsmith.models.parts import TokenIds

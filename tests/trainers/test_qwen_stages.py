@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftsmith.core.pretrained import Checkpoint
 from draftsmith.data.processor_files import load_processor
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from safetensors.torch import load_file

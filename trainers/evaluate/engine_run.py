@@ -22,7 +22,8 @@ from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN, Row, read_rows
 from ...models.drafters.base import PublishedDrafter
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
-from ...models.formats import Prompts, export_drafter, read_export
+from ...models.formats.export import export_drafter, read_export
+from ...models.formats.expressible import Prompts
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context

@@ -94,6 +94,13 @@ class Measuring:
             self.tell(requests, last)
         return [row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows]
 
+    def one(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Measured:
+        """One set at one temperature and length of answers."""
+        self.check_positions(requests)
+        (measured,) = self.at([requests], temperature, max_new_tokens)
+        self.tell(requests, measured)
+        return measured
+
     def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
         """Tell how many requests all ranks will decode; `others`: and more, which are not known yet."""
         total = 0 if others else sum(map(len, sets)) * len(self.stage.temperatures) * len(self.lengths)
@@ -127,11 +134,7 @@ class Measuring:
             if opened is None:
                 self.context.progress.advance()
                 return None
-            common = {
-                "benchmark": requests.benchmark, "request": opened.request.name, "temperature": temperature,
-                "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
-                "turn": requests.turn, "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
-            }  # fmt: skip
+            common = requests.of_row(opened, temperature, max_new_tokens)
             rows = self._rows(index, opened, decodings, common, requests.labels(index))
             for row in rows[1:]:  # the first is plain decoding's
                 emitted, cycles = so_far.get(row.method, (0, 0))

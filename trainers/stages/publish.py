@@ -29,7 +29,7 @@ from ...core.section import Section
 from ...data.families.table import picture_family_of
 from ...eval.published import assemble, measure
 from ...eval.published_section import PublishedSection, UserRequest
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..publish import folder as folders
 from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section

@@ -24,9 +24,8 @@ from ...models.folders import shipped_name
 from ...models.hub import read_config
 from ...models.lora import merge_adapters
 from ...models.parts import language_model_of
-from ...models.targets.generators import language_section
 from ...models.targets.load import build_target, target_config, target_weights
-from ...models.targets.table import family_of
+from ...models.targets.table import family_of, language_section
 from ...models.training import ModelTraining
 from ..run import stage_records as records
 from ..run.context import Context

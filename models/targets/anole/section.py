@@ -108,14 +108,9 @@ class AnoleTargetConfig(ImageTargetSection):
         return {"transformer": sum(p.numel() for p in model.parameters())}
 
     def load(self, folders: Folders, *, device: torch.device) -> AnoleTarget:
-        return load_anole(
-            self.path,
-            revision=self.revision,
-            dtype=torch_dtype(resolved_dtype(self, self.path, device, key="target")),
-            device_map=self.device_map,
-            device=device,
-            guidance=self.guidance,
-        )
+        dtype = torch_dtype(resolved_dtype(self, self.path, device, key="target"))
+        settings = {"device_map": self.device_map, "device": device, "guidance": self.guidance}
+        return load_anole(self.path, revision=self.revision, dtype=dtype, **settings)
 
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
         """Text ids [t] of a caption in Anole's own tokenizer, without special ones."""
@@ -202,20 +197,11 @@ def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
     return config
 
 
-# ---- what is not supported, and why
-
-
 def refuse_lumina() -> NoReturn:
-    """Raises `UserError`.
-
-    From its repository (Alpha-VLLM/Lumina-mGPT): pictures come in many sizes, which two tokens announce, and every row
-    of codes ends with a fixed token; its weights say chameleon, but have query and key norms of one row per
-    model-parallel rank where transformers' class has one per head.
-    """
+    """Raises `UserError`, by what its repository (Alpha-VLLM/Lumina-mGPT) says; its weights say chameleon."""
     raise UserError(
-        "Lumina-mGPT is not supported: transformers has no class for it (its weights do not fit Chameleon's query and "
-        "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
-        "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
-        key="target.kind",
-        hint="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
-    )
+        "Lumina-mGPT is not supported: its weights do not fit Chameleon's query and key norms (one row per "
+        "model-parallel rank, not one per head), and its pictures come in many sizes with announcing and row-end "
+        "tokens that no head, tree or image decoder here knows",
+        key="target.kind", hint="use kind: anole, the same family, or kind: llamagen",
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.mtp import PREFIX, MtpConfig
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.config.load import load
 from exact import chances, check_drawn

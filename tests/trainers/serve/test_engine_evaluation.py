@@ -15,7 +15,7 @@ from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.engines.served_results import disagreements
 from draftsmith.eval.measured_rows import KEY, PLAIN, Row, read_rows
 from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.evaluate import engine_run
 from draftsmith.trainers.evaluate.engine_measuring import cycles
