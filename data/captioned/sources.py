@@ -121,16 +121,14 @@ class FolderSource(Source):
     folder: Place
 
     def entries(self, start: int) -> Iterator[Entry]:
-        """One for each picture, in the order of the names."""
-        return islice(self._entries(_existing_folder(self.folder)), start, None)
-
-    def _entries(self, folder: Path) -> Iterator[Entry]:
+        """One for each picture, in the order of the names. Raises `UserError`: none is a picture."""
+        folder = _existing_folder(self.folder)
         names = _file_names(folder)
-        for path in (folder / name for name in names):
-            yield Entry(path.stem, str(path), partial(_beside_its_caption, path))
         if not any(map(_is_picture, names)):
             problem = f"no pictures ({', '.join(tars.IMAGE_SUFFIXES)})"
             raise UserError(problem, where=str(folder), hint="check `folder` of the data section")
+        paths = (folder / name for name in names[start:])
+        return (Entry(path.stem, str(path), partial(_beside_its_caption, path)) for path in paths)
 
 
 def _beside_its_caption(path: Path) -> Content:

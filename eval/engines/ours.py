@@ -33,8 +33,7 @@ from ...models.formats.export import read_export
 from ...models.formats.heads import LANGUAGE_HEADS, load_published
 from ...models.formats.source import named_target
 from ...models.hub import read_config
-from ...models.targets.load import TargetConfig
-from ...models.targets.table import family_of
+from ...models.targets.table import TargetConfig, family_of
 from ..loop import Decoding, generate
 from ..pair import open_pair, trained_section
 from ..policies import Chain, Draw

@@ -17,8 +17,7 @@ from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.decoder import DecoderStates
 from ..decoding.rows import Guidance
-from ..decoding.tree import Tree
-from ..decoding.upload import upload_tree
+from ..decoding.tree import Tree, upload_tree
 from .base import Prompt, TargetStep, check_layers
 
 

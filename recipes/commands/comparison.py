@@ -20,7 +20,6 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.markdown import plain
 from ...core.pretrained import reading_safetensors
 from ...core.results import DONE, read_mark
-from ...core.tracking import unit
 from ...eval.cells import Cell, set_name
 from ...eval.intervals import student_half_width
 from ...eval.run_reports import Run
@@ -325,5 +324,5 @@ def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tu
         for metric in wanted:
             lines = {run.name: run.curves[stage][metric] for run in runs if metric in run.curves.get(stage, {})}
             if lines:
-                groups.append((f"{stage}: {metric}" + (f" ({unit(metric)})" if unit(metric) else ""), lines))
+                groups.append((f"{stage}: {metric}", lines))
     return groups

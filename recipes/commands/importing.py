@@ -31,8 +31,7 @@ from ...models.formats.heads import LANGUAGE_HEADS, LanguageHead, import_head
 from ...models.hub import read_config
 from ...models.stored import stored_table
 from ...models.targets.base import language_shape
-from ...models.targets.generators import mirrored_in
-from ...models.targets.table import IMAGE_SECTIONS, family_of
+from ...models.targets.table import IMAGE_SECTIONS, family_of, mirrored_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from ...core.errors import UserError, did_you_mean, shown_value
 from ...core.import_paths import ALLOW_IMPORT, NotImported
 from ...core.interpolation import resolved
-from ...core.json_types import Json, JsonObject, listed, object_at, walk
+from ...core.json_types import JsonObject, listed, object_at, walk
 from ...core.secrets import redact_argument
 from .files import (
     FOLDER,
@@ -114,8 +114,7 @@ def read_words(arguments: Sequence[str]) -> Words:
     tree = with_bases(path)
     options = _options({key: value_of(key, text) for key, text in pairs if key in RUN_OPTIONS}, tree)
     settings = [pair for pair in pairs if pair[0] not in RUN_OPTIONS]
-    tree = ordered(merge(tree, _tree_of(settings)), Path("command line"))
-    return Words(names[0], options, Written(path, settings, tree))
+    return Words(names[0], options, Written(path, settings, _with_settings(tree, settings)))
 
 
 @uncollected()
@@ -187,18 +186,16 @@ def _options(values: JsonObject, tree: JsonObject) -> Options:
     return Options(None if stages is None else tuple(stages), restart, **switches)
 
 
-def _tree_of(settings: Sequence[tuple[str, str]]) -> JsonObject:
-    """`a.b=1 a.c=2` as a tree; of what is said twice the last counts."""
-    tree: JsonObject = {}
-    for key, text in settings:
-        *path, last = key.split(".")
-        if (first := [*path, last][0]) not in KEYS:
+def _with_settings(tree: JsonObject, settings: Sequence[tuple[str, str]]) -> JsonObject:
+    """The tree with `a.b=1` of the command line over it, one after another."""
+    # Other files take `question_end` away (`merge`), wherever on the command line it stands.
+    for key, text in sorted(settings, key=lambda setting: setting[0].endswith(".question_end")):
+        first, *_ = places = key.split(".")
+        if first not in KEYS:
             where = f"command line: {redact_argument(f'{key}={text}')}"
             raise UserError(f"unknown key {first}", where=where, hint=did_you_mean(first, [*KEYS, *RUN_OPTIONS]))
-        section: Json = tree
-        for part in path:
-            if object_at(section, part) is None:
-                section[part] = {}
-            section = section[part]
-        section[last] = merge({last: section.get(last)}, {last: value_of(key, text)})[last]
-    return tree
+        value = value_of(key, text)
+        for part in reversed(places):
+            value = {part: value}
+        tree = merge(tree, value)
+    return ordered(tree, Path("command line"))

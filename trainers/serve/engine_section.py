@@ -28,9 +28,8 @@ from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.formats.target import export_target, vllm_reads
 from ...models.hub import read_config
 from ...models.targets.family import Family
-from ...models.targets.generators import AnyTarget, language_section
 from ...models.targets.language import LanguageTarget
-from ...models.targets.table import FAMILIES
+from ...models.targets.table import FAMILIES, AnyTarget, language_section
 from ..run.context import Context
 from .engine_process import EngineProcess
 from .served import ServedAnswers, ServedStates, check_layers

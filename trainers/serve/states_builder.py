@@ -35,13 +35,13 @@ from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
 from ...data.states.estimate import Size, record_bytes
 from ...data.states.identity import states_identity, target_identity
 from ...data.states.records import StatesWriting, batches
-from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_counts
+from ...data.states.samples import Counts, SeededCollate, StatesSamples
 from ...models.drafters.base import DrafterConfig
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
-from ...models.targets.generators import language_section
 from ...models.targets.language import LanguageTarget
 from ...models.targets.load import load_target
+from ...models.targets.table import language_section
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop
@@ -99,7 +99,7 @@ def count_samples(samples: StatesSamples, context: Context) -> Counts:
     line = context.progress
     line.count("sample counted", len(ranks.share(len(samples))), is_share=True)
     mine = samples.count_all(path, rank=ranks.rank(), world_size=ranks.world_size(), watch=line.counted)
-    return joined_counts(ranks.gather(mine))
+    return Counts.of_ranks(ranks.gather(mine))
 
 
 def open_target(context: Context, processor: Processor, *, tables_only: bool = False) -> LanguageTarget:

@@ -18,8 +18,8 @@ from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
+from ...models.targets.table import AnyTarget
 from ..run.context import Context
 
 # Asks another process for answers: requests, limits and seeds -> what waits for the answers.

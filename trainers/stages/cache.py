@@ -25,7 +25,7 @@ from ...data.states.records import Deal
 from ...data.states.samples import SeededCollate
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..estimate.states_size import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage

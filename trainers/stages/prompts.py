@@ -35,8 +35,8 @@ from ...data.shards.shards import claim
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
+from ...models.targets.table import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..run.stage_records import check_fit, open_records

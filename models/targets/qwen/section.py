@@ -11,9 +11,10 @@ from pydantic import model_validator
 
 from ....core.batch import Request
 from ....core.errors import Refused, UserError
+from ....core.json_types import JsonObject
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ....core.positions import Resume
-from ...inline import InlineModel, InlinePart, check_part
+from ...inline import InlineModel, made
 from ...parts import TokenIds
 from ..family import Family, Pictures, Text
 from ..language import LanguageTarget
@@ -88,7 +89,7 @@ class QwenSection(SeeingSection):
     # Inline configs of a target that a `train` stage with `model: target` makes from scratch; `model_type` of the first
     # may name qwen3_vl_moe_text or qwen3_5_moe_text.
     language_model: InlineModel | None = None
-    vision_tower: InlinePart | None = None
+    vision_tower: JsonObject | None = None
     # Where text goes on after a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
     # longer_side: what transformers 5.3 and later count in a prompt (their own decoding goes on elsewhere). The two
     # differ where a clip is longer in time than its frames are wide: see docs/decisions/departures.md.
@@ -105,7 +106,10 @@ class QwenSection(SeeingSection):
             from transformers import CONFIG_MAPPING
 
             config: Any = CONFIG_MAPPING[named.removesuffix("_text")]
-            check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
+            try:
+                made(self.vision_tower, config.sub_configs["vision_config"])
+            except Refused as refused:
+                raise refused.under("vision_tower") from refused
         return self
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
