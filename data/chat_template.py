@@ -139,10 +139,8 @@ class _Chat:
         return text
 
     def answer(self, messages: Sequence[JsonMapping], whole: str | None) -> tuple[int, str]:
-        """Where the last message's answer begins in their text, and that text; -1: it does not go on from its prompt.
-
-        Args:
-            whole: the text of all, where it is known.
+        """Where the last message's answer begins in their text (`whole`, where it is known), and that text; -1: it does
+        not go on from its prompt.
         """
         prompt = self.text(messages[:-1], asks=True)
         answered = self.text(messages, asks=False) if whole is None else whole

@@ -266,9 +266,6 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
 def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
     """Ids that end an answer, in ascending order: those of the target's generation config, the tokenizer's, and what
     the prompt format writes behind an answer.
-
-    Args:
-        processor: the target's.
     """
     # The templates of this project end with the tokenizer's own token: `encode` refuses others.
     written = end_of_answers(processor.tokenizer) if form.template == "chat" else None
@@ -280,11 +277,7 @@ _CHARACTERS = 16  # of the beginning that is tokenized, for each id that there i
 
 
 class TooLong(UserError):
-    """A sample of more ids than there is room for.
-
-    Args:
-        at_least: ids of its beginning, where no more was tokenized; None: all were counted.
-    """
+    """A sample of more ids than there is room for: `at_least` in its beginning, where no more was tokenized."""
 
     def __init__(self, problem: str, *, hint: str | None = None, at_least: int | None = None):
         super().__init__(problem, hint=hint)

@@ -57,33 +57,24 @@ class StepBatches:
 
 @dataclass(frozen=True)
 class Loader:
-    """Iterates optimizer steps from `start_step` on.
-
-    Args:
-        batch_size: rows of one optimizer step over all ranks.
-        micro_batch_size: rows of one forward on one rank.
-        grouped: batches of one modality (LLaVA's `group_by_modality_length`).
-        order: which samples an epoch has and when; None: all of them, shuffled or `grouped`.
-        lengths: [n] by which ranks share a batch, where they are known better than the samples' own.
-        max_tokens: pack a step's samples into rows of so many tokens at most, each one micro-batch; `micro_batch_size`
-            is not read then. None: padded batches.
-        total_steps: stop there; the data is gone through as often as that takes.
-        num_workers: reading processes; 0 reads in this one.
-    """
+    """Iterates optimizer steps from `start_step` on."""
 
     samples: Samples
     seed: int
-    batch_size: int
-    micro_batch_size: int
-    total_steps: int
+    batch_size: int  # rows of one optimizer step over all ranks
+    micro_batch_size: int  # rows of one forward on one rank
+    total_steps: int  # stop there; the data is gone through as often as that takes
     collate: Collate
-    grouped: bool = False
+    grouped: bool = False  # batches of one modality (LLaVA's `group_by_modality_length`)
     rank: int = 0
     world_size: int = 1
     start_step: int = 0
-    num_workers: int = 0
-    order: Order | None = None
+    num_workers: int = 0  # reading processes; 0 reads in this one
+    order: Order | None = None  # which samples an epoch has and when; None: all of them, shuffled or `grouped`
+    # [n] by which ranks share a batch, where they are known better than the samples' own.
     lengths: np.ndarray | None = None
+    # Pack a step's samples into rows of so many tokens at most, each one micro-batch; `micro_batch_size` is not read
+    # then. None: padded batches.
     max_tokens: int | None = None
 
     @property

@@ -29,11 +29,8 @@ from .records.records import RecordFile
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads the images and clips of a record with the settings of a data section.
-
-    Args:
-        resizing: what is done to images, as their family takes it.
-        allow_outside: names of files may lead out of the data section's folders.
+    """Reads the images and clips of a record with the settings of a data section; names of files may lead out of its
+    folders where `allow_outside` is set.
     """
 
     processor: Processor

@@ -26,11 +26,8 @@ WINDOW = 50  # batches that a bucketed order sorts together
 
 
 def epoch_order(lengths: np.ndarray, *, seed: int, epoch: int, batch_size: int, grouped: bool) -> np.ndarray:
-    """Sample indices [n] int64 in training order.
-
-    Args:
-        lengths: words per sample, negative for text-only ones.
-        batch_size: global batch; with `grouped`, batches of one modality come whole and the rest last.
+    """Sample indices [n] int64 in training order; with `grouped`, global batches of one modality come whole and the
+    rest last. `lengths` are words per sample, negative for text-only ones.
     """
     rng = np.random.default_rng([seed, epoch])
     if not grouped:
@@ -93,11 +90,8 @@ def bins_of(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> list[np.
 
 
 def rows_of_rank(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """The rows of a global batch that a rank computes, so that all ranks have about as many tokens.
-
-    Args:
-        batch: [n] indices of samples; one rank takes them in their order.
-        lengths: of all samples, of any sign.
+    """The rows of a global batch ([n] indices of samples) that a rank computes, so that all ranks have about as many
+    tokens; one rank takes them in their order. `lengths` are of all samples, of any sign.
     """
     if world_size == 1:
         return batch
@@ -106,19 +100,13 @@ def rows_of_rank(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: 
 
 @dataclass(frozen=True)
 class BucketedOrder:
-    """Every sample once: shuffled, sorted by length within windows of batches, and the batches shuffled.
+    """Every sample once: shuffled, sorted by length within windows of batches, and the batches shuffled."""
 
-    Args:
-        lengths: [n], negative without pictures.
-        window: batches that are sorted together; 1 leaves the shuffled order alone.
-        apart: batches of one modality; those that are left of both come last, and one of them may be mixed.
-    """
-
-    lengths: np.ndarray
+    lengths: np.ndarray  # [n], negative without pictures
     seed: int
     batch_size: int
-    window: int = WINDOW
-    apart: bool = False
+    window: int = WINDOW  # batches that are sorted together; 1 leaves the shuffled order alone
+    apart: bool = False  # batches of one modality; those that are left of both come last, and one of them may be mixed
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -171,11 +159,8 @@ Order = BucketedOrder | RisingVisualOrder
 def in_buckets(
     kinds: Sequence[np.ndarray], lengths: np.ndarray, batch_size: int, window: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """[n] the rows of all `kinds` in batches of like |lengths| and of one kind; what fills no batch stays last.
-
-    Args:
-        kinds: shuffled rows of each kind.
-        window: batches that are sorted together; 1: one kind is left as it is.
+    """[n] the shuffled rows of all `kinds` in batches of like |lengths| and of one kind; what fills no batch stays
+    last. `window` batches are sorted together; 1: one kind is left as it is.
     """
     if window == 1 and len(kinds) == 1:
         return kinds[0].astype(np.int64)
@@ -202,10 +187,8 @@ class PackingConfig(Section):
 
 
 def packed_rows(lengths: np.ndarray, max_tokens: int, num_ranks: int) -> list[list[np.ndarray]]:
-    """Micro-batch, rank -> which of the samples are in that row; a row of too few samples for all ranks is empty.
-
-    Args:
-        lengths: [n] tokens, none above `max_tokens`.
+    """Micro-batch, rank -> which of the samples, of [n] tokens each, are in that row; a row of too few for all ranks is
+    empty.
     """
     assert lengths.max() <= max_tokens, f"a sample of {lengths.max()} tokens for rows of {max_tokens}"
     count = -(-int(lengths.sum()) // (max_tokens * num_ranks))

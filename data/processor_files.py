@@ -71,10 +71,8 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
 def with_own_image_processor(
     processor: Processor, tower: str | None, *, image_size: int, patch_size: int, family: str, revision: str | None
 ) -> Processor:
-    """The target's tokenizer beside the image processor of a draft's own tower.
-
-    Args:
-        tower: Hub id or directory with its image processor's files; None: the target's statistics at the given size.
+    """The target's tokenizer beside the image processor of a draft's own tower: that of a Hub id or directory, or else
+    the target's statistics at the given size.
     """
     if tower is None:
         old = processor.image_processor

@@ -97,10 +97,8 @@ class Row:
 
 
 class AnsweredSamples:
-    """Samples of a data section with answers by source. An item is a number: its answer depends on the epoch.
-
-    Args:
-        answers: the target's; None where no share is.
+    """Samples of a data section with answers by source; `answers` are the target's, None where no share is. An item is
+    a number: its answer depends on the epoch.
     """
 
     def __init__(self, dataset: ConversationDataset, config: AnswersConfig, answers: Answers | None, *, seed: int):

@@ -163,10 +163,8 @@ def scores_table(built: JsonMapping) -> Table:
 
 
 def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]) -> str:
-    """The table of scores and sample answers (figure 7).
-
-    Args:
-        pictures: record -> paths of its pictures, relative to where the page will lie.
+    """The table of scores and sample answers (figure 7); `pictures` gives a record's paths, relative to where the page
+    will lie.
     """
     lines = ["# Quality of answers: target and draft, with the picture and without", ""]
     lines += [

@@ -37,17 +37,11 @@ _FRAMES = 2  # of a clip in one patch
 
 @dataclass(frozen=True)
 class QwenFamily(WholeFamily):
-    """A Qwen-VL.
+    """A Qwen-VL."""
 
-    Args:
-        limits: the fewest and the most pixels of a picture, of the published files.
-        is_clips: channels are normalised as CLIP's in the published files, and not as SigLIP's.
-        writes_times: before the frames of a clip, each pair of which is a picture of its own.
-    """
-
-    limits: tuple[int, int] = (3136, 12845056)
-    is_clips: bool = True
-    writes_times: bool = False
+    limits: tuple[int, int] = (3136, 12845056)  # the fewest and the most pixels of a picture, of the published files
+    is_clips: bool = True  # channels are normalised as CLIP's in the published files, and not as SigLIP's
+    writes_times: bool = False  # before the frames of a clip, each pair of which is a picture of its own
 
     @property
     def _limits(self) -> dict[str, int]:

@@ -268,12 +268,8 @@ def label(budget: int | str) -> str:
 
 @dataclass(frozen=True)
 class FrameTokens:
-    """How a family counts a clip.
-
-    Args:
-        per_step: tokens of each step in time.
-        frames_per_step: Qwen's towers join two frames; an odd last one is doubled.
-        per_clip: tokens beyond those of its frames (a newline).
+    """How a family counts a clip: tokens of each step in time and beyond those of its frames (a newline). Qwen's towers
+    join two frames in a step; an odd last one is doubled.
     """
 
     per_step: int
@@ -291,10 +287,8 @@ class FrameTokens:
 
 
 def tile_frames(settings: VideoSettings, patches: int) -> FrameTokens:
-    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline).
-
-    Args:
-        patches: along a side of a frame.
+    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline), of `patches` along a
+    side.
     """
     one, two = (settings.picture(count, patches).num_tokens for count in (1, 2))
     return FrameTokens(two - one, per_clip=2 * one - two)

@@ -42,21 +42,15 @@ _WHOLE = {"None", "stop", "tool_calls", "function_call", "eos", "eos_token", "en
 
 @dataclass
 class Converted:
-    """What came of a log.
-
-    Args:
-        held_out: of the records, in a file of their own.
-        skipped: reason -> answers, or lines, that were left out for it.
-        has: what records have besides texts and pictures -> how many.
-    """
+    """What came of a log."""
 
     records: int = 0
-    held_out: int = 0
+    held_out: int = 0  # of the records, in a file of their own
     pictures: int = 0
     answers: int = 0
     questions: int = 0  # records without an answer to learn
-    skipped: Counter[str] = field(default_factory=Counter)
-    has: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)  # reason -> answers, or lines, that were left out for it
+    has: Counter[str] = field(default_factory=Counter)  # what records have besides texts and pictures -> how many
 
 
 def convert(

@@ -24,11 +24,7 @@ MOST_BYTES = 64 * 2**20  # of a picture
 
 
 class Unusable(Exception):
-    """Why a part of a log cannot become a record, and what to do about it.
-
-    Args:
-        cure: empty: fix the line.
-    """
+    """Why a part of a log cannot become a record, and what to do about it; no `cure`: fix the line."""
 
     def __init__(self, problem: str, cure: str = ""):
         super().__init__(problem)
@@ -36,10 +32,8 @@ class Unusable(Exception):
 
 
 class LoggedPictures:
-    """Copies pictures to a folder under the hash of their bytes: one that comes often is kept once.
-
-    Args:
-        root: local pictures must lie in it: who wrote a log could otherwise have any file of this machine copied.
+    """Copies pictures to a folder under the hash of their bytes: one that comes often is kept once. Local ones must lie
+    in `root`: who wrote a log could otherwise have any file of this machine copied.
     """
 
     def __init__(self, folder: Path, root: Path):
@@ -104,19 +98,12 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system", "developer": 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record up to its last answer, and the questions that are asked after it.
+    """A record up to its last answer, and the questions that are asked after it."""
 
-    Args:
-        name: in messages; unique within its set.
-        record: LLaVA JSON, with further questions under `turns`.
-        images: folder that the names of its pictures are relative to.
-        allow_outside: they may lead out of it.
-    """
-
-    name: str
-    record: JsonMapping
-    images: Path
-    allow_outside: bool = False
+    name: str  # in messages; unique within its set
+    record: JsonMapping  # LLaVA JSON, with further questions under `turns`
+    images: Path  # folder that the names of its pictures are relative to
+    allow_outside: bool = False  # they may lead out of it
 
     @property
     def further(self) -> tuple[str, ...]:

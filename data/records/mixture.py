@@ -99,18 +99,12 @@ Name = str | Path | TableRecords | TarRecords  # of files, of mixtures, or what 
 
 @dataclass(frozen=True)
 class Share:
-    """A data file, table or set of tars, and how much of it takes part.
-
-    Args:
-        strategy: all, or first, end or random with a count or a whole percentage.
-        where: what named it, for messages.
-        repeat: how often the same file stood before it; another draw of `random` each time.
-    """
+    """A data file, table or set of tars, and how much of it takes part."""
 
     source: Source
-    strategy: str = "all"
-    where: str = ""
-    repeat: int = 0
+    strategy: str = "all"  # all, or first, end or random with a count or a whole percentage
+    where: str = ""  # what named it, for messages
+    repeat: int = 0  # how often the same file stood before it; another draw of `random` each time
 
     def count(self, num_records: int) -> int:
         """Records kept: a percentage is rounded up, a count stops at what there is."""
@@ -156,10 +150,8 @@ def expand(names: Sequence[Name]) -> list[Share]:
 
 
 def identities(names: Iterable[Name | JsonObject]) -> list[str]:
-    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there.
-
-    Args:
-        names: sources may be sections, or what these were read from.
+    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there. Names
+    may be what sections were read from.
     """
     hashes = []
     for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
@@ -170,10 +162,8 @@ def identities(names: Iterable[Name | JsonObject]) -> list[str]:
 
 
 def are_present(names: Iterable[Name], *, opens_fast: bool = False) -> bool:
-    """Whether all files are on disk, those that mixtures name included.
-
-    Args:
-        opens_fast: and none of them must be converted first.
+    """Whether all files are on disk, those that mixtures name included; with `opens_fast` none of them must be
+    converted first.
     """
     return all(source.is_present() and (source.opens_fast or not opens_fast) for source in _behind(names))
 
@@ -260,10 +250,8 @@ class _Mixture(Section):
 
 
 def _entries(path: Path, file: Path) -> list[Share]:
-    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder.
-
-    Args:
-        file: what is read, which may be the package's in place of `path`.
+    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder. What is read is
+    `file`, which may be the package's in place of `path`.
     """
     hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
     shares: list[Share] = []

@@ -41,12 +41,8 @@ COLUMNS: dict[str, type[np.generic]] = {
 
 
 class Reader:
-    """Reads records where they lie: in a JSON file, a table, tars.
-
-    Args:
-        name: in the names of samples; a file keeps it when its folder moves.
-        label: for messages.
-        folder: that relative paths of pictures start at, unless the data section names one.
+    """Reads records where they lie: in a JSON file, a table, tars. `name` is in the names of samples (a file keeps it
+    when its folder moves), `label` is for messages; relative paths of pictures start at `folder`.
     """
 
     def __init__(self, name: str, label: str, folder: Path):

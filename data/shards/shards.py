@@ -142,7 +142,7 @@ def write_shard(
     except (OSError, SafetensorError) as error:
         aside.unlink(missing_ok=True)
         raise unwritable(path, error) from error
-    return read_shard(folder, index)
+    return _Index.read(folder, index).shard
 
 
 def _joined(name: str, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -168,15 +168,10 @@ def checksum(tensor: Tensor) -> int:
     return digest.intdigest()
 
 
-def read_shard(folder: Path, index: int) -> Shard:
-    """What a shard says of itself. Raises `UserError` where it is missing, cut or damaged."""
-    return _Index.read(folder, index).shard
-
-
 def finished(folder: Path, index: int) -> bool:
     """Whether shard `index` was written. A broken one counts as missing and is written again, with the same content."""
     try:
-        read_shard(folder, index)
+        _Index.read(folder, index)
     except UserError:
         return False
     return True
@@ -205,7 +200,7 @@ def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: Js
     if len(indices) > num_shards:
         problem = f"{shard_path(folder, max(indices)).name} is more than the {num_shards} shards expected"
         raise UserError(problem, where=str(folder), hint="delete the shards that do not belong here")
-    shards = [read_shard(folder, index) for index in range(num_shards)]
+    shards = [_Index.read(folder, index).shard for index in range(num_shards)]
     manifest = {
         "format": FORMAT,
         "identity": identity,
@@ -241,17 +236,15 @@ class ShardReader:
     def __init__(self, folder: Path):
         self.folder = folder
         manifest = read_manifest(folder)
-        self.identity, self.refused, self.measured = manifest.identity, manifest.refused, manifest.measured
-        self.shards = manifest.shards
+        self.identity, self.refused, self.shards = manifest.identity, manifest.refused, manifest.shards
         self._ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self._indices: dict[int, _Index] = {}
         for shard in self.shards:
             path = shard_path(folder, shard.index)
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
-                problem = "missing shard" if size is None else f"shard of {size} bytes"
-                problem += f", the manifest has one of {shard.bytes}"
-                raise UserError(problem, where=str(path), hint=again(folder))
+                what = "missing shard" if size is None else f"shard of {size} bytes"
+                raise UserError(f"{what}, the manifest has one of {shard.bytes}", where=str(path), hint=again(folder))
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -40,12 +40,11 @@ def state_places(wanted: Taps, modality: Tensor, mask: Tensor, loss_mask: Tensor
             kept |= text
         if layer in wanted.visual_layers:
             kept |= visual
-        masks[layer_name(layer)] = kept
+        masks[_layer(layer)] = kept
     return masks
 
 
-def layer_name(layer: int) -> str:
-    """Name of a layer's tensor in a record: layer_014."""
+def _layer(layer: int) -> str:
     return f"layer_{layer:03d}"
 
 
@@ -119,7 +118,7 @@ class PackedStates:
                 parts |= {key[len(name) + 1 :]: part for key, part in row.items() if key.startswith(f"{name}.")}
                 states[number, places[number]] = decode(parts, form.dtype, form.computed_in)
             spread[name] = states
-        layers = {layer: spread[layer_name(layer)] for layer in form.wanted.layers}
+        layers = {layer: spread[_layer(layer)] for layer in form.wanted.layers}
         return Batch(
             ids=ids,
             attention_mask=mask,
@@ -177,17 +176,12 @@ def batches(numbers: np.ndarray, counts: Counts, size: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class StatesWriting:
-    """How rows of states become samples of shards.
+    """How rows of states become samples of shards."""
 
-    Args:
-        folder: of the shards.
-        counts: of all samples: a record says its length as it was counted, so that every source orders alike.
-    """
-
-    folder: Path
+    folder: Path  # of the shards
     wanted: Taps
     dtype: StatesDtype
-    counts: Counts
+    counts: Counts  # of all samples: a record says its length as it was counted, so that every source orders alike
 
     def write(self, index: int, samples: Iterable[Sample]) -> None:
         """Write shard number `index`: it is whole or not there."""

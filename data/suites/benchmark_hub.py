@@ -55,11 +55,11 @@ def fetch_benchmarks(
             (aside / MEDIA).symlink_to(media.resolve(), target_is_directory=True)
         sets = {}
         for called in dict.fromkeys(names):
-            if (talked := turn_set(called)) is not None:
-                sets[talked] = {"file": write_set(aside, talked, _drawn(hub_records(talked), samples, seed))}
-                continue
-            name = called if called in published else set_name(called)
-            records = _records(name, published[name], aside, samples=samples, seed=seed)
+            name = turn_set(called) or (called if called in published else set_name(called))
+            if name in published:
+                records = _records(name, published[name], aside, samples=samples, seed=seed)
+            else:
+                records = _drawn(hub_records(name), samples, seed)
             sets[name] = {"file": write_set(aside, name, records)}
         (aside / INDEX).write_text(json.dumps({"sets": sets}, indent=1))
     return folder
@@ -165,7 +165,8 @@ def record(
         marks = f"{VIDEO_MARK}\n"
     question = next((text for key in about.question if (text := str(row.get(key)).strip()) not in _NOTHING), "")
     options = _options(about, row)
-    references = _answers(about, row)
+    answers = [str(value).strip() for key in about.answer for value in listed(row[key]) if value is not None]
+    references = [text for text in answers if text] or [NO_REFERENCE]
     letter = _letter(about, references, options)
     if letter is not None and options:
         references = [options[LETTERS.index(letter)]]
@@ -202,11 +203,6 @@ def _options(about: BenchmarkSet, row: JsonMapping) -> list[str]:
     if texts and all(text[:2] in (f"{letter}.", f"{letter})") for letter, text in zip(LETTERS, texts, strict=False)):
         return [text[2:].strip() for text in texts]
     return texts
-
-
-def _answers(about: BenchmarkSet, row: JsonMapping) -> list[str]:
-    values = [v for key in about.answer for v in listed(row[key])]
-    return [str(v).strip() for v in values if v is not None and str(v).strip()] or [NO_REFERENCE]
 
 
 def _letter(about: BenchmarkSet, answers: Sequence[str], options: Sequence[str]) -> str | None:

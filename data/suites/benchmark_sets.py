@@ -33,35 +33,26 @@ class Join:
 
 @dataclass(frozen=True)
 class BenchmarkSet:
-    """Rows of the Hub.
-
-    Args:
-        ids: repositories of the same rows, tried in turn: the sets have moved.
-        question: columns, of which the first that says something counts.
-        options: one column with a list, or a column for each; "N/A" fills up.
-        answer: columns; a list is several good answers.
-        answer_is: with options: the option's text, its letter, or its place from 0.
-        clip: column that names the clip.
-        folders: where clips lie below the set's folder of media, tried in turn; {config} is replaced.
-        config_folders: configuration -> such a folder, for sets that have one for each.
-    """
+    """Rows of the Hub."""
 
     medium: Medium
-    ids: tuple[str, ...]
+    ids: tuple[str, ...]  # repositories of the same rows, tried in turn: the sets have moved
     split: str
     describe: Ask
     stock: Ask
     configs: tuple[str | None, ...] = (None,)
     revision: str | None = None
-    question: tuple[str, ...] = ("question",)
-    options: tuple[str, ...] = ()
-    answer: tuple[str, ...] = ("answer",)
+    question: tuple[str, ...] = ("question",)  # columns, of which the first that says something counts
+    options: tuple[str, ...] = ()  # one column with a list, or a column for each; "N/A" fills up
+    answer: tuple[str, ...] = ("answer",)  # columns; a list is several good answers
+    # With options: the option's text, its letter, or its place from 0.
     answer_is: Literal["text", "letter", "index"] = "text"
     hint: str | None = None
     join: Join | None = None
-    clip: str | None = None
+    clip: str | None = None  # column that names the clip
+    # Where clips lie below the set's folder of media, tried in turn; {config} is replaced.
     folders: tuple[str, ...] = ("",)
-    config_folders: tuple[tuple[str, str], ...] = ()
+    config_folders: tuple[tuple[str, str], ...] = ()  # configuration -> such a folder, for sets that have one for each
     aliases: tuple[str, ...] = ()
 
 
@@ -224,29 +215,19 @@ LABELS = ("category", "sub_category", "difficulty")  # what tables group by
 
 @dataclass(frozen=True)
 class TurnSet:
-    """How a set names the parts of its rows.
-
-    Args:
-        repository: on the Hub; None: it is published as files alone.
-        files: pattern of its files, JSON lines or parquet, in a folder as it is published.
-        labels: of `LABELS` -> the column that has it.
-        images: the folder, beside the file, of the pictures that `image` names; None: texts alone.
-        placeholder: how a turn begins whose text its authors may not hand on.
-        cure: how to get the set, or whole rows of it.
-        size: what dry runs say of it.
-    """
+    """How a set names the parts of its rows."""
 
     medium: Medium
-    files: str
-    labels: Mapping[str, str]
-    cure: str
-    size: str
+    files: str  # pattern of its files, JSON lines or parquet, in a folder as it is published
+    labels: Mapping[str, str]  # of `LABELS` -> the column that has it
+    cure: str  # how to get the set, or whole rows of it
+    size: str  # what dry runs say of it
     id: str = "id"
-    images: str | None = None
-    repository: str | None = None
+    images: str | None = None  # the folder, beside the file, of the pictures that `image` names; None: texts alone
+    repository: str | None = None  # on the Hub; None: it is published as files alone
     config: str | None = None
     split: str = "test"
-    placeholder: str | None = None
+    placeholder: str | None = None  # how a turn begins whose text its authors may not hand on
 
 
 TURN_SETS: dict[str, TurnSet] = {

@@ -58,10 +58,8 @@ def hub_records(name: str) -> list[JsonObject]:
 
 
 def record(name: str, row: JsonMapping, *, where: str) -> JsonObject:
-    """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels.
-
-    Args:
-        where: the row's place, for errors.
+    """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels; `where` is its
+    place, for errors.
     """
     about = TURN_SETS[name]
     if missing := [key for key in (about.id, "turns", *about.labels.values()) if key not in row]:

@@ -19,7 +19,7 @@ from ...data.records.table_records import TableRecords
 from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, read_index
 from ...data.suites.turn_files import PUBLISHED, published_files, published_records
-from ...models.targets.generators import AnyTarget, image_section
+from ...models.targets.table import AnyTarget, image_section
 from ...trainers.estimate.data import learns_answers
 from ...trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ...trainers.run.context import Context

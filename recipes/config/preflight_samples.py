@@ -29,10 +29,9 @@ from ...data.sources import answered
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.plain_module import ShapeAlone
 from ...models.targets.base import Taps
-from ...models.targets.generators import language_section
 from ...models.targets.load import target_config
 from ...models.targets.sizes import empty_model
-from ...models.targets.table import family_of, training_of
+from ...models.targets.table import family_of, language_section, training_of
 from ...trainers.estimate.counted import META, most_bytes
 from ...trainers.estimate.models import target_shape
 from ...trainers.estimate.train_memory import synthetic_batch

@@ -411,7 +411,7 @@ def test_a_metric_without_weights_says_which_and_from_where(metric, tmp_path):
         with pytest.raises(UserError) as caught:
             check(QualityConfig(metrics=(metric,), weights=others))
         message = str(caught.value)
-        assert f"the metric '{metric}' needs {SOURCES[name].what} from {SOURCES[name].origin}" in message
+        assert f"the metric '{metric}' needs {' from '.join(SOURCES[name])}" in message
         assert f"weights.{name}" in message and f"set weights: {{{name}: <its path>}}" in message
         with pytest.raises(UserError, match=r"there is nothing at .*nowhere"):
             check(QualityConfig(metrics=(metric,), weights=others | {name: str(tmp_path / "nowhere")}))

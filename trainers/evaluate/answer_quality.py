@@ -35,11 +35,8 @@ BLIND = " (text only)"
 def measure_quality(
     config: QualitySection, run: TabedRun, drafts: Mapping[str, object], score: Mapping[Metric, Scorer]
 ) -> JsonObject:
-    """Let target and drafts answer every set with the pictures and without; write `quality.json` and `quality.md`.
-
-    Args:
-        drafts: name -> model.
-        score: as `text_quality.scorers`.
+    """Let target and drafts (name -> model) answer every set with the pictures and without; write `quality.json` and
+    `quality.md`.
     """
     folder, models = run.context.folder, answering(config, run, drafts)
     measured: list[JsonObject] = []

@@ -29,7 +29,7 @@ from ...data.captioned.items import Captioned, Refused, decode_image
 from ...data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
+from ...models.targets.table import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
