@@ -94,7 +94,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         if ranks.is_main():
             for suite_run in runs:
                 about |= suite_run.about()
-            reporting = Reporting(stage, context, measuring, rows, about)
+            reporting = Reporting(measuring, rows, about)
             sections = [section for study in OF_ROWS for section in study(measuring, rows)]
             sections += [suite_run.report(rows, notes) for suite_run in runs]
             sections += [section for section in [turns_section(rows, early)] if section is not None]
