@@ -22,10 +22,10 @@ from ...data.families.processor import Processor
 from ...data.suites.suite import Suite
 from ...eval import text_quality
 from ...eval.by_category import turns_section
-from ...eval.intervals import ratio
 from ...eval.loop import generate
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
+from ...eval.summary import ratio
 from ...models.drafters.base import DraftingOptions
 from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
