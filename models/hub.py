@@ -21,7 +21,7 @@ from .inline import inline_config
 from .stored import holds_two_tables
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 PINNED = Path(__file__).parent / "configs"
 

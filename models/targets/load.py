@@ -163,7 +163,7 @@ def target_weights(
         cut = f"{key.removesuffix('.path')}.tensor_parallel_size"
         check_ranks(tensor_parallel_size, key=cut)
         held["plan"] = parallel_plan(stored, tensor_parallel_size, str(source), key=cut)
-    return load_weights(config.model_class(stored.model_type, str(source)), source, revision=revision, key=key, **held)
+    return load_weights(config.record_of(stored).class_of(stored), source, revision=revision, key=key, **held)
 
 
 def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
