@@ -146,13 +146,9 @@ def _order(record: JsonObject, num_images: int, num_clips: int) -> tuple[int, ..
 def check_some(
     file: RecordFile, numbers: Sequence[int], folders: tuple[Path, Path], *, allow_outside: bool, of: str
 ) -> None:
-    """Raises `UserError` where none of several pictures of a file's records is there, or may be read: a wrong folder or
-    setting, and no bad record. What lies inside a table or a tar is in no folder.
-
-    Args:
-        numbers: of some records with pictures or clips.
-        folders: of pictures and of clips.
-        of: names the file in messages, where there are several.
+    """Raises `UserError` where none of several pictures and clips of some of a file's records is there, in its two
+    folders, or may be read: a wrong folder or setting, and no bad record. What lies inside a table or a tar is in no
+    folder. `of` names the file in messages, where there are several.
     """
     found: list[MediaFile] = []
     outside: list[BadMedia] = []

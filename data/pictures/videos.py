@@ -85,13 +85,9 @@ def frame_numbers(total: int, rate: float, settings: VideoSettings) -> list[int]
 
 
 def numbers_in_time(begins: Sequence[float], end: float, settings: VideoSettings) -> list[int]:
-    """Which frames are taken of a clip whose frames do not follow at one rate, ascending; each at most once.
-
-    The times to look at are those of `frame_numbers`; each takes the frame that a player shows then.
-
-    Args:
-        begins: [N] seconds from the first frame to each, ascending.
-        end: seconds to the end of the last one.
+    """Which frames are taken of a clip whose frames do not follow at one rate, ascending; each at most once. The times
+    to look at are those of `frame_numbers`; each takes the frame that a player shows then. `begins` [N] are seconds
+    from the first frame to each, ascending, and `end` to the end of the last one.
     """
 
     def shown(times: np.ndarray) -> list[int]:
@@ -281,7 +277,9 @@ class FrameTokens:
         return self.per_step * -(-num_frames // self.frames_per_step) + self.per_clip
 
     def frames(self, budget: int | str) -> int:
-        """The number of frames whose tokens are nearest to the budget; at least one step."""
+        """The taken frames, RGB. Raises `UserError`: one cannot be decoded, they are too large, or `check` refuses
+        their size (width, height), before any is decoded.
+        """
         steps = (visual_tokens(budget) - self.per_clip) / self.per_step
         return max(1, int(steps + 0.5)) * self.frames_per_step
 

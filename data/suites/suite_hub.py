@@ -70,13 +70,9 @@ def fetch(
     published: Mapping[str, Published] = PUBLISHED,
     questions: Mapping[Task, Published] = PUBLISHED_QUESTIONS,
 ) -> Path:
-    """A suite directory with the first rows of each set, and questions for those of `tasks` that have some.
-
-    Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is unknown, out of reach,
-    or has other columns than expected.
-
-    Args:
-        sets: name -> at most so many rows; None: as many as the set has.
+    """A suite directory with the first rows of each set (at most so many; None: all), and questions for those of
+    `tasks` that have some. Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is
+    unknown, out of reach, or has other columns than expected.
     """
     if folder.is_dir():
         return folder

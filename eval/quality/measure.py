@@ -85,18 +85,14 @@ def measure(
     extractors: Extractors | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Measured]:
-    """Measure pictures by each metric of the recipe, one network in memory at a time.
+    """Results by metric (`precision_recall` gives `precision` and `recall`), one network in memory at a time. Raises
+    `UserError` where a metric lacks weights, captions, real images, or enough images.
 
     Args:
         images: generated, uint8 [H,W,3]; a list, or a `Folder` that reads them when asked for.
         captions: what each image was asked for, in the images' order.
         reference: real images in place of the recipe's folder.
         extractors: networks in place of the published ones, by metric.
-
-    Returns:
-        results by metric; `precision_recall` gives `precision` and `recall`.
-
-    Raises `UserError` where a metric lacks weights, captions, real images, or enough images.
     """
     extractors = extractors or {}
     check(config, extractors)
