@@ -163,10 +163,8 @@ class Clip:
         return self.total / self.rate / len(self.numbers)
 
     def frames(self, *, check: Callable[[Size], None] | None = None) -> list[Image.Image]:
-        """The taken frames, RGB. Raises `UserError`: a frame cannot be decoded, or they are too large.
-
-        Args:
-            check: raises `BadMedia` for a size of frames (width, height) that is not wanted, before any is decoded.
+        """The taken frames, RGB. Raises `UserError`: one cannot be decoded, they are too large, or `check` refuses
+        their size (width, height), before any is decoded.
         """
         wanted, frames = set(self.numbers), []
         width, height = self.size
@@ -237,11 +235,6 @@ def write_clip(path: Path, frames: Sequence[Image.Image], *, fps: int) -> None:
         container.mux(stream.encode())
 
 
-PRESETS = {
-    "0.5k": 500, "1.5k": 1_500, "4.5k": 4_500, "6k": 6_000, "13k": 13_000, "15k": 15_000, "17k": 17_000, "25k": 25_000,
-}  # fmt: skip
-
-
 def visual_tokens(budget: int | str) -> int:
     """Tokens of a budget: any number, or one with k after it. Raises `UserError` for what is neither."""
     text = str(budget).strip().lower()
@@ -250,9 +243,7 @@ def visual_tokens(budget: int | str) -> int:
     except ValueError:
         number = 0.0
     if not 1 <= number < float("inf"):
-        raise UserError(
-            f"{budget!r} is no number of visual tokens", hint=f"give a number, or one of {', '.join(PRESETS)}"
-        )
+        raise UserError(f"{budget!r} is no number of visual tokens", hint="give a number, such as 700 or 25k")
     return round(number)
 
 
@@ -277,9 +268,7 @@ class FrameTokens:
         return self.per_step * -(-num_frames // self.frames_per_step) + self.per_clip
 
     def frames(self, budget: int | str) -> int:
-        """The taken frames, RGB. Raises `UserError`: one cannot be decoded, they are too large, or `check` refuses
-        their size (width, height), before any is decoded.
-        """
+        """The number of frames whose tokens are nearest to the budget; at least one step."""
         steps = (visual_tokens(budget) - self.per_clip) / self.per_step
         return max(1, int(steps + 0.5)) * self.frames_per_step
 
