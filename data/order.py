@@ -216,7 +216,5 @@ def check_lengths(lengths: np.ndarray, max_tokens: int, key: str) -> None:
     """Raises `UserError` for a sample that fits no row."""
     longest = int(np.abs(lengths).max(initial=0))
     if longest > max_tokens:
-        raise UserError(
-            f"a sample has {longest} tokens, and a row {max_tokens}", key=key,
-            hint=f"set packing.max_tokens to {longest} or more, or data.max_length to {max_tokens} or less",
-        )  # fmt: skip
+        hint = f"set packing.max_tokens to {longest} or more, or data.max_length to {max_tokens} or less"
+        raise UserError(f"a sample has {longest} tokens, and a row {max_tokens}", key=key, hint=hint)

@@ -72,10 +72,9 @@ class Files:
         """Side in pixels of the tower's patches. Raises `UserError` where neither these files nor the model's say."""
         patch = self.settings.get("patch_size")
         if not isinstance(patch, int):
-            raise UserError(
-                f"{self.key}: neither its files nor a config.json beside them say patch_size", where=str(self.source),
-                hint="write patch_size, the side in pixels of the tower's patches, into processor_config.json",
-            )  # fmt: skip
+            problem = f"{self.key}: neither its files nor a config.json beside them say patch_size"
+            hint = "write patch_size, the side in pixels of the tower's patches, into processor_config.json"
+            raise UserError(problem, where=str(self.source), hint=hint)
         return patch
 
 

@@ -130,11 +130,8 @@ class Clip:
         if stored < announced and not (step and length and self._begins[-1] + 2 * step > length):
             raise _broken(path, f"ends after {stored} of {announced} frames")
         if self.total < settings.min_frames:
-            raise UserError(
-                f"the clip has {self.total} frames, fewer than min_frames {settings.min_frames}",
-                where=str(path),
-                hint="remove the record, or lower video.min_frames",
-            )
+            problem = f"the clip has {self.total} frames, fewer than min_frames {settings.min_frames}"
+            raise UserError(problem, where=str(path), hint="remove the record, or lower video.min_frames")
         if step and abs(rate * step - 1) > 0.02:  # of the file with what an edit list hides, or with gaps
             rate = 1 / step
         if settings.fps is not None and not rate:

@@ -70,10 +70,8 @@ class LoggedPictures:
             raise Unusable(f"a picture's address of scheme {parsed.scheme}", "data: URLs and local files are read")
         path = (self._root / (unquote(parsed.path) if parsed.scheme else url)).resolve()
         if not path.is_relative_to(self._root):
-            raise Unusable(
-                "a picture outside the folder of pictures",
-                f"{url}: name a folder that holds it: --images (it is {self._root} now)",
-            )
+            problem = "a picture outside the folder of pictures"
+            raise Unusable(problem, f"{url}: name a folder that holds it: --images (it is {self._root} now)")
         if not path.is_file():
             raise Unusable("a picture that is not there", f"{url}: paths start at --images, {self._root}")
         if path.stat().st_size > MOST_BYTES:

@@ -96,11 +96,9 @@ def load_rows(name: str, repository: str, config: str | None, split: str, *, rev
     try:
         return datasets.load_dataset(repository, config, split=split, revision=revision)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot load set {name} ({repository}): {first_line(error)}",
-            key="suite.data.path",
-            hint="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
-        ) from error
+        problem = f"cannot load set {name} ({repository}): {first_line(error)}"
+        hint = "without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json"
+        raise UserError(problem, key="suite.data.path", hint=hint) from error
 
 
 def row_of(name: str, table: Any, place: int) -> JsonObject:

@@ -106,10 +106,9 @@ def measure(
             raise UserError(problem, where="reference", hint="name a folder of real images")
         if metric in ("clip", "hpsv2") and (captions is None or len(captions) != len(images)):
             count = "none" if captions is None else len(captions)
-            raise UserError(
-                f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}",
-                hint=f"measure images that were asked for in words, or leave {metric!r} out of metrics",
-            )
+            problem = f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}"
+            hint = f"measure images that were asked for in words, or leave {metric!r} out of metrics"
+            raise UserError(problem, hint=hint)
     task = _Task(images, captions or (), () if reference is None else reference, config.batch_size, device)
     results: dict[str, Measured] = {}
     for metric in config.metrics:
