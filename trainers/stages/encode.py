@@ -137,7 +137,7 @@ class EncodeStage(Stage):
                 counts: Counter[str] = Counter()
                 watched = context.stop.watch(self._items(source, index), "inside a shard")
                 log = context.folder / f"refused-{index:06d}.jsonl"
-                pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
+                pictures = usable_pictures(line.counted(watched), self, duplicates, counts, log, encoder.size)
                 write_shard(folder, index, encoder.samples(pictures), counts)
         if ranks.is_main():
             finish(folder, identity, num_shards=num_shards)
@@ -179,7 +179,7 @@ class _Picture:
     pixels: Tensor  # [3,S,S] uint8
 
 
-def _usable(
+def usable_pictures(
     items: Iterator[Captioned | Refused],
     stage: EncodeStage,
     duplicates: Mapping[int, int],
