@@ -20,8 +20,9 @@ from ..data.processor_files import load_processor
 from ..models.drafters import DRAFTER
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from ..models.drafters.manifest import MANIFEST, read_manifest
-from ..models.targets.generators import AnyTarget, Generator, load_generator
+from ..models.targets.drawing import Generator
 from ..models.targets.load import load_target
+from ..models.targets.table import AnyTarget
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def open_pair(
     """
     section = config.model_dump(mode="json") if section is None else section
     if config.draws_images:
-        generator = load_generator(config, {part: Path(place) for part, place in parts.items()}, device=device)
+        generator = config.generator({part: Path(place) for part, place in parts.items()}, device=device)
         return Pair(generator.target, TargetIdentity(section), generator=generator)
     source = parts.get("target") or str(config.path)
     if processor is None:

@@ -36,7 +36,7 @@ from ..models.drafters.modes import ImageSubstitutes
 from ..models.folders import opened_target
 from ..models.hub import is_somewhere
 from ..models.stored import check_types
-from ..models.targets.generators import AnyTarget, image_section
+from ..models.targets.table import AnyTarget, image_section
 from .loop import Decoding, Generation, generate
 from .pair import Pair, open_pair
 from .policies import Draw

@@ -17,8 +17,7 @@ from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.decoder import DecoderStates
 from ..decoding.rows import Guidance
-from ..decoding.tree import Tree
-from ..decoding.upload import upload_tree
+from ..decoding.tree import Tree, upload_tree
 from .base import Prompt, TargetStep, check_layers
 
 
@@ -107,9 +106,7 @@ class GuidedTarget:
 
     def _seen(self, session: DrawingSession, count: int, mask: Tensor) -> Tensor | None:
         """[count,P+count] or [R*B,count,P+count] bool of `count` new places, over the P before them and themselves.
-
-        Args:
-            mask: [count,S] over the last S of these places; what lies before, the prompt apart, is seen.
+        `mask`: [count,S] over the last S of these places; what lies before, the prompt apart, is seen.
         """
         past, prompt = session.cache.length, session.seen
         if prompt is None and mask.shape[1] == 1:  # a single node need not see its siblings

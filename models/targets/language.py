@@ -22,8 +22,7 @@ from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.rows import Guidance
 from ..decoding.tapped import check_end_attention, end_attention, is_cut, whole
-from ..decoding.tree import Tree
-from ..decoding.upload import upload_tree
+from ..decoding.tree import Tree, upload_tree
 from ..fast.cuda_graphs import Graphs
 from ..hub import rope_of
 from ..packed_row import PackedRow

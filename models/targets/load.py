@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import Field
 
 from ...core.errors import UserError, did_you_mean
-from ...core.import_paths import OrImported
 from ...core.placement import check_spread, onto, spread
 from ...core.section import torch_dtype
 from ..hub import config_value, is_tied, load_pretrained, read_config, untie
@@ -18,8 +16,7 @@ from ..parts import TokenIds
 from ..stored import resolved_dtype
 from .language import LanguageTarget
 from .parallel import check_ranks, parallel_plan
-from .section import TargetSection
-from .table import FAMILIES, LANGUAGE_TARGETS, family_of
+from .table import FAMILIES, TargetConfig, family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -101,10 +98,6 @@ def _tables(maker: Any, config: PreTrainedConfig, source: str | Path, **argument
     if own:
         model.config.get_text_config().hidden_size_per_layer_input = own
     return model, info
-
-
-# A recipe's `target` of the language tracks.
-TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]
 
 
 def target_config(config: TargetConfig, ids: TokenIds | None, *, network: bool) -> PreTrainedConfig:

@@ -246,7 +246,7 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     """
     if not ranks.is_main():
         return
-    from .provenance import versions
+    from .alike import versions
 
     output.mkdir(parents=True, exist_ok=True)
     before = read_yaml(output / ABOUT, JsonObject, hint="") if (output / ABOUT).is_file() else {}

@@ -16,8 +16,7 @@ from ...core.tracking import TrackingConfig
 from ...data.captioned.prompts import PromptSource
 from ...models.drafters import DRAFTER, AnyDrafter
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
-from ...models.targets.generators import AnyTarget
-from ...models.targets.table import REFUSED
+from ...models.targets.table import REFUSED, AnyTarget
 from ...trainers.run.deepspeed_section import EngineConfig
 from ...trainers.run.hardware import Hardware
 from ...trainers.run.stage import Stage

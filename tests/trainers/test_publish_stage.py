@@ -358,7 +358,7 @@ def test_weights_of_another_shape_are_named_even_with_a_list_that_agrees(change,
     write_sums(folder)
     with pytest.raises(UserError) as caught:
         open_published(folder, target=published / "target")
-    assert "model.safetensors" in caught.value.problem and says in caught.value.problem
+    assert "the weights do not fit config.json" in caught.value.problem and says in caught.value.problem
 
 
 def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):

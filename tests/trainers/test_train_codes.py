@@ -28,7 +28,6 @@ from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
-from draftsmith.models.targets.generators import load_generator
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
@@ -96,7 +95,7 @@ def recipe(demo: Path):
 @pytest.fixture(scope="module")
 def generator(demo):
     made = {"target": demo / "target", "text": demo / "target", "vq": demo / "vq"}
-    return load_generator(recipe(demo).target, made, device=torch.device("cpu"))
+    return recipe(demo).target.generator(made, device=torch.device("cpu"))
 
 
 def saved_head(folder: Path, generator):

@@ -20,7 +20,7 @@ from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Selection, Share, are_present, is_mixture
 from ...data.records.records import RecordFile
 from ...models.hub import config_value
-from ...models.targets.generators import language_section
+from ...models.targets.table import language_section
 from ..run.stage import Planned
 from ..train.settings import RecordsSettings
 

@@ -12,9 +12,9 @@ from ...models.parts import TokenIds
 from ...models.stored import Held, is_on_cpu, stored_dtype
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
-from ...models.targets.generators import language_section
 from ...models.targets.load import target_config
 from ...models.targets.sizes import parameter_lines
+from ...models.targets.table import language_section
 from ..run.stage import WholeRecipe
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset

@@ -11,7 +11,7 @@ from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, record_bytes, samples_per_shard, shown
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
-from ...models.targets.generators import language_section
+from ...models.targets.table import language_section
 from ..run.stage import Planned
 from ..serve.states_builder import StatesStore, wanted_taps
 from .data import OnDisk, image_reader_of, on_disk, samples, text_lengths, visual_tokens

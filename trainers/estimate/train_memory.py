@@ -27,9 +27,8 @@ from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
 from ...models.hub import config_value, is_tied, rope_of
 from ...models.targets.base import TargetShape
-from ...models.targets.generators import image_section, language_section
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
-from ...models.targets.table import family_of, training_of
+from ...models.targets.table import family_of, image_section, language_section, training_of
 from ..run.hardware import Memory
 from ..run.stage import WholeRecipe
 from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings

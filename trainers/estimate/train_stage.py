@@ -14,9 +14,8 @@ from ...data.media import ImageReader
 from ...data.pictures.tiles import is_tiled
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
-from ...models.targets.generators import language_section
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
-from ...models.targets.table import training_of
+from ...models.targets.table import language_section, training_of
 from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..train.fit import OutsideStart

@@ -20,7 +20,8 @@ from ...eval.rules import Codes
 from ...eval.tables import Column, Table, text
 from ...models.decoding.batched import draw_pictures
 from ...models.decoding.warp import Warp
-from ...models.targets.generators import Generator, image_section
+from ...models.targets.drawing import Generator
+from ...models.targets.table import image_section
 from ..run.context import Context
 from ..run.stopping import Stop
 from .drafters import Drafters, Drafting

@@ -24,7 +24,7 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.measured_rows import Row, grouped
 from ...models.decoding.batched import even_batches
-from ...models.targets.generators import Generator
+from ...models.targets.drawing import Generator
 from ..run.context import Context
 from ..run.stopping import Stop
 from .evaluate_settings import EvaluateSettings

@@ -40,7 +40,8 @@ from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.drafters.head_config import FusedHeadConfig
 from ...models.drafters.head_settings import HeadSettings
 from ...models.targets.base import Target
-from ...models.targets.generators import Generator, image_section
+from ...models.targets.drawing import Generator
+from ...models.targets.table import image_section
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings

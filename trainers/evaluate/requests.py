@@ -26,7 +26,7 @@ from ...data.suites.benchmark_sets import LABELS, SEED
 from ...data.suites.suite import Suite, write_records
 from ...data.suites.turn_files import published_files
 from ...eval.measured_rows import Medium
-from ...models.targets.generators import Generator
+from ...models.targets.drawing import Generator
 from ..run.context import Context
 from ..run.stage_records import data_files, open_records
 from .benchmarks import Benchmark, SetsBenchmark

@@ -20,8 +20,8 @@ from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.hub import ModelSource, read_config, vision_half
 from ...models.parts import TokenIds
-from ...models.targets.generators import AnyTarget, language_section
 from ...models.targets.parallel import check_ranks
+from ...models.targets.table import AnyTarget, language_section
 from .deepspeed_section import EngineConfig
 from .progress import StageLine
 from .stopping import Stop

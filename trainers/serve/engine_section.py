@@ -28,9 +28,8 @@ from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.formats.target import export_target, vllm_reads
 from ...models.hub import read_config
 from ...models.targets.family import Family
-from ...models.targets.generators import AnyTarget, language_section
 from ...models.targets.language import LanguageTarget
-from ...models.targets.table import FAMILIES
+from ...models.targets.table import FAMILIES, AnyTarget, language_section
 from ..run.context import Context
 from .engine_process import EngineProcess
 from .served import ServedAnswers, ServedStates, check_layers
@@ -261,7 +260,8 @@ def engine_process(
     timed: bool = False,
     more: JsonMapping | None = None,
 ) -> Iterator[EngineProcess]:
-    """The engine of this node, with the stage's target; it is started by whoever first wants something.
+    """The engine of this node, with the stage's target; it is started by whoever first wants something. Raises
+    `UserError`: the node has several ranks, each of which would start an engine.
 
     Args:
         key: of the section in the stage's own.
@@ -270,9 +270,6 @@ def engine_process(
         most_pictures: of a request.
         timed: how each answer came about is wanted, too.
         more: further arguments of the engine, that the section does not say.
-
-    Raises:
-        UserError: the node has several ranks, each of which would start an engine.
     """
     key = f"stages.{context.name}.{key}"
     if ranks.any_rank(ranks.local_rank() > 0):

@@ -29,7 +29,7 @@ from ...data.captioned.items import Captioned, Refused, decode_image
 from ...data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
+from ...models.targets.table import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
@@ -138,7 +138,7 @@ class EncodeStage(Stage):
                 counts: Counter[str] = Counter()
                 watched = context.stop.watch(self._items(source, index), "inside a shard")
                 log = context.folder / f"refused-{index:06d}.jsonl"
-                pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
+                pictures = usable_pictures(line.counted(watched), self, duplicates, counts, log, encoder.size)
                 write_shard(folder, index, encoder.samples(pictures), counts)
         if ranks.is_main():
             finish(folder, identity, num_shards=num_shards)
@@ -180,7 +180,7 @@ class _Picture:
     pixels: Tensor  # [3,S,S] uint8
 
 
-def _usable(
+def usable_pictures(
     items: Iterator[Captioned | Refused],
     stage: EncodeStage,
     duplicates: Mapping[int, int],

@@ -12,9 +12,10 @@ from typing import ClassVar, cast
 
 from ...core.errors import Refused
 from ...models.drafters.captioners import LvlmCaptions
-from ...models.targets.load import TargetConfig, target_config
+from ...models.targets.load import target_config
 from ...models.targets.section import TargetSection
 from ...models.targets.sizes import parameter_counts
+from ...models.targets.table import TargetConfig
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.requests import frames_in
 from ..run.context import Context

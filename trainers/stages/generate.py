@@ -31,7 +31,7 @@ from ...data.shapes.suites import CLIPS, SETS, num_suite_records, num_video_suit
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.write import write_dataset
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 

@@ -35,8 +35,8 @@ from ...data.shards.shards import claim
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
+from ...models.targets.table import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..run.stage_records import check_fit, open_records
@@ -321,9 +321,7 @@ def special_ids(processor: Processor) -> set[int]:
 
 def _behind(begin: str, form: PromptFormat, processor: Processor) -> tuple[int, str]:
     """How many ids follow the begin of a user's turn, and the text behind the turn, where `_ANYTHING` goes on with it.
-
-    Raises:
-        UserError: the template has no user's turn that can be gone on with.
+    Raises `UserError`: the template has no user's turn that can be gone on with.
     """
     turns = ([{"from": "human", "value": f"{begin} {text}".strip()}] for text in _ANYTHING)
     one, other = (encode(turn, form, processor, open_ended=True) for turn in turns)

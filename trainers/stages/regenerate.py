@@ -27,7 +27,7 @@ from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.hub import config_value
-from ...models.targets.generators import AnyTarget, image_section, load_generator
+from ...models.targets.table import AnyTarget, image_section
 from ..estimate.data import on_disk, samples
 from ..run.context import Context
 from ..run.progress import of_shards
@@ -213,7 +213,7 @@ class Pictures:
         folder = None if source.from_stage is None else context.inputs["data"] / DATASET_FOLDER
         self.prompts = read_prompts(source.resolved(folder))
         image_section(context.target).check_labels([(p.caption, p.label) for p in self.prompts])
-        self.generator = load_generator(image_section(context.target), context.inputs, device=context.device())
+        self.generator = image_section(context.target).generator(context.inputs, device=context.device())
 
     def __len__(self) -> int:
         return len(self.prompts) * self.repeats

@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...core.errors import Refused, did_you_mean
 from ...core.json_types import JsonObject
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..estimate.train_stage import start_line
 from ..run.context import Context
 from ..run.hardware import Memory

@@ -7,7 +7,7 @@ from typing import ClassVar
 from ...core.errors import Refused
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..estimate.train_memory import head_memory
 from ..estimate.train_stage import describe_head, head_length
 from ..run.context import Context

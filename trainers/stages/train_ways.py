@@ -15,7 +15,7 @@ from ...core.errors import Refused
 from ...core.json_types import JsonObject
 from ...models.drafters import DRAFTER
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from .train import Chosen
 from .train_codes import TrainCodes
 from .train_records import TrainRecords

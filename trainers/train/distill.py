@@ -25,9 +25,8 @@ from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
 from ...models.parts import placeholder_ids
 from ...models.stored import resolved_dtype
-from ...models.targets.generators import language_section
 from ...models.targets.load import target_weights
-from ...models.targets.table import family_of, training_of
+from ...models.targets.table import family_of, language_section, training_of
 from ...models.training import ModelTraining
 from ..run.context import Context
 from .engine import Engine

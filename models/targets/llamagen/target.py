@@ -18,7 +18,7 @@ from ....core.states import Taps, TargetStates
 from ...decoding.cache import Cache
 from ...decoding.decoder import DecoderStates
 from ...decoding.rows import Guidance
-from ...decoding.upload import upload_tokens
+from ...decoding.tree import upload_tokens
 from ...layer import LayerShape
 from ..base import Prompt, TargetShape
 from ..guided import DrawingSession, GuidedTarget, steps_of

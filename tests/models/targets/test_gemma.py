@@ -15,7 +15,7 @@ from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.core.states import Taps
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Dynamic, Product, Static
-from draftsmith.models.decoding.removal import unseen_from
+from draftsmith.models.decoding.tapped import unseen_from
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
