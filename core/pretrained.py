@@ -47,12 +47,6 @@ MOST_SIZES = {
     **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
 }  # fmt: skip
-_MERGE = (
-    """python -c 'import peft, transformers as t; base = "{base}"; """
-    """model = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base); """
-    """peft.PeftModel.from_pretrained(model, "{folder}").merge_and_unload().save_pretrained("merged")', """
-    "then copy the files of the tokenizer and the processor there"
-)
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 
 
@@ -102,7 +96,7 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         base = read_json(adapter, JsonObject, hint=RESTORE).get("base_model_name_or_path")
         raise UserError(
             "the folder holds a PEFT adapter (LoRA or the like), not a model", where=str(folder),
-            hint=f"merge it into its base first: {_MERGE.format(base=base, folder=folder)}",
+            hint=f"merge it into {base} first (merge_and_unload), and copy the tokenizer and the processor there",
         )  # fmt: skip
     for name in _OBJECTS:
         if (folder / name).is_file():

@@ -67,7 +67,8 @@ def verify_engine(
     without_known_faults: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Verification:
-    """Serve a folder that `draftsmith export` wrote for vLLM, and compare chain by chain with our own loop.
+    """Serve a folder that `draftsmith export` wrote for vLLM, and compare chain by chain with our own loop. Raises
+    `UserError`: no such export, no target, or the engine stopped.
 
     Args:
         scratch: an empty folder for requests, pictures, answers and the engine's logs.
@@ -75,9 +76,6 @@ def verify_engine(
         target: Hub id or directory; None: as the manifest names it.
         without_known_faults: patch the engine's known faults in its process: is the export right without them?
         timeout_s: of each of its three starts, after which it is taken for hung.
-
-    Raises:
-        UserError: no such export, no target, or the engine stopped.
     """
     exported = Exported(folder, target)
     if exported.made.plugin:

@@ -76,11 +76,7 @@ class Asked:
 
 
 def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: int = 0) -> list[Asked]:
-    """Requests of all groups; drawn pictures are written into `folder` as PNG.
-
-    Args:
-        pictures: False: texts alone.
-    """
+    """Requests of all groups; drawn pictures are written into `folder` as PNG. `pictures`: False: texts alone."""
     rng, groups = random.Random(seed), {TEXT: 0}
     if pictures and processor.reads_pictures:
         groups |= {ONE: 1, TWO: 2, RESIZED: 1}
@@ -159,13 +155,11 @@ class Noting:
 
 
 class Exported:
-    """An exported folder of `draftsmith export` in a layout that vLLM reads, opened beside its target.
+    """An exported folder of `draftsmith export` in a layout that vLLM reads, opened beside its target. Raises
+    `UserError`: no export for vLLM, a target that nobody can find, or files that do not fit it.
 
     Args:
         target: Hub id or directory; None: as the manifest names it.
-
-    Raises:
-        UserError: no export for vLLM, a target that nobody can find, or files that do not fit it.
     """
 
     def __init__(self, folder: Path, target: str | None = None):

@@ -37,10 +37,8 @@ def served_section(rows: Sequence[Row], device: str) -> tuple[ReportSection, Cal
 def cells_section(
     cells: Sequence[JsonMapping], engine: str, device: str
 ) -> tuple[ReportSection, Callable[[Path], None]]:
-    """The section of measured cells, as `cell_of` makes them, and what draws its figure.
-
-    Args:
-        device: that the engine runs on, or its address.
+    """The section of measured cells, as `cell_of` makes them, and what draws its figure. `device`: that the engine runs
+    on, or its address.
     """
     depth = max((len(cell["accepted"]) for cell in cells), default=0)
     places = list(dict.fromkeys(cell["place"] for cell in cells))

@@ -204,10 +204,8 @@ class ServerBench:
                               "those of a drafter only where both are one model.")  # fmt: skip
 
     def measure(self, sets: Mapping[str, Sequence[Conversation]]) -> tuple[list[JsonObject], list[JsonObject]]:
-        """Cells, and a record of each answer.
-
-        Raises:
-            UserError: a server does not answer, fails or ends, or the one beside drafts itself.
+        """Cells, and a record of each answer. Raises `UserError`: a server does not answer, fails or ends, or the one
+        beside drafts itself.
         """
         self._check()
         cells, records = list[JsonObject](), list[JsonObject]()
@@ -273,10 +271,8 @@ class ServerBench:
         return talks, cell, records
 
     def _answers(self, server: ChatServer, one: Conversation, most: int | None = None) -> Iterator[Streamed]:
-        """The answers to a conversation's questions, each after the server's own answers to those before it.
-
-        Args:
-            most: questions that are asked; None: all.
+        """The answers to a conversation's questions, each after the server's own answers to those before it. `most`:
+        questions that are asked; None: all.
         """
         messages, questions = one.messages(), iter(one.further[: None if most is None else most - 1])
         while True:

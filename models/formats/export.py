@@ -72,11 +72,7 @@ class Exported:
         return self.parallel or self.method not in ("eagle", "eagle3", "draft_model")
 
     def speculative(self, num_tokens: int) -> JsonObject:
-        """vLLM's speculative_config.
-
-        Args:
-            num_tokens: drafted in a cycle, where they are drafted one after the other.
-        """
+        """vLLM's speculative_config. `num_tokens`: of a cycle, where they are drafted one by one."""
         tokens = self.chain if self.at_once else num_tokens
         config = {"method": self.method, "model": str(self.folder.resolve()), "num_speculative_tokens": tokens}
         return config | ({"parallel_drafting": True} if self.parallel else {})
@@ -125,7 +121,8 @@ def export_drafter(
     prompts: Prompts = "all",
     mode: PatchedMode | None = None,
 ) -> Exported:
-    """Write a trained drafter as an engine reads it.
+    """Write a trained drafter as an engine reads it. Raises `UserError`: the engine cannot express this drafter; every
+    reason is named. Or the stage that wrote the folder has not finished, or a file is not as it wrote it.
 
     Args:
         folder: of a stage that trained a head or a draft LVLM, of `draftsmith import`, or of a plain language model.
@@ -133,10 +130,6 @@ def export_drafter(
         target: Hub id or directory; None: as the drafter's manifest names it.
         prompts: text: the engine will only be asked without pictures.
         mode: of a draft LVLM in vLLM; None: as its settings say.
-
-    Raises:
-        UserError: the engine cannot express this drafter; every reason is named. Or the stage that wrote the folder has
-            not finished, or a file is not as it wrote it.
     """
     folder, destination = Path(folder), Path(destination)
     if engine not in ENGINES:
@@ -265,10 +258,8 @@ def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[st
 
 
 def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
-    """What `export_drafter` wrote into `folder`, and for which prompts; None: it holds no export.
-
-    Raises:
-        UserError: a version wrote it that did not keep how it is served.
+    """What `export_drafter` wrote into `folder`, and for which prompts; None: it holds no export. Raises `UserError`: a
+    version wrote it that did not keep how it is served.
     """
     export = read_manifest(folder).get("export") if (folder / MANIFEST).is_file() else None
     if export is None:

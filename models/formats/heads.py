@@ -68,7 +68,8 @@ def import_head(
     sees: bool = True,
     revision: str | None = None,
 ) -> ImportedHead:
-    """A published head in the precision that it is stored in.
+    """A published head in the precision that it is stored in. Raises `UserError`: a file is missing, or the head is of
+    another kind or target.
 
     Args:
         source: Hub id or directory.
@@ -76,9 +77,6 @@ def import_head(
         embedding: the target's [V,D]: a head's own copy is compared with it; None: it is not, and that is noted.
         image: what stood at visual tokens in its training; published files do not say. Of `eagle`, `eagle3`, `peagle`.
         sees: the target reads pictures.
-
-    Raises:
-        UserError: a file is missing, or the head is of another kind or target.
     """
     folder, values, state = read_published(source, revision)
     if kind in dflash.BLOCK_KINDS:
@@ -153,10 +151,8 @@ def _check_kind(kind: str, state: State, where: str) -> None:
 
 
 def _as_one_layer(state: State, layer: str, where: str) -> State:
-    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3.
-
-    Raises:
-        UserError: the head has more layers than one.
+    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3. Raises
+    `UserError`: the head has more layers than one.
     """
     deeper = sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0."))
     if deeper:
@@ -212,10 +208,8 @@ def _attention(state: State, layer: str, text: PreTrainedConfig, where: str) -> 
 def load_published(
     config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, embedding: Tensor | None
 ) -> nn.Module:
-    """The head in float32 on the target's device, as `load_start` has it.
-
-    Args:
-        embedding: of the target, which the head's files may be compared with; None: they are not.
+    """The head in float32 on the target's device, as `load_start` has it. `embedding`: of the target, which the head's
+    files may be compared with; None: they are not.
     """
     where, section = str(folder), cast(EagleConfig, config)
     if config.base_kind == "eagle" and target.shape.draws_images:

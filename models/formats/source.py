@@ -94,11 +94,7 @@ class Source:
 
 
 def kind_of(folder: Path) -> str:
-    """reading, visual (a head of an image generator), lvlm or causal.
-
-    Raises:
-        UserError: no folder of a drafter.
-    """
+    """reading, visual (a head of an image generator), lvlm or causal. Raises `UserError`: no folder of a drafter."""
     if not folder.is_dir():
         raise UserError(f"no directory {str(folder)!r}", hint="give the folder of a stage that trained a drafter")
     manifest = read_manifest(folder)
@@ -130,10 +126,8 @@ def kind_of(folder: Path) -> str:
 
 
 def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
-    """The target's section in a drafter's manifest, and the target that is named, or else the section's.
-
-    Raises:
-        UserError: nobody names one.
+    """The target's section in a drafter's manifest, and the target that is named, or else the section's. Raises
+    `UserError`: nobody names one.
     """
     written = read_manifest(folder).get("target")
     section = object_at(written)
@@ -162,10 +156,8 @@ def find_target(folder: Path, target: str | None) -> Target:
 
 
 def read_source(folder: Path, target: Target) -> Source:
-    """A head or DFlash draft of ours, on the CPU in the precision that it is stored in.
-
-    Raises:
-        UserError: a file is missing, or the head was made for another target.
+    """A head or DFlash draft of ours, on the CPU in the precision that it is stored in. Raises `UserError`: a file is
+    missing, or the head was made for another target.
     """
     manifest = read_manifest(folder)
     config = _trained_config(manifest, folder)
@@ -173,10 +165,8 @@ def read_source(folder: Path, target: Target) -> Source:
 
 
 def read_published(source: str | Path, revision: str | None) -> tuple[Path, JsonObject, State]:
-    """Folder, `config.json` and weights of a published head, under the names that we use.
-
-    Raises:
-        UserError: a file is missing, or cannot be read without running it.
+    """Folder, `config.json` and weights of a published head, under the names that we use. Raises `UserError`: a file is
+    missing, or cannot be read without running it.
     """
     folder = find_start(source, revision)
     state = head_state(folder)

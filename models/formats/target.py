@@ -34,10 +34,8 @@ _TOWER, _NAMED = "vision_tower.", "vision_tower.vision_model."
 
 
 def export_target(source: Path, destination: Path) -> None:
-    """Write the target of a run, whole or not at all: its weights under the names that vLLM reads.
-
-    Raises:
-        UserError: the folder has no weights of a target, or is not as its stage wrote it.
+    """Write the target of a run, whole or not at all: its weights under the names that vLLM reads. Raises `UserError`:
+    the folder has no weights of a target, or is not as its stage wrote it.
     """
     check_new(destination)
     check_sums(source)
@@ -87,12 +85,7 @@ _ALONE, _HEAD = "model-target.safetensors", "model-mtp.safetensors"
 
 def with_mtp_head(source: Source, destination: Path) -> None:
     """Write the target's folder with this head, in the target's dtype, in place of the one that it shipped, if it did.
-
-    Args:
-        destination: exists, and is empty.
-
-    Raises:
-        UserError: the target's weights are no safetensors.
+    `destination`: exists, and is empty. Raises `UserError`: the target's weights are no safetensors.
     """
     state = {PREFIX + name: value for name, value in source.head.state_dict().items()}
     target = find_folder(source.target.place, source.target.revision, files=["*"])

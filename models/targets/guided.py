@@ -114,9 +114,7 @@ class GuidedTarget(Target):
 
     def _seen(self, session: DrawingSession, count: int, mask: Tensor) -> Tensor | None:
         """[count,P+count] or [R*B,count,P+count] bool of `count` new places, over the P before them and themselves.
-
-        Args:
-            mask: [count,S] over the last S of these places; what lies before, the prompt apart, is seen.
+        `mask`: [count,S] over the last S of these places; what lies before, the prompt apart, is seen.
         """
         past, prompt = session.cache.length, session.seen
         if prompt is None and mask.shape[1] == 1:  # a single node need not see its siblings

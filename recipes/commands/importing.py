@@ -41,13 +41,8 @@ KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)
 
 
 def import_drafter(options: Namespace, destination: Path) -> tuple[JsonObject, tuple[str, ...]]:
-    """Write the folder, whole or not at all. Returns the recipe's section for it, and notes.
-
-    Args:
-        options: of the command line.
-
-    Raises:
-        UserError: the destination exists, or the drafter is not of this kind or not of this target.
+    """Write the folder, whole or not at all. Returns the recipe's section for it, and notes. `options`: of the command
+    line. Raises `UserError`: the destination exists, or the drafter is not of this kind or not of this target.
     """
     if options.kind not in KINDS:
         raise UserError(f"--as {options.kind}: no such kind of drafter; there are {', '.join(KINDS)}", where="--as",

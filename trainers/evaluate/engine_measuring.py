@@ -80,10 +80,8 @@ class ServedMeasuring(Measuring):
         *,
         where: str,
     ) -> list[JsonObject | None]:
-        """A cell: the row of every request, None of those that cannot be read.
-
-        Args:
-            plain: plain decoding's; None: this is plain decoding.
+        """A cell: the row of every request, None of those that cannot be read. `plain`: plain decoding's; None: this is
+        plain decoding.
         """
         opened = {n: one for n in range(len(requests)) if (one := requests.open(n, _Whole)) is not None}
         cell: list[JsonObject | None] = [None] * len(requests)

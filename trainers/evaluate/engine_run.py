@@ -67,10 +67,8 @@ class Served:
 
 
 def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
-    """Measure and report.
-
-    Raises:
-        UserError: several ranks, a method that the engine cannot run, or an engine that died three times.
+    """Measure and report. Raises `UserError`: several ranks, a method that the engine cannot run, or an engine that
+    died three times.
     """
     section = stage.engine
     assert isinstance(section, VllmEvaluation)
@@ -92,7 +90,7 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
             hint=f"{python} -m pip install ./serving/{PACKAGE} (in a checkout), or measure at temperature 0",
         )  # fmt: skip
     plans = [Served(), *_methods(stage, context, python, pictures=most_pictures > 0)]
-    ends = stage.ends(*end_ids(processor, stage.format))
+    ends = end_ids(processor, stage.format) if stage.stop_at_end else ()
     drafting = [plan.drafting for plan in plans if plan.drafting is not None]
     rows, early = list[Row](), list[str]()
     drafted = max(int((plan.speculative or {}).get("num_speculative_tokens", 0)) for plan in plans)
@@ -149,10 +147,8 @@ def _report(
 
 
 def _rows_beside(folder: Path, name: str, rows: list[Row], context: Context) -> list[Row]:
-    """Our own loop's rows of the methods and settings that the engine has, with plain decoding's.
-
-    Raises:
-        UserError: that stage measured none of them.
+    """Our own loop's rows of the methods and settings that the engine has, with plain decoding's. Raises `UserError`:
+    that stage measured none of them.
     """
     wanted = {_cell(row) for row in rows}
     ours = [row for row in read_rows(folder / "rows.jsonl") if not row.engine and _cell(row) in wanted]
@@ -202,10 +198,8 @@ def _opened(
 
 
 def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures: bool) -> list[Served]:
-    """Every method with each of its drafters, exported.
-
-    Raises:
-        UserError: the engine cannot run one; nothing was decoded yet.
+    """Every method with each of its drafters, exported. Raises `UserError`: the engine cannot run one; nothing was
+    decoded yet.
     """
     no_pair: Any = None  # weights are exported from their folders, and not loaded beside a target
     drafters, plans = Drafters(stage, context, no_pair), list[Served]()
@@ -235,10 +229,8 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
 def _exported(
     source: Source, folder: Path, context: Context, gamma: int, key: str, python: str, pictures: bool
 ) -> tuple[JsonObject, JsonMapping]:
-    """vLLM's speculative_config of a drafter, and what else it needs of the engine.
-
-    Args:
-        folder: that it is exported into, where it is no export already.
+    """vLLM's speculative_config of a drafter, and what else it needs of the engine. `folder`: that it is exported into,
+    where it is no export already.
     """
     weights = source.folder or cast(PublishedDrafter, source.config).fetched()
     prompts: Prompts = "all" if pictures else "text"

@@ -23,7 +23,7 @@ from ...eval.tables import Items, markdown
 from .folder import REPORT, without_places
 from .fresh import OWN_TARGET, PICTURE, Snippet
 from .hub_upload import word
-from .licences import Licence, Link, own_licence, warnings
+from .licences import Link, own_licence, warnings
 from .lineage import Trained
 
 LVLM = "lvlm"  # the one kind of drafter that is a whole model
@@ -151,7 +151,7 @@ def model_card(facts: CardFacts) -> str:
         expected=section.expected,
         decoding=section.decoding,
         temperature=f"{section.decoding.temperature:g}",
-        warnings=warnings(facts.links),
+        warnings=list(warnings(facts.links)),
         PICTURE=PICTURE,
         OWN_TARGET=OWN_TARGET,
         RELAXED=RELAXED,
@@ -178,16 +178,11 @@ def front_matter(facts: CardFacts) -> JsonObject:
         fields["pipeline_tag"] = facts.task
     if licence.id is not None:
         fields["license"] = licence.id
-        if licence.id == "other":
-            fields |= _other(facts, licence)
+    if licence.id == "other":  # the Hub wants a name and an address for a licence that it does not list
+        own = facts.license is None and not any(one.role == "target" and one.licence == licence for one in facts.links)
+        page = "" if own or not facts.target else f"https://huggingface.co/{facts.target}"
+        fields["license_name"] = "as-of-its-parts" if own else "as-of-the-target"
+        fields |= {"license_link": licence.link or page} if licence.link or page else {}
     if base is not None:
         fields |= {"base_model": base, "base_model_relation": "finetune" if whole else "adapter"}
     return fields | ({"datasets": facts.datasets} if facts.datasets else {})
-
-
-def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
-    """The Hub wants a name and an address for a licence that it does not list."""
-    if facts.license is None and not any(link.role == "target" and link.licence == licence for link in facts.links):
-        return {"license_name": "as-of-its-parts"} | ({"license_link": licence.link} if licence.link else {})
-    address = licence.link or (f"https://huggingface.co/{facts.target}" if facts.target else "")
-    return {"license_name": "as-of-the-target"} | ({"license_link": address} if address else {})

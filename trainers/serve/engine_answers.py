@@ -114,7 +114,7 @@ class Timing(BaseModel):
 
 
 class Answer(BaseModel):
-    """An answer's ids with the end token, how it stopped, and where that was asked for how it came about."""
+    """An answer: its ids with the end token, how it stopped, and for timed jobs how it came about."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -170,17 +170,8 @@ def _check(answer: Answer, asked: Asked, job: Job, where: str) -> None:
         raise UserError(problem, where=where, hint=_CURE)
 
 
-def states_name(path: Path, number: int) -> str:
-    """The file of the hidden states of an answer, beside the file of its job."""
-    return f"{path.stem}-{number}.safetensors"
-
-
 def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:
-    """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file.
-
-    Args:
-        shape: (L, D).
-    """
+    """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file. `shape`: (L, D)."""
     expected, where = (len(asked.ids), *shape), f"{path}, {asked.name}"
     with opened(path, hint=_CURE) as file:
         if missing := {"hidden_states", "token_ids"} - {*file.keys()}:

@@ -260,7 +260,8 @@ def engine_process(
     timed: bool = False,
     more: JsonMapping | None = None,
 ) -> Iterator[EngineProcess]:
-    """The engine of this node, with the stage's target; it is started by whoever first wants something.
+    """The engine of this node, with the stage's target; it is started by whoever first wants something. Raises
+    `UserError`: the node has several ranks, each of which would start an engine.
 
     Args:
         key: of the section in the stage's own.
@@ -269,9 +270,6 @@ def engine_process(
         most_pictures: of a request.
         timed: how each answer came about is wanted, too.
         more: further arguments of the engine, that the section does not say.
-
-    Raises:
-        UserError: the node has several ranks, each of which would start an engine.
     """
     key = f"stages.{context.name}.{key}"
     if ranks.any_rank(ranks.local_rank() > 0):

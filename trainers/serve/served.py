@@ -158,10 +158,8 @@ def engine_job(requests: Iterable[Request], processor: Processor) -> tuple[list[
 
 
 def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Processor, name: str) -> list[Tensor]:
-    """The pictures of a row as [H,W,3] uint8, of its tiles [I,3,S,S] or patches [P,...].
-
-    Raises:
-        UserError: a clip, or a picture in several tiles, which an engine would cut by itself.
+    """The pictures of a row as [H,W,3] uint8, of its tiles [I,3,S,S] or patches [P,...]. Raises `UserError`: a clip, or
+    a picture in several tiles, which an engine would cut by itself.
     """
     found, place = [], 0
     for picture in pictures:

@@ -32,7 +32,7 @@ from ...data.shards.shards import Sample
 from ...data.sources import SHARDS as ANSWERS
 from ...data.sources import AnsweredSamples, Answers, AnswersConfig, learns_records
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
-from ...data.states.estimate import Size, check_disk, record_bytes
+from ...data.states.estimate import Size, record_bytes
 from ...data.states.identity import states_identity, target_identity
 from ...data.states.records import StatesWriting, batches
 from ...data.states.samples import Counts, SeededCollate, StatesSamples
@@ -134,10 +134,8 @@ def identity_of(
     dtype: StatesDtype | None,
     engine: TargetEngine | None = None,
 ) -> JsonObject:
-    """What the states depend on, as `states_identity` has it; what only says where things lie is left out.
-
-    Args:
-        engine: that computes them; None: it is not known, and compared with nothing.
+    """What the states depend on, as `states_identity` has it; what only says where things lie is left out. `engine`:
+    that computes them; None: it is not known, and compared with nothing.
     """
     section, target = context.target, context.target.model_dump(mode="json")
     settings = {k: v for k, v in target.items() if k not in ("path", "revision", *PLACES, "prefill_chunk")}
@@ -200,13 +198,8 @@ class Builder:
     def write(
         self, index: int, numbers: np.ndarray, stop: Stop, done: Callable[[int], None] = lambda count: None
     ) -> None:
-        """Shard `index` with the states of these samples; it is whole or not there.
-
-        Args:
-            done: told how many samples each batch had.
-
-        Raises:
-            Stopped: on this rank alone, between two batches.
+        """Shard `index` with the states of these samples; it is whole or not there. `done`: told how many samples each
+        batch had. Raises `Stopped`: on this rank alone, between two batches.
         """
         writing = self.writing
 
@@ -322,8 +315,3 @@ def _away(goal: Tensor, scores: Tensor) -> tuple[float, float]:
     """[S,V] log-probabilities -> sums of KL(goal | found), and of places with one likeliest token."""
     kl = (goal.double().exp() * (goal.double() - scores.double())).sum(-1).sum()
     return float(kl), float((goal.argmax(-1) == scores.argmax(-1)).sum())
-
-
-def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
-    """Rank 0 looks at the disk, and all ranks stop where it cannot hold the states."""
-    ranks.on_main(check_disk, builder.folder, size.total_bytes - done_bytes)

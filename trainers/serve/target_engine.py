@@ -59,17 +59,13 @@ class TargetEngine(Section):
         """
 
     def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
-        """Raise `Refused` for benchmarks and methods of an evaluation that this engine cannot run.
-
-        Args:
-            stage: `EvaluateSettings`.
+        """Raise `Refused` for benchmarks and methods of an evaluation that this engine cannot run. `stage`:
+        `EvaluateSettings`.
         """
 
     def check_method(self, key: str, method: Any, drafter: DrafterConfig | None) -> None:
-        """Raise `Refused`, under `key`, for a method of an evaluation that this engine cannot run.
-
-        Args:
-            drafter: the section of what drafts in it; None: not known yet.
+        """Raise `Refused`, under `key`, for a method of an evaluation that this engine cannot run. `drafter`: the
+        section of what drafts in it; None: not known yet.
         """
 
     @property
@@ -82,13 +78,8 @@ class TargetEngine(Section):
         return []
 
     def installed_identity(self, key: str) -> JsonObject | None:
-        """What identifies the engine in what it writes; None: our own passes.
-
-        Args:
-            key: that names the section, for errors.
-
-        Raises:
-            UserError: it is not installed in the interpreter that the section names.
+        """What identifies the engine in what it writes; None: our own passes. `key`: that names the section, for
+        errors. Raises `UserError`: it is not installed in the interpreter that the section names.
         """
         return None
 

@@ -321,9 +321,7 @@ def special_ids(processor: Processor) -> set[int]:
 
 def _behind(begin: str, form: PromptFormat, processor: Processor) -> tuple[int, str]:
     """How many ids follow the begin of a user's turn, and the text behind the turn, where `_ANYTHING` goes on with it.
-
-    Raises:
-        UserError: the template has no user's turn that can be gone on with.
+    Raises `UserError`: the template has no user's turn that can be gone on with.
     """
     turns = ([{"from": "human", "value": f"{begin} {text}".strip()}] for text in _ANYTHING)
     one, other = (encode(turn, form, processor, open_ended=True) for turn in turns)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -38,7 +38,6 @@ from ..publish.hub_upload import Destination, Hub, check_name, is_repo, suggeste
 from ..publish.licences import chain
 from ..publish.lineage import data_of, hub_id, parts_of, sources_of, target_name, trained_by, training_table
 from ..run.context import Context
-from ..run.matching import begun
 from ..run.stage import Planned, Stage
 from ..train.settings import trained_drafter
 from .evaluate import EvaluateStage
@@ -131,13 +130,11 @@ class PublishStage(Stage):
         if thing == "drafter" and self.from_stage is None:
             trained_on = {maker.inputs.get("drafter") for maker in makers}
             finished = [maker.name for maker in makers if maker.name not in trained_on]
-            known = {maker.name: "a later stage trained it on" for maker in makers if maker.name in trained_on}
-            return known | (
-                dict.fromkeys(finished, f"one of {len(finished)} finished drafters") if len(finished) > 1 else {}
-            )
+            reasons = {maker.name: "a later stage trained it on" for maker in makers if maker.name in trained_on}
+            one_of = f"one of {len(finished)} finished drafters"
+            return reasons | (dict.fromkeys(finished, one_of) if len(finished) > 1 else {})
         if thing == "report" and drafter is not None:
-            reasons = {maker.name: no_card(maker, drafter.name) for maker in makers}
-            return {name: reason for name, reason in reasons.items() if reason is not None}
+            return {maker.name: why for maker in makers if (why := no_card(maker, drafter.name)) is not None}
         if thing in self.uses() and report is not None:
             return {maker.name: "" for maker in makers if maker.name != report.inputs.get(thing)}
         return {}
@@ -164,11 +161,8 @@ class PublishStage(Stage):
                 except UserError as error:
                     problem = error
                 except OSError as error:  # a disk that is full, a file that may not be read
-                    problem = UserError(
-                        first_line(error), where=error.filename or str(context.folder),
-                        hint="fix it (the folder and what is fetched back are each as large as the weights), and run "
-                        "the same command again",
-                    )  # fmt: skip
+                    hint = "fix it, and run the same command again"
+                    problem = UserError(first_line(error), where=error.filename or str(context.folder), hint=hint)
         problem = ranks.broadcast(problem)
         if problem is not None:
             raise problem
@@ -225,7 +219,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     context.stop.check("before the drafter was measured on the stored prompt")
     section = published_section(
         evaluation, stage.method, context, source, _store_prompt(stage.prompt, context, folder), stage.base_model,
-        measured=evaluated.methods, dtype=_measured_dtype(report),
+        measured=evaluated.methods, report=report,
     )  # fmt: skip
     method = section.drafter["kind"]
     if stage.repo is not None:
@@ -295,13 +289,6 @@ def _task(target: AnyTarget) -> str:
     return "text-generation" if target.base_kind == "causal_lm" else "image-text-to-text"
 
 
-def _measured_dtype(report: Path) -> str | None:
-    """In which type an evaluation held its target, where its recipe says `auto`; None: nothing says."""
-    mark = begun(report)
-    resolved = {} if mark is None or mark.resolved is None else mark.resolved
-    return resolved.get(f"stages.{report.name}.target.dtype") or resolved.get("target.dtype")
-
-
 def _store_prompt(prompt: StoredPrompt, context: Context, folder: Path) -> UserRequest:
     """The prompt as the folder keeps it, its pictures copied there."""
     target, text, pictures = context.target, prompt.text, prompt.pictures
@@ -323,12 +310,9 @@ def _store_prompt(prompt: StoredPrompt, context: Context, folder: Path) -> UserR
 
 def _snippets(
     repo: str, section: PublishedSection, folder: Path, sources: Mapping[str, Path] | None, target: str | None
-) -> tuple[list[Snippet], Any]:
+) -> tuple[list[Snippet], Callable[[Path], dict[str, str]]]:
     """The card's code, and a function: folder -> what stands for its names where it is tried."""
-    shown = OWN_TARGET if sources is not None and target is None else None
-    if sources is not None and target is not None:
-        shown = target
-    prompt = section.prompt
+    shown, prompt = None if sources is None else target or OWN_TARGET, section.prompt
     own = kinds_within([section.drafter, section.target, section.decoding.model_dump()])
     modules = sorted({kind.partition(":")[0] for kind in own})
     snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label,

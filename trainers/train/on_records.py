@@ -29,13 +29,12 @@ from ...models.targets.table import family_of, language_section
 from ...models.training import ModelTraining
 from ..run import stage_records as records
 from ..run.context import Context
-from ..run.too_long import before_training
 from ..serve.states_builder import count_samples
 from .distill import frozen_target, other_pictures, training_data, training_module
 from .engine import Engine
 from .fit import held_out_loader, training_loader
 from .loop import Training, Validate
-from .preflight import preflight
+from .preflight import before_training, preflight
 from .settings import RecordsSettings, row_tokens
 from .validate import RecordsValidation, validate
 

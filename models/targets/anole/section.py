@@ -162,13 +162,8 @@ def load_anole(
     device: torch.device | None = None,
     guidance: Guidance = DEFAULT_GUIDANCE,
 ) -> AnoleTarget:
-    """A frozen target. Only safetensors are read.
-
-    Args:
-        device: where to, without a `device_map`; None stays on the CPU.
-
-    Raises:
-        UserError: it cannot be read, is no Chameleon, or lacks weights.
+    """A frozen target. Only safetensors are read. `device`: where to, without a `device_map`; None stays on the CPU.
+    Raises `UserError`: it cannot be read, is no Chameleon, or lacks weights.
     """
     import transformers
 

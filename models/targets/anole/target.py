@@ -66,11 +66,9 @@ _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 
 def read_ids(config: ChameleonConfig) -> AnoleIds:
-    """Ids by name from the config's `vocabulary_map`; markers that it does not name are the published.
-
-    Raises:
-        UserError: an id is outside the model's vocabulary, or an image code's id is not code + 4,
-            which the codes of every published file and the neighbour tables of LANTERN count on.
+    """Ids by name from the config's `vocabulary_map`; markers that it does not name are the published. Raises
+    `UserError`: an id is outside the model's vocabulary, or an image code's id is not code + 4, which the codes of
+    every published file and the neighbour tables of LANTERN count on.
     """
     hint = "give the config.json of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b"
     vocabulary: dict[str, int] = {**(config.vocabulary_map or {})}

@@ -82,14 +82,10 @@ def encode_images(vq: transformers.ChameleonVQVAE, pixels: Tensor) -> Tensor:
 
 
 def load_vqgan(source: str | Path, *, revision: str | None = None) -> VqGan:
-    """The decoding half in eval mode on the CPU.
-
-    Args:
-        source: a Hub id or directory of leloy's layout (`model.safetensors`), or a file: `.safetensors`, or Meta's
-            `vqgan.ckpt`, which is read with weights_only. Names may stand after a common prefix (model.vqmodel.).
-
-    Raises:
-        UserError: a key that is missing, unknown or of another shape; an unreadable file; one that asks for code.
+    """The decoding half in eval mode on the CPU. `source`: a Hub id or directory of leloy's layout
+    (`model.safetensors`), or a file: `.safetensors`, or Meta's `vqgan.ckpt`, which is read with weights_only. Names may
+    stand after a common prefix (model.vqmodel.). Raises `UserError`: a key that is missing, unknown or of another
+    shape; an unreadable file; one that asks for code.
     """
     state, where = _read(source, revision)
     model = VqGan(infer_vq_config(state, where=where)).eval().requires_grad_(False)

@@ -30,15 +30,12 @@ if TYPE_CHECKING:
 
 
 class TextFeatures:
-    """A frozen T5 encoder with its tokenizer.
+    """A frozen T5 encoder with its tokenizer. Raises `UserError`: the encoder or its tokenizer cannot be loaded.
 
     Args:
         source: Hub id (google/flan-t5-xl for the published models) or a directory of `save_pretrained`.
         max_length: ids that a caption is cut to, the end mark included; the model's condition tokens.
         dtype: bfloat16 for Flan-T5-XL, as published.
-
-    Raises:
-        UserError: the encoder or its tokenizer cannot be loaded.
     """
 
     def __init__(
@@ -72,13 +69,8 @@ _CURE = "check the name and the network, or download it once and give the local 
 
 
 def load_text_encoder(source: str | Path, *, dtype: torch.dtype, device: torch.device | None = None) -> Any:
-    """A T5 encoder all of whose weights were read: transformers draws a missing one at random.
-
-    Args:
-        device: where to; None: the CPU.
-
-    Raises:
-        UserError: it cannot be read, lacks a weight, or has one that is not finite.
+    """A T5 encoder all of whose weights were read: transformers draws a missing one at random. `device`: where to;
+    None: the CPU. Raises `UserError`: it cannot be read, lacks a weight, or has one that is not finite.
     """
     import transformers
 

@@ -68,14 +68,12 @@ def load_llamagen(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
 ) -> LlamaGen:
-    """A LlamaGen in eval mode.
+    """A LlamaGen in eval mode. Raises `UserError`: a file or key that is missing, unknown, unreadable or of another
+    shape.
 
     Args:
         source: our directory, one of LANTERN's layout, or the Hub id of either.
         device: where its weights go, straight from the file.
-
-    Raises:
-        UserError: a file or key that is missing, unknown, unreadable or of another shape.
     """
     state, config = read_llamagen(source, revision=revision, dtype=dtype, device=device)
     with torch.device("meta"):

@@ -112,10 +112,8 @@ def _published(
 
 
 def read_pickle(path: Path) -> tuple[State, list[str]]:
-    """The weights in a `.pt` file, memory mapped, and names of what it holds besides. Runs no code from it.
-
-    Raises:
-        UserError: not such a file, or one that would build objects other than tensors (and a script's own arguments).
+    """The weights in a `.pt` file, memory mapped, and names of what it holds besides. Runs no code from it. Raises
+    `UserError`: not such a file, or one that would build objects other than tensors (and a script's own arguments).
     """
     where = str(path)
     try:
@@ -149,11 +147,8 @@ def grid_of(name: str, image_size: int | None = None) -> int:
 def infer_config(
     state: Mapping[str, Tensor], *, grid: int, num_heads: int | None = None, where: str = ""
 ) -> LlamaGenConfig:
-    """The config behind an official state dict. Heads are not in it: they come from the published size that has as
-    many layers of this width, or from the argument.
-
-    Args:
-        grid: codes per side; see `grid_of`.
+    """The config behind an official state dict. Heads are not in it: they come from the published size that has as many
+    layers of this width, or from the argument. `grid`: codes per side; see `grid_of`.
     """
     rows, dim = _shape(state, "tok_embeddings.weight", where)
     layers = 1 + max((int(m[1]) for name in state if (m := re.match(r"layers\.(\d+)\.", name))), default=-1)

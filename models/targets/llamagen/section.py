@@ -244,10 +244,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
 
 def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: torch.device) -> LlamaGen:
-    """The LlamaGen in the recipe's precision, of a stage's folder or else of `path`.
-
-    Raises:
-        UserError: its files cannot be read, or its shape is not what the recipe names.
+    """The LlamaGen in the recipe's precision, of a stage's folder or else of `path`. Raises `UserError`: its files
+    cannot be read, or its shape is not what the recipe names.
     """
     source = folders.get("target") or config.path
     assert source is not None, "the plan gives every target a source"

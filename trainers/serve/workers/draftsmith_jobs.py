@@ -44,11 +44,8 @@ class InTurn:
 
 
 def serve(folder, engine):
-    """Do jobs until the end.
-
-    Args:
-        engine: `begin(name, requests, pictures of each request)` takes a job on; `step()` works on what was taken on,
-            and returns the answers of each job that is finished, by name.
+    """Do jobs until the end. `engine`: `begin(name, requests, pictures of each request)` takes a job on; `step()` works
+    on what was taken on, and returns the answers of each job that is finished, by name.
     """
     jobs, done, last, working = folder / "jobs", folder / "done", "", set()
     (folder / "ready").touch()
