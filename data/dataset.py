@@ -143,7 +143,7 @@ class ConversationDataset:
         each = max(_LEAST_LOOKED_AT, _LOOKED_AT // max(1, len(files)))
         for number in files:
             own, file = named[named[:, 0] == number, 1], self.records[number]
-            of = f" of {file.name}" if len(self.records) > 1 else ""
+            of = f" of {file.reader.name}" if len(self.records) > 1 else ""
             looked = own[:: max(1, len(own) // each)].tolist()
             check_some(file, looked, self.folders(number), allow_outside=self.config.allow_outside, of=of)
 
@@ -190,7 +190,7 @@ class ConversationDataset:
     def sample_id(self, index: int) -> str:
         """A name that is unique even if ids repeat: file, index and id."""
         file, number = self.places[index]
-        return f"{self.records[file].name}[{number}]"
+        return f"{self.records[file].reader.name}[{number}]"
 
     def __getitem__(self, index: int) -> Sample:
         """Sample `index`, encoded.
@@ -361,7 +361,7 @@ class ConversationDataset:
 
     def folders(self, file: int) -> tuple[Path, Path]:
         """Return the folders of images and of clips of the records in file number `file`."""
-        images = Path(self.config.images) if self.config.images else self.records[file].folder
+        images = Path(self.config.images) if self.config.images else self.records[file].reader.folder
         return images, Path(self.config.videos) if self.config.videos else images
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:

@@ -96,16 +96,6 @@ class RecordFile(_Extra):
     def __str__(self) -> str:
         return str(self.reader)
 
-    @property
-    def name(self) -> str:
-        """In the names of samples."""
-        return self.reader.name
-
-    @property
-    def folder(self) -> Path:
-        """That relative paths of pictures start at, unless the data section names one."""
-        return self.reader.folder
-
     def read(self, index: int) -> JsonObject:
         """Record `index`; of one that is listed in `problems` maybe no dict."""
         return self.reader.read(int(self.columns["offsets"][index]), int(self.columns["sizes"][index]))
