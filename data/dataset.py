@@ -201,9 +201,7 @@ class ConversationDataset:
         return self._sample(index, pixels=True)
 
     def counted(self, index: int) -> Sample:
-        """Sample `index` without its pixels, which costs the heads of its files; one that is left out has nothing to
-        learn from.
-        """
+        """Sample `index` without its pixels; one that is left out has nothing to learn from."""
         return self._sample(index, pixels=False)
 
     def _sample(self, index: int, *, pixels: bool) -> Sample:
@@ -250,9 +248,7 @@ class ConversationDataset:
         return len(encoded.ids)
 
     def clip_sizes(self, count: int) -> list[Size]:
-        """Width and height of up to `count` clips, from the heads of files spread over the samples. Raises `UserError`:
-        a clip cannot be read with `on_error: strict`, or none can.
-        """
+        """Width and height of up to `count` clips spread over the samples. Raises `UserError` as `on_error` says."""
         with_clips = np.flatnonzero(self.column("clips"))
         spread = with_clips[np.linspace(0, len(with_clips) - 1, min(count, len(with_clips))).round().astype(int)]
         sizes: list[Size] = []

@@ -181,9 +181,7 @@ class PackingConfig(Section):
 
 
 def packed_rows(lengths: np.ndarray, max_tokens: int, num_ranks: int) -> list[list[np.ndarray]]:
-    """Micro-batch, rank -> which of the samples, of [n] tokens each, are in that row; a row of too few for all ranks is
-    empty.
-    """
+    """Micro-batch, rank -> which of the samples ([n] tokens each) are in that row, perhaps none."""
     assert lengths.max() <= max_tokens, f"a sample of {lengths.max()} tokens for rows of {max_tokens}"
     count = -(-int(lengths.sum()) // (max_tokens * num_ranks))
     while True:

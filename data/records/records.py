@@ -110,9 +110,7 @@ class RecordFile(_Extra):
 
 
 def open_records(path: Path, cache: Path) -> RecordFile:
-    """Index `path`, or take the index from `cache` where the file is unchanged. Raises `UserError`: the file is
-    missing, empty or not JSON; the message names the place.
-    """
+    """Index `path`, or take the index from `cache`. Raises `UserError`: it is missing, empty or not JSON."""
     if not path.is_file():
         raise NotFound("data file not found", where=str(path), hint="check `path` of the data section")
 
@@ -154,9 +152,7 @@ def of_any_copy() -> Iterator[None]:
 
 
 def file_identity(path: Path) -> str:
-    """Hash of a file's name, size and content; of its first and last MiB and its time of writing where it is larger
-    than 64 MiB.
-    """
+    """Hash of a file's name, size and content; above 64 MiB of its first and last MiB and its time of writing."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{path.name}/{size}/".encode())
     with open_data(path) as file:
