@@ -120,9 +120,7 @@ class _Chat:
                           if "reasoning" in turn else {})  # fmt: skip
 
     def text(self, messages: Sequence[JsonMapping], *, asks: bool) -> str:
-        """Args:
-        asks: whether an answer's beginning follows.
-        """
+        """The text of messages; with `asks` an answer's beginning follows."""
         try:
             text: str = self._tokenizer.apply_chat_template(  # type: ignore[assignment]
                 list(messages),  # type: ignore[arg-type]

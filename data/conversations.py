@@ -246,10 +246,7 @@ def check_template(form: PromptFormat, processor: Processor) -> None:
 
 
 def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptFormat, *, num_files: int) -> None:
-    """Args:
-    pictures: of each run, in order.
-    num_files: images and clips, some of which may have several runs.
-    """
+    """`pictures` are of each run, in order; of `num_files` images and clips some may have several runs."""
     if len(marks) != len(pictures):
         clips = any(picture.modality == VIDEO for picture in pictures)
         hint = "write one <image> mark for each image" + (" and one <video> mark for each clip" if clips else "")

@@ -233,12 +233,9 @@ class ConversationDataset:
         return (self._drafter_image_reader if prompt else None) or self._image_reader
 
     def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False, most: int | None = None) -> int:
-        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded.
-        Raises `TooLong`: it has far more; `at_least` says how many.
-
-        Args:
-            flat: as a model without a newline reads them.
-            most: what has far more ids is not counted to its end.
+        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded;
+        `flat` as a model without a newline reads them. Raises `TooLong` for far more than `most`, which is not counted
+        to its end: `at_least` says how many.
         """
         record, file = self.record(index), int(self.places[index, 0])
         image_reader = self.image_reader(prompt=prompt)

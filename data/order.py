@@ -51,13 +51,10 @@ def arrange(
     megabatch: int,
     num_bins: int,
 ) -> np.ndarray:
-    """LLaVA's grouping with its random draws given: shuffled indices by modality and an order of megabatches.
-
-    Args:
-        lengths: words per sample, positive.
-        megabatch_order: permutation of the `num_full_megabatches`; unused where one modality stands alone,
-            whose megabatches keep their order and whose last one is dealt like the others.
-        num_bins: parts of equal size that a megabatch is dealt into (ranks times accumulation).
+    """LLaVA's grouping with its random draws given: shuffled indices by modality and an order of the
+    `num_full_megabatches`. That is unused where one modality stands alone, whose megabatches keep their order and whose
+    last one is dealt like the others. A megabatch is dealt into `num_bins` parts of equal size (ranks times
+    accumulation) by words per sample.
     """
     dealt = [
         [np.concatenate(bins_of(part, lengths, num_bins)) for part in _cut(kind, megabatch)] for kind in (images, texts)
@@ -219,7 +216,5 @@ def check_lengths(lengths: np.ndarray, max_tokens: int, key: str) -> None:
     """Raises `UserError` for a sample that fits no row."""
     longest = int(np.abs(lengths).max(initial=0))
     if longest > max_tokens:
-        raise UserError(
-            f"a sample has {longest} tokens, and a row {max_tokens}", key=key,
-            hint=f"set packing.max_tokens to {longest} or more, or data.max_length to {max_tokens} or less",
-        )  # fmt: skip
+        hint = f"set packing.max_tokens to {longest} or more, or data.max_length to {max_tokens} or less"
+        raise UserError(f"a sample has {longest} tokens, and a row {max_tokens}", key=key, hint=hint)

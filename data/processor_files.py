@@ -36,12 +36,9 @@ _CURE = "check the name and the network, or give a directory"
 def load_processor(
     source: str | Path, *, revision: str | None = None, text_only: bool = False, family: PictureFamily | None = None
 ) -> Processor:
-    """The processor of a published or saved target. Raises `UserError`: files are missing, do not fit, or name a
-    processor class that no family reads.
-
-    Args:
-        text_only: the source is a language model's, which has a tokenizer alone.
-        family: that reads the files; None: the one whose processor class they name; LLaVA where they name none.
+    """The processor of a published or saved target, by `family` or else the one whose processor class the files name
+    (LLaVA where they name none); with `text_only` a tokenizer alone. Raises `UserError`: files are missing, do not fit,
+    or name a class that no family reads.
     """
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         processor = _loaded(source, revision, family, text_only=text_only)

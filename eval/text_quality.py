@@ -83,10 +83,8 @@ def meteor() -> Scorer:
     try:
         module.meteor_score([["a"]], ["b"])
     except LookupError as error:
-        raise UserError(
-            "METEOR needs WordNet, which is not there", key="suite.quality",
-            hint="python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out",
-        ) from error  # fmt: skip
+        hint = "python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out"
+        raise UserError("METEOR needs WordNet, which is not there", key="suite.quality", hint=hint) from error
 
     def score(answer: str, record: JsonMapping) -> float:
         references = [tokenize(reference.lower()) for reference in record["references"]]
@@ -101,10 +99,8 @@ def _library(metric: Metric) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(
-            f"{metric} needs {name}, which is not installed", key="suite.quality",
-            hint='pip install "draftsmith[metrics]", or leave out the sets that need it',
-        ) from error  # fmt: skip
+        hint = 'pip install "draftsmith[metrics]", or leave out the sets that need it'
+        raise UserError(f"{metric} needs {name}, which is not installed", key="suite.quality", hint=hint) from error
 
 
 def build(

@@ -88,11 +88,8 @@ class PixtralFamily(WholeFamily):
     def processor(
         self, tokenizer: PreTrainedTokenizerFast, images: object, patch: int, merge: int, key: str
     ) -> Processor:
-        """The family's processor. Raises `UserError` where the tokenizer lacks a token.
-
-        Args:
-            merge: patches along a side of what becomes one token.
-            key: names the files.
+        """The family's processor; `merge` patches along a side become one token. Raises `UserError` where the tokenizer
+        lacks a token; `key` names the files.
         """
         image, _, _ = mark_ids(tokenizer, _MARKS, key, "a Pixtral's or Mistral 3's")
         if tokenizer.bos_token_id is None:

@@ -72,10 +72,9 @@ class Files:
         """Side in pixels of the tower's patches. Raises `UserError` where neither these files nor the model's say."""
         patch = self.settings.get("patch_size")
         if not isinstance(patch, int):
-            raise UserError(
-                f"{self.key}: neither its files nor a config.json beside them say patch_size", where=str(self.source),
-                hint="write patch_size, the side in pixels of the tower's patches, into processor_config.json",
-            )  # fmt: skip
+            problem = f"{self.key}: neither its files nor a config.json beside them say patch_size"
+            hint = "write patch_size, the side in pixels of the tower's patches, into processor_config.json"
+            raise UserError(problem, where=str(self.source), hint=hint)
         return patch
 
 
@@ -147,11 +146,8 @@ class PictureFamily:
     def frame_tokens(
         self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
     ) -> FrameTokens:
-        """How the language model counts a clip.
-
-        Args:
-            sizes: width and height of the set's clips, read where frames keep sides of their own.
-            num_frames: taken of a clip.
+        """How the language model counts a clip of which `num_frames` are taken; `sizes` (width, height) are of the
+        set's clips, read where frames keep sides of their own.
         """
         return tile_frames(self.video(settings), processor.patches)
 
@@ -208,12 +204,8 @@ class PictureFamily:
         patch_size: int,
         **statistics: Any,
     ) -> Processor:
-        """A processor for a model that the project makes itself, for pictures of `image_size` pixels.
-
-        Args:
-            tokenizer: gets the marks that it lacks.
-            kind: of the target.
-            statistics: `image_mean` and `image_std` of pixels in [0, 1].
+        """A processor for a model that the project makes itself, for pictures of `image_size` pixels with `image_mean`
+        and `image_std` of pixels in [0, 1]. The tokenizer gets the marks that it lacks; `kind` is the target's.
         """
         raise NotImplementedError(f"the project makes no target of {self.name}")
 

@@ -74,7 +74,5 @@ def check_oblong(size: Size) -> None:
     """Raises `UserError` where one side is more than 200 times the other."""
     width, height = size
     if max(size) > _MOST_OBLONG * min(size):
-        raise UserError(
-            f"a picture of {width} x {height} pixels, and one side may be {_MOST_OBLONG} times the other",
-            hint="cut or remove the picture",
-        )
+        problem = f"a picture of {width} x {height} pixels, and one side may be {_MOST_OBLONG} times the other"
+        raise UserError(problem, hint="cut or remove the picture")

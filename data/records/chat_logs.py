@@ -189,9 +189,7 @@ def _cut(choice: JsonObject) -> Unusable | None:
 
 
 def _record(asked: JsonObject, answer: JsonObject | None, name: str, pictures: LoggedPictures) -> JsonObject:
-    """Args:
-    answer: None: the request is a question alone.
-    """
+    """The record of a request and its answer; None: it is a question alone."""
     images: list[str] = []
     messages = [*asked["messages"], *([] if answer is None else [{"role": "assistant"} | answer])]
     turns = [_turn(message, number, pictures, images) for number, message in enumerate(messages)]

@@ -37,11 +37,8 @@ def states_identity(
     dtype: StatesDtype | None,
     engine: JsonMapping | None = None,
 ) -> JsonObject:
-    """Return the settings that cached states depend on, as JSON. A None is not known: it is left out and not compared.
-
-    Args:
-        target: its name, revision and weights, see `target_identity`.
-        engine: that computed them; None: the target's own passes, of which an identity says nothing.
+    """Return the settings that cached states depend on, as JSON. A None is not known: it is left out and not compared;
+    no `engine` is the target's own passes. `target` is of `target_identity`.
     """
     import transformers
 

@@ -191,12 +191,8 @@ _YES_NO = "Please answer yes or no."  # in MME's questions, which would end the 
 def wording(
     way: Ask, question: str, options: tuple[str, ...] = (), *, describe: str, explain: str = EXPLAIN, hint: str = ""
 ) -> str:
-    """The text of a prompt, without its marks.
-
-    Args:
-        options: without letters.
-        describe: what asks for a description.
-        explain: what stands after a question that is to be answered with an explanation.
+    """The text of a prompt, without its marks and with options without letters; `describe` asks for a description, and
+    `explain` stands after a question that is to be answered with an explanation.
     """
     if way == "describe" or not question:
         return describe

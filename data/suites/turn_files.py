@@ -43,7 +43,16 @@ def published_records(name: str, path: Path) -> list[JsonObject]:
     """
     records: list[JsonObject] = []
     for file in published_files(name, path):
-        rows = _parquet(name, file) if file.suffix == ".parquet" else _lines(file)
+        if file.suffix == ".parquet":
+            from pyarrow import parquet  # takes half a second
+
+            try:
+                rows: Iterable[JsonMapping] = parquet.read_table(file).to_pylist()
+            except (OSError, ValueError) as error:
+                hint = f"fetch the set again: {TURN_SETS[name].cure}"
+                raise UserError(f"no parquet file: {first_line(error)}", where=str(file), hint=hint) from error
+        else:
+            rows = _lines(file)
         records += [record(name, row, where=f"{file}, row {number}") for number, row in enumerate(rows, 1)]
     return records
 
@@ -88,13 +97,3 @@ def _picture(folder: str, called: object, where: str) -> str:
 
 def _lines(file: Path) -> Iterable[JsonMapping]:
     return read_json_lines(file, JsonObject, hint="one JSON object in each line, as the set's authors publish it")
-
-
-def _parquet(name: str, file: Path) -> Iterable[JsonMapping]:
-    from pyarrow import parquet  # takes half a second
-
-    try:
-        return parquet.read_table(file).to_pylist()  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:
-        raise UserError(f"no parquet file: {first_line(error)}", where=str(file),
-                        hint=f"fetch the set again: {TURN_SETS[name].cure}") from error  # fmt: skip
