@@ -19,7 +19,7 @@ from ...core.weights_identity import weights_identity
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..families.processor import Processor
-from .dtypes import StatesDtype
+from .storage import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
 Acceptable = Literal["transformers", "image_backend", "template", "target", "processor", "pictures", "engine"]

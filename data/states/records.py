@@ -21,8 +21,8 @@ from ...core.finite import check_states
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..shards.shards import Sample, write_shard
-from .dtypes import StatesDtype, decode, encode
 from .samples import Counts, draw_of
+from .storage import StatesDtype, decode, encode
 
 # Whole numbers of each record that its shard's index lists: the sample's number, its places, 1 where it has pictures,
 # its supervised tokens, and the hash of its name, which decides whether it is held out.
