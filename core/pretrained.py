@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from .errors import UserError, first_line
@@ -179,30 +178,21 @@ def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = 
     Args:
         device: where to; on the way to a GPU the host holds one of them at a time.
     """
-    with reading_safetensors(path, hint=hint):
-        if device.type == "cpu":
-            return load_file(path)
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+    with opened(path, hint=hint) as file:
+        return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path, *, hint: str = RESTORE) -> Iterator[Any]:
     """A safetensors file, whose header is read: `keys()`, `get_slice(name)` (type and shape), `get_tensor(name)`.
 
     Raises:
         UserError: it is missing, its header is damaged, or it is not as long as the header says.
     """
-    with reading_safetensors(path), safe_open(path, "pt") as file:
-        yield file
-
-
-@contextmanager
-def reading_safetensors(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
-    """What safetensors raises inside is told as a `UserError` that names the file."""
     try:
         open_regular(path).close()  # safetensors would wait for a pipe
-        yield
+        with safe_open(path, "pt") as file:
+            yield file
     except FileNotFoundError as error:
         raise UserError("file not found", where=str(path), hint=hint) from error
     except (SafetensorError, OSError, ValueError) as error:
