@@ -28,7 +28,7 @@ from ...data.shards.codes import ShardData, ShardSample, ShardSamples
 from ...models.decoding.neighbours import NeighbourTable, load_neighbours
 from ...models.decoding.warp import Warp
 from ...models.drafters.eagle_images import ImageEagleHead, causal_mask
-from ...models.targets.base import DrawingTarget
+from ...models.targets.guided import GuidedTarget
 from ..lantern import Lantern, LanternConfig, Proximity
 
 AT_ONCE = 256  # cells whose scores are held in full before they are warped
@@ -81,7 +81,7 @@ class Curves:
 
 
 @torch.no_grad()
-def teacher_forced(target: DrawingTarget, head: ImageEagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
+def teacher_forced(target: GuidedTarget, head: ImageEagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
     """What decoding sees, had it drawn this picture: p before each token, q at the root of a cycle that starts there.
 
     Args:
@@ -110,7 +110,7 @@ def teacher_forced(target: DrawingTarget, head: ImageEagleHead, condition: Tenso
     return Curves(p, q, sequence.ids[0, last + 1 :])
 
 
-def _distributions(target: DrawingTarget, feature: Tensor, first: int, warp: Warp) -> Tensor:
+def _distributions(target: GuidedTarget, feature: Tensor, first: int, warp: Warp) -> Tensor:
     """[R,N,D] -> [N,V]; the first of them scores image token number `first`."""
     probs = []
     for start in range(0, feature.shape[1], AT_ONCE):
@@ -244,7 +244,7 @@ class CellStatistics:
 
 def read_pictures(
     config: AnalysisConfig,
-    target: DrawingTarget,
+    target: GuidedTarget,
     head: ImageEagleHead,
     pictures: Sequence[ConditionAndCodes],
     warp: Warp,
