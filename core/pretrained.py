@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from .errors import UserError, first_line
@@ -48,12 +47,6 @@ MOST_SIZES = {
     **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
 }  # fmt: skip
-_MERGE = (
-    """python -c 'import peft, transformers as t; base = "{base}"; """
-    """model = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base); """
-    """peft.PeftModel.from_pretrained(model, "{folder}").merge_and_unload().save_pretrained("merged")', """
-    "then copy the files of the tokenizer and the processor there"
-)
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 
 
@@ -103,7 +96,7 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         base = read_json(adapter, JsonObject, hint=RESTORE).get("base_model_name_or_path")
         raise UserError(
             "the folder holds a PEFT adapter (LoRA or the like), not a model", where=str(folder),
-            hint=f"merge it into its base first: {_MERGE.format(base=base, folder=folder)}",
+            hint=f"merge it into {base} first (merge_and_unload), and copy the tokenizer and the processor there",
         )  # fmt: skip
     for name in _OBJECTS:
         if (folder / name).is_file():
@@ -185,30 +178,21 @@ def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = 
     Args:
         device: where to; on the way to a GPU the host holds one of them at a time.
     """
-    with reading_safetensors(path, hint=hint):
-        if device.type == "cpu":
-            return load_file(path)
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+    with opened(path, hint=hint) as file:
+        return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path, *, hint: str = RESTORE) -> Iterator[Any]:
     """A safetensors file, whose header is read: `keys()`, `get_slice(name)` (type and shape), `get_tensor(name)`.
 
     Raises:
         UserError: it is missing, its header is damaged, or it is not as long as the header says.
     """
-    with reading_safetensors(path), safe_open(path, "pt") as file:
-        yield file
-
-
-@contextmanager
-def reading_safetensors(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
-    """What safetensors raises inside is told as a `UserError` that names the file."""
     try:
         open_regular(path).close()  # safetensors would wait for a pipe
-        yield
+        with safe_open(path, "pt") as file:
+            yield file
     except FileNotFoundError as error:
         raise UserError("file not found", where=str(path), hint=hint) from error
     except (SafetensorError, OSError, ValueError) as error:

@@ -21,7 +21,7 @@ from .inline import inline_config
 from .stored import holds_two_tables
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 PINNED = Path(__file__).parent / "configs"
 
@@ -170,7 +170,7 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
 def load_pretrained(
     load: Callable[..., Any], source: str | Path, *, key: str | None = None, hint: str = _CURE, whole: bool = False,
     tables_only: bool = False, **arguments: Any,
-) -> PreTrainedModel:  # fmt: skip
+) -> Any:  # fmt: skip
     """A model of a folder or Hub id, every tensor read and finite: transformers draws a missing one at random.
 
     Pickles are read with weights_only, which runs no code.

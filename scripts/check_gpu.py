@@ -253,7 +253,7 @@ def table(rows: Sequence[Row], about: dict[str, Any]) -> str:
 def about_this_machine() -> dict[str, Any]:
     """Versions and devices."""
     import torch
-    from draftsmith.recipes.config.provenance import versions
+    from draftsmith.recipes.config.alike import versions
 
     written, found = versions(), {"machine": platform.platform(), "cores": os.cpu_count()}
     found |= {"python": written["python"], "commit": (written.get("git") or {}).get("commit"), **written["packages"]}

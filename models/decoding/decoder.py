@@ -76,7 +76,7 @@ class CachedDecoder:
         self.model = cast(Any, model.eval())
         self.num_token_ids, self.never = num_token_ids, tuple(never)
         self.core = self.model.model
-        self.language_model: Any = language_model_of(self.model)
+        self.language_model = cast(Any, language_model_of(self.model))
         config = self.language_model.config
         use_grouped(config)
         check_takes_masks(config)

@@ -19,7 +19,8 @@ from ...core.errors import UserError
 from ...core.import_paths import Kinded
 from ...core.json_types import JsonMapping, JsonObject
 from ..decoding.rows import Guidance
-from .base import DrawingTarget, TargetShape
+from .base import TargetShape
+from .guided import GuidedTarget
 
 Folders = Mapping[str, Path]
 Conditions = Callable[[str, int | None], Tensor]  # caption, label -> what the target is asked by
@@ -38,7 +39,7 @@ class Drawer:
 class Generator(Drawer):
     """A frozen target with its two translators: all that decoding pictures needs."""
 
-    target: DrawingTarget
+    target: GuidedTarget
     condition: Conditions
 
     def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
@@ -116,7 +117,7 @@ class ImageTargetSection(Kinded):
         """Parameters of each part that the section describes, without weights."""
         raise NotImplementedError
 
-    def load(self, folders: Folders, *, device: torch.device) -> DrawingTarget:
+    def load(self, folders: Folders, *, device: torch.device) -> GuidedTarget:
         """The frozen target alone: what a head needs while it trains."""
         raise NotImplementedError
 

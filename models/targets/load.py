@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,6 @@ def load_weights(
     source: str | Path,
     *,
     revision: str | None,
-    dtype: torch.dtype | Literal["auto"],
     key: str,
     device: torch.device | None = None,
     device_map: str | None = None,
@@ -36,7 +35,7 @@ def load_weights(
     plan: DistributedConfig | None = None,
     tables_only: bool = False,
     attn_implementation: str = "auto",
-    whole: bool = False,
+    **settings: Any,
 ) -> PreTrainedModel:
     """What `maker` makes of a folder or Hub id, every tensor read: transformers draws a missing one at random.
 
@@ -50,7 +49,7 @@ def load_weights(
         plan: how the ranks that hold it together cut it; all of them call. None: each holds all of it.
         tables_only: as of `load_target`.
         attn_implementation: of the language model and the tower; auto: as transformers chooses.
-        whole: refuse tensors that the config has no place for, too.
+        settings: `dtype`, and `whole` of `load_pretrained`.
 
     Raises:
         UserError: as `load_pretrained`, or the GPUs do not hold what is spread over them.
@@ -65,8 +64,8 @@ def load_weights(
     if tables_only:
         load = partial(_tables, maker, read_config(str(source), key=key, revision=revision))
     model = load_pretrained(
-        load, source, key=key, hint="check the name and the network", whole=whole, tables_only=tables_only,
-        revision=revision, dtype=dtype, **placed,
+        load, source, key=key, hint="check the name and the network", tables_only=tables_only, revision=revision,
+        **placed, **settings,
     )  # fmt: skip
     if device_map is not None:
         check_spread(model, device_map, offload=offload, key=section)
@@ -139,12 +138,13 @@ def load_target(
     """
     config.check_token_ids(num_token_ids, str(source))
     dtype = resolved_dtype(config, source, device, key=key)
-    held: dict[str, Any] = {"device": device, "tables_only": tables_only, "key": f"{key}.path"}
-    held["attn_implementation"] = config.attn_implementation
+    held: dict[str, Any] = {}
     if not tables_only:  # the tables fit on each rank's device
-        held |= {"device_map": config.device_map, "offload": config.offload}
-        held["tensor_parallel_size"] = config.tensor_parallel_size
-    model = target_weights(config, source, dtype=torch_dtype(dtype), **held)
+        held = {name: dict(config)[name] for name in ("device_map", "offload", "tensor_parallel_size")}
+    model = target_weights(
+        config, source, key=f"{key}.path", dtype=torch_dtype(dtype), device=device, tables_only=tables_only,
+        attn_implementation=config.attn_implementation, **held,
+    )  # fmt: skip
     return config.target(model, num_token_ids=num_token_ids, image_token_id=image_token_id)
 
 
@@ -163,7 +163,7 @@ def target_weights(
         cut = f"{key.removesuffix('.path')}.tensor_parallel_size"
         check_ranks(tensor_parallel_size, key=cut)
         held["plan"] = parallel_plan(stored, tensor_parallel_size, str(source), key=cut)
-    return load_weights(config.model_class(stored.model_type, str(source)), source, revision=revision, key=key, **held)
+    return load_weights(config.record_of(stored).class_of(stored), source, revision=revision, key=key, **held)
 
 
 def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
@@ -173,20 +173,14 @@ def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
         return
     known = [name for name, tower in FAMILIES if not tower]
     hint = f"write kind: {FAMILIES[model_type, ''].kind}" if model_type in known else did_you_mean(model_type, known)
-    raise UserError(
-        f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}",
-        key="target.path",
-        hint=config.lookalikes.get(model_type, hint),
-    )
+    problem = f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}"
+    raise UserError(problem, key="target.path", hint=config.lookalikes.get(model_type, hint))
 
 
-def load_lvlm(
-    source: str | Path, *, revision: str | None, dtype: torch.dtype | Literal["auto"], key: str, **held: Any
-) -> PreTrainedModel:
+def load_lvlm(source: str | Path, *, revision: str | None, key: str, **held: Any) -> PreTrainedModel:
     """A draft LVLM, of the family that its own config names.
 
     Args:
-        dtype: auto: as it is stored.
         held: as of `load_weights`.
 
     Raises:
@@ -195,9 +189,6 @@ def load_lvlm(
     config = read_config(str(source), key=key, revision=revision)
     if not (family := family_of(config)).shares_pictures:
         known = [name for (name, _), family in FAMILIES.items() if family.shares_pictures]
-        raise UserError(
-            f"{key}: {str(source)!r} is of model_type {config.model_type!r}, expected {' or '.join(known)}",
-            key=key,
-            hint=did_you_mean(config.model_type, known),
-        )
-    return load_weights(family.class_of(config), source, revision=revision, dtype=dtype, key=key, **held)
+        problem = f"{key}: {str(source)!r} is of model_type {config.model_type!r}, expected {' or '.join(known)}"
+        raise UserError(problem, key=key, hint=did_you_mean(config.model_type, known))
+    return load_weights(family.class_of(config), source, revision=revision, key=key, **held)

@@ -24,7 +24,6 @@ from ...core.secrets import redact_argument
 from .files import (
     FOLDER,
     KEYS,
-    find_named,
     find_recipe,
     is_published,
     merge,
@@ -103,8 +102,8 @@ def read_words(arguments: Sequence[str]) -> Words:
         key, sign, text = argument.partition("=")
         key = key.lstrip("-")
         if not sign or not all(key.split(".")):
-            shown = redact_argument(argument)
-            raise UserError(f"{shown!r} is not key=value", hint=setting_hint(shown))
+            hint = "settings are key=value (dry_run=true) without blanks, or in quotes, after one recipe"
+            raise UserError(f"{redact_argument(argument)!r} is not key=value", hint=hint)
         pairs.append((key, text))
     names = [value for key, value in pairs if key == "recipe"]
     if len(names) != 1:
@@ -153,17 +152,6 @@ def checked(written: Written, *, imports: bool = True) -> Recipe:
         except NotImported as error:
             hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
             raise UserError(error.problem, where=str(written.path), hint=hint) from error
-
-
-def setting_hint(word: str) -> str:
-    """How a word that looks like another tool's option is written here."""
-    name = word.lstrip("-").partition("=")[0]
-    meant = name.replace("-", "_")
-    if meant in ("dry_run", "verbose"):
-        return f"write {meant}=true"
-    if not word.startswith("-") and find_named(name):
-        return "name one recipe; settings are key=value"
-    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE without blanks, or in quotes"
 
 
 def _options(values: JsonObject, tree: JsonObject) -> Options:

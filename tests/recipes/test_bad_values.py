@@ -54,7 +54,8 @@ REFUSED = {
         ("makes none", "stages.language.data.from=target"),
         # An inline config would not help here, whatever is wrong with it.
         ("evaluate.target.path: is missing",
-         f"{STAGE}.target={{kind: llava, language_model: {{}}, vision_tower: {{}}}}"),
+         f"{STAGE}.target={{kind: llava, language_model: {{model_type: llama}}, "
+         "vision_tower: {model_type: clip_vision_model}}"),
         ("a.drafter.vision_tower: ",
          f"{STAGE}.methods={{a: {{drafter: {{kind: lvlm, path: x/y, vision_tower: target}}}}}}"),
         ("stands beside drafter.language_model and drafter.vision_tower", "drafter.path=some/draft"),
@@ -113,7 +114,7 @@ REFUSED = {
         ("did you mean 'train'", f"{TRAIN}.kind=trian"),
         ("stages.new: its kind is missing", "stages.new={data: {path: mine.json}}"),
         ("does not name language_model", f"{TRAIN}.lora={{rank: 4}}"),
-        ("temperatures: [NUMBER]", f"{STAGE}.temperature=1.0"),
+        ("did you mean 'temperatures'", f"{STAGE}.temperature=1.0"),
         ("fits none of the temperatures", f"{STAGE}.methods.M.draw=sample"),
         ("stands beside drafter.language_model and drafter.vision_tower", "drafter.path=some/draft"),
         (f"{DATA}.pth: unknown key", f"{DATA}={{kind: datasets, pth: x}}"),

@@ -117,11 +117,3 @@ class CausalTargetConfig(TargetSection):
         text = read_config(self.language_model, key="target.language_model")
         ids.put_into(text)
         return text
-
-    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-    def model_class(self, model_type: str, source: str) -> Any:
-        return CAUSAL.model_class

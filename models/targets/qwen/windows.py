@@ -26,11 +26,7 @@ WINDOWS = "windows_as_flash"  # "flash": transformers then hands over all window
 
 
 def use_windows(config: PreTrainedConfig) -> None:
-    """Run a Qwen-VL's tower over `attend_in_windows`, where it would run sdpa window by window.
-
-    Args:
-        config: the tower's own.
-    """
+    """Run a Qwen-VL's tower, by its own config, over `attend_in_windows` where it would run sdpa window by window."""
     run_over(config, WINDOWS, attend_in_windows, "cu_seq_lens_q")
 
 

@@ -47,14 +47,7 @@ class HybridDecoder(QwenDecoder):
         return HybridCache(self.recurs, capacity, self._window)
 
     def run(
-        self,
-        prompts: PromptRows,
-        cache: Cache,
-        *,
-        layers: Sequence[int] = (),
-        attention: Sequence[int] = (),
-        queries: Tensor | None = None,
-        chunk: int | None = None,
+        self, prompts: PromptRows, cache: Cache, *, attention: Sequence[int] = (), **settings: Any
     ) -> DecoderStates:
         """Run prompts as every decoder does. Raises `UserError` where attention is wanted of a layer that has none."""
         from .recurrent import HybridCache
@@ -66,7 +59,7 @@ class HybridDecoder(QwenDecoder):
                 hint=f"name layers that attend: {[n for n, recurs in enumerate(self.recurs) if not recurs]}",
             )
         with cache.running_prompt(prompts.mask):
-            return super().run(prompts, cache, layers=layers, attention=attention, queries=queries, chunk=chunk)
+            return super().run(prompts, cache, attention=attention, **settings)
 
     def _mask_of_layers(self, full: Tensor | None) -> object:
         # Each kind of layer reads its own; given so, transformers makes none itself.

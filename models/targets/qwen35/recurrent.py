@@ -28,10 +28,7 @@ class RecurrentLayer(SizedLayer):
         window: W, places before a place that its convolution reads.
     """
 
-    is_croppable = False
-
     def __init__(self, capacity: int, window: int):
-        super().__init__()
         self.capacity, self.window = capacity, window
         self.reset()
 
@@ -112,17 +109,6 @@ class RecurrentLayer(SizedLayer):
         self.commit(())
         if self.state is not None and self.inputs is not None:
             self.state, self.inputs = self.state[list(rows)], self.inputs[list(rows)]
-
-    # What transformers' base class wants of a layer; its models do not ask a recurrent one of ours.
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the first pass knows the shapes."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Raises `AssertionError`: a recurrent layer has no keys."""
-        raise AssertionError("a recurrent layer has no keys and values")
 
 
 class HybridCache(ModelCache):
