@@ -19,8 +19,7 @@ from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.lvlm import LvlmConfig
-from ..drafters.made_for import tested_with
-from ..drafters.manifest import MANIFEST, read_manifest
+from ..drafters.manifest import MANIFEST, read_manifest, tested_with
 from ..drafters.mtp import MtpConfig
 from ..folders import read_values, write_folder
 from ..hub import is_tied

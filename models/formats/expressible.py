@@ -163,7 +163,7 @@ def _joined(source: Source, config: HeadConfig) -> tuple[int, ...]:
 def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
     """Reasons that a head has for which our plugin has a class."""
     if name == "msd":
-        share = config.held_visual_share
+        share = config.visual_kept(training=False)
         return [] if share == 1 else [f"it keeps a share of {share} of a picture's tokens, and the class all of them"]
     reasons = []
     if name == "middle":
@@ -186,8 +186,8 @@ def _of_middle(source: Source, config: DirectHeadConfig) -> list[str]:
     shape, theirs, reasons = source.target.shape, source.target.config, []
     if "patched" not in family_of(theirs).engines.get("vllm", ()):
         reasons.append(f"its middle states were compared beside LLaVA-1.5 alone, not {theirs.model_type}")
-    if config.held_visual_share != 1:
-        reasons.append(f"it keeps a share of {config.held_visual_share} of a picture's tokens, and the class all")
+    if (share := config.visual_kept(training=False)) != 1:
+        reasons.append(f"it keeps a share of {share} of a picture's tokens, and the class all")
     if config.visual_layer(shape, training=False) == shape.num_layers:
         reasons.append("its middle layer is the last one, and the engine hands over each layer once")
     if source.head.shape.norm_eps != source.target.text.rms_norm_eps:

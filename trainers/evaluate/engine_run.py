@@ -139,7 +139,7 @@ def _report(
         about["our own loop"] = f"stage {section.beside}; {agreement}"
         rows = [*ours, *rows]
     sections = [content, *(part for part in [turns] if part is not None)]
-    Reporting(stage, context, measuring, rows, about, apart).write(*sections)
+    Reporting(measuring, rows, about, apart).write(*sections)
 
 
 def _methods(
