@@ -3,9 +3,6 @@
 Templates are those of the families (`families/`) and the target's own (`chat`, chat_template.py). Supervision is a
 matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker does (it
 drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
-
-A target may have several tokens that end its answers (Llama 3.1's `generation_config.json` names three), and a prompt
-format ends turns with one, too: whatever writes or measures answers asks `end_ids`.
 """
 
 from __future__ import annotations
@@ -261,8 +258,8 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
 
 
 def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
-    """Ids that end an answer, in ascending order: those of the target's generation config, the tokenizer's, and what
-    the prompt format writes behind an answer.
+    """Ids that end an answer, in ascending order: those of the target's generation config (Llama 3.1's names three),
+    the tokenizer's, and what the prompt format writes behind an answer.
     """
     # The templates of this project end with the tokenizer's own token: `encode` refuses others.
     written = end_of_answers(processor.tokenizer) if form.template == "chat" else None

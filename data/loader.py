@@ -199,9 +199,7 @@ def quiet_worker(worker: int) -> None:
 
 
 def kill_at_exit() -> None:
-    """Call after quiet workers were started: Python terminates the remaining ones and then waits for them, possibly for
-    ever.
-    """
+    """Call after quiet workers were started: Python waits for the remaining ones, possibly for ever."""
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last to be registered is the first to run
 

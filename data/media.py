@@ -29,9 +29,7 @@ from .records.records import RecordFile
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads the images and clips of a record with the settings of a data section; names of files may lead out of its
-    folders where `allow_outside` is set.
-    """
+    """Reads the images and clips of a record with the settings of a data section."""
 
     processor: Processor
     resizing: Resizing
@@ -121,9 +119,7 @@ class Media:
 
 
 def _order(record: JsonObject, num_images: int, num_clips: int) -> tuple[int, ...]:
-    """Order of images and clips by their marks; clips are numbered after the images. <image> stands for a clip once no
-    image is left.
-    """
+    """Images and clips (numbered after these) by their marks. <image> stands for a clip once no image is left."""
     if not num_clips:
         return tuple(range(num_images))
     text = "".join(turn["value"] for turn in record["conversations"])

@@ -1,13 +1,10 @@
 """In which order samples are trained on: a pure function of (seed, epoch, lengths, batch size).
 
-Grouping follows LLaVA's `group_by_modality_length`: a global batch holds pictures or text only, and
-inside it rows are dealt longest first so that ranks carry like loads (`rows_of_rank`). The order does not depend on
-the number of ranks. The bucketed orders keep padding small: batches of like lengths, still in a random order, and where
-asked for each of one modality, too.
-
-With packing, a step has the samples that it has without, so learning rates, epochs and resuming are the same. Rows hold
-different numbers of samples and about as many tokens each, the same number of rows on every rank, so that nothing is
-padded and no rank waits long. Longest first to the row with the fewest tokens (Graham's LPT, 1969).
+It does not depend on the number of ranks. Grouping follows LLaVA's `group_by_modality_length`: a global batch holds
+pictures or text only, and ranks take its rows so that they carry like loads. The bucketed orders keep padding small.
+With packing, a step has the samples that it has without, so learning rates, epochs and resuming are the same; rows have
+about as many tokens each, the same number of rows on every rank: longest sample first to the row with the fewest tokens
+(Graham's LPT, 1969).
 """
 
 from __future__ import annotations
@@ -184,9 +181,7 @@ class PackingConfig(Section):
 
 
 def packed_rows(lengths: np.ndarray, max_tokens: int, num_ranks: int) -> list[list[np.ndarray]]:
-    """Micro-batch, rank -> which of the samples, of [n] tokens each, are in that row; a row of too few for all ranks is
-    empty.
-    """
+    """Micro-batch, rank -> which of the samples ([n] tokens each) are in that row, perhaps none."""
     assert lengths.max() <= max_tokens, f"a sample of {lengths.max()} tokens for rows of {max_tokens}"
     count = -(-int(lengths.sum()) // (max_tokens * num_ranks))
     while True:

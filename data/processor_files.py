@@ -111,9 +111,7 @@ def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
 
 
 def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -> PictureFamily:
-    """The family whose processor class the files name; the usual one where they name none, or a tower's. Raises
-    `UserError`: they name another.
-    """
+    """The family whose processor class the files name; the usual one where they name none, or a tower's."""
     name = settings.get("processor_class")
     by_class = {known.processor_class: known for known in PICTURE_FAMILIES.values()}
     if name is None or name in _TOWERS:

@@ -60,9 +60,7 @@ class VideoSettings(Section):
         return self
 
     def pixel_limits(self, num_frames: int, unit: int) -> tuple[int, int]:
-        """The fewest and the most pixels of a frame of Qwen-VL, whose tokens are of `unit` x `unit` pixels, two frames
-        each.
-        """
+        """The fewest and most pixels of a Qwen-VL's frame; tokens are of `unit` x `unit` pixels, two frames each."""
         least, most = self.min_pixels or 128 * unit**2, self.max_pixels or 768 * unit**2
         share = self.max_tokens * unit**2 * 2 // num_frames
         return min(least, most), max(min(most, share), min(int(least * 1.05), most))
@@ -183,9 +181,7 @@ class Clip:
 
 @contextmanager
 def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
-    """A container and its stream of pictures, which no cover picture is. What goes wrong while they are read ends in a
-    `UserError`.
-    """
+    """A container and its stream of pictures, no cover picture. What goes wrong ends in a `UserError`."""
     import av
     from av.stream import Disposition
 
@@ -271,8 +267,6 @@ class FrameTokens:
 
 
 def tile_frames(settings: VideoSettings, patches: int) -> FrameTokens:
-    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline), of `patches` along a
-    side.
-    """
+    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline)."""
     one, two = (settings.picture(count, patches).num_tokens for count in (1, 2))
     return FrameTokens(two - one, per_clip=2 * one - two)

@@ -102,9 +102,7 @@ def num_learned(record: JsonObject) -> int:
 
 
 def paths(record: JsonObject, key: str) -> list[Json]:
-    """The paths (or `Embedded` bytes) that a record names under `key` (image, video): none, one, or a list. A clip's
-    mark is <image> or <video>.
-    """
+    """The paths (or `Embedded` bytes) that a record names under `key` (image, video): none, one, or a list."""
     named = record.get(key)
     return [] if not named else named if isinstance(named, list) else [named]
 

@@ -250,9 +250,7 @@ class ShardReader:
         return key, tensors, info
 
     def tensors(self, index: int, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """The tensors of a sample, or those of these names alone. Raises `UserError`: one differs from what was
-        written; it names the file.
-        """
+        """The tensors of a sample, or those of these names. Raises `UserError` for one that was edited."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         place = int(np.searchsorted(self._ends, index, side="right"))

@@ -82,9 +82,7 @@ def processor_settings(processor: Processor) -> JsonObject:
 
 
 def target_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
-    """Identify a target's weights, loaded from `source`: published ones by path, revision and commit, a directory by
-    its files alone.
-    """
+    """A target's weights: published ones by path, revision and commit, a directory by its files alone."""
     from huggingface_hub import try_to_load_from_cache
 
     if (folder := Path(source)).is_dir():

@@ -188,8 +188,8 @@ class StatesWriting:
         write_shard(self.folder, index, samples, {}, columns=COLUMNS)
 
     def samples(self, batch: Batch, states: TargetStates, numbers: Sequence[int]) -> Iterator[Sample]:
-        """Yield key, tensors and info of each row of `batch` but fillers; `numbers` are those of its samples. Raises
-        `NotFinite`: states of a sample hold NaN or infinity.
+        """Yield key, tensors and info of each row of `batch` but fillers. Raises `NotFinite`: states hold NaN or
+        infinity.
         """
         check_states(states, batch.sample_ids[: len(numbers)])
         for row, number in enumerate(numbers):

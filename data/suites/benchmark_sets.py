@@ -164,9 +164,7 @@ def names_of(medium: Medium) -> list[str]:
 
 
 def set_name(called: str) -> str:
-    """The name of a set that is called by it, by another of its names, or by a Hub id, old or new. Raises `UserError`:
-    no set is called so.
-    """
+    """The set of this name, other name or Hub id, old or new. Raises `UserError`: no set is called so."""
     known = {name: name for name in BENCHMARK_SETS}
     for name, about in BENCHMARK_SETS.items():
         known |= dict.fromkeys((*about.aliases, *about.ids), name)

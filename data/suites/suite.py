@@ -135,9 +135,7 @@ class Suite:
     def second_turns(
         self, name: str, task: Task, convention: Convention, limit: int | None, answers: Sequence[str]
     ) -> list[JsonObject]:
-        """Records that go on from the target's answers to the first turns, as decoded. Rows without an answer have no
-        second turn.
-        """
+        """Records that go on from the target's decoded answers; a row without an answer has no second turn."""
         firsts = self.first_turns(name, convention, limit)
         assert len(firsts) == len(answers), (name, len(firsts), len(answers))
         questions = self._questions(task, convention) if task in QUESTIONS else []

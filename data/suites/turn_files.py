@@ -67,9 +67,7 @@ def hub_records(name: str) -> list[JsonObject]:
 
 
 def record(name: str, row: JsonMapping, *, where: str) -> JsonObject:
-    """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels; `where` is its
-    place, for errors.
-    """
+    """A row as LLaVA JSON: its first question, the further ones under `turns`, its labels."""
     about = TURN_SETS[name]
     if missing := [key for key in (about.id, "turns", *about.labels.values()) if key not in row]:
         raise UserError(f"no key {missing[0]!r}; the row has {', '.join(map(str, row))}", where=where, hint=about.cure)

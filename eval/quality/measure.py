@@ -65,9 +65,7 @@ class Measured:
 
 
 def check(config: QualityConfig, extractors: Extractors | None = None) -> None:
-    """Raises `UserError` for weights or real images that are not there; to be called before images are generated.
-    Metrics of `extractors` bring their own network and need no weights.
-    """
+    """Raises `UserError` for weights or real images that are not there; metrics of `extractors` need none."""
     for metric in config.metrics:
         if metric not in (extractors or {}):
             for name in NEEDS[metric]:

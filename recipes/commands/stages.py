@@ -12,8 +12,7 @@ from ...core.files import read_yaml
 from ...core.json_types import JsonObject, object_at, text_at
 from ...core.results import BEGUN, DONE, read_mark
 from ..config.launch import announce, context_maker, describe, run_recipe, say
-from ..config.load import load
-from ..config.messages import blamed
+from ..config.load import blamed, load
 from .command import NAME, SETTINGS, Command, recipe_arguments
 
 
