@@ -172,18 +172,14 @@ def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Pat
     )  # fmt: skip
 
 
-def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = CPU) -> dict[str, Tensor]:
-    """All tensors of a file. Raises `UserError` where it is missing or damaged.
-
-    Args:
-        device: where to; on the way to a GPU the host holds one of them at a time.
-    """
-    with opened(path, hint=hint) as file:
-        return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file. Raises `UserError` where it is missing or damaged."""
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
-def opened(path: Path, *, hint: str = RESTORE) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
     """A safetensors file, whose header is read: `keys()`, `get_slice(name)` (type and shape), `get_tensor(name)`.
 
     Raises:
@@ -194,9 +190,9 @@ def opened(path: Path, *, hint: str = RESTORE) -> Iterator[Any]:
         with safe_open(path, "pt") as file:
             yield file
     except FileNotFoundError as error:
-        raise UserError("file not found", where=str(path), hint=hint) from error
+        raise UserError("file not found", where=str(path), hint=RESTORE) from error
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"cannot be read as safetensors: {first_line(error)}", where=str(path), hint=hint) from error
+        raise UserError(f"cannot be read as safetensors: {first_line(error)}", where=str(path), hint=RESTORE) from error
 
 
 def name_accelerator() -> None:
