@@ -103,12 +103,8 @@ class TargetSection(Kinded):
         return set() if self.path is None else {"target", "processor"}
 
     def check_token_ids(self, number: int, tokenizer: str) -> None:
-        """Raises `UserError` where `num_token_ids` is not the tokenizer's: a target without its last ids, or with ids
-        that have no token, is another target.
-
-        Args:
-            number: of the tokenizer.
-            tokenizer: where it was read, for the message.
+        """Raises `UserError` where `num_token_ids` is not the `number` of the tokenizer, read at `tokenizer`: a target
+        without its last ids, or with ids that have no token, is another target.
         """
         if self.num_token_ids not in (None, number):
             raise UserError(

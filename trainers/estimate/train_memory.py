@@ -21,9 +21,8 @@ from ...core.errors import first_line
 from ...core.section import torch_dtype
 from ...core.states import KeptScores, Taps, TargetStates
 from ...data.order import PackingConfig
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import DistillTraining, Teacher
-from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
 from ...models.hub import config_value, is_tied, rope_of
 from ...models.targets.base import TargetShape

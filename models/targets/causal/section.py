@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class CausalTraining(ModelTraining):
-    """The training forward over a model of text alone: no pictures.
-
-    Raises:
-        UserError: `trainable` names a part that it has not.
-    """
+    """The training forward over a model of text alone. Raises `UserError` where `trainable` names another part."""
 
     def __init__(self, model: PreTrainedModel, trainable: Sequence[Part], **settings: Any):
         if other := {*trainable} - {"language_model"}:

@@ -25,11 +25,7 @@ from .delta_rule import Step
 
 
 class HybridDecoder(QwenDecoder):
-    """A Qwen3.5 in eval mode, dense or a mixture of experts.
-
-    Args:
-        resume: where text goes on after a clip.
-    """
+    """A Qwen3.5 in eval mode, dense or a mixture of experts."""
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
         super().__init__(model, num_token_ids=num_token_ids, resume=resume)

@@ -22,10 +22,8 @@ from .delta_rule import Step, Written, behind, over_chain, over_tree
 
 
 class RecurrentLayer(SizedLayer):
-    """State and window of the convolution after `base` committed places, and what places from there on have written.
-
-    Args:
-        window: W, places before a place that its convolution reads.
+    """State and window of the convolution (the W places before a place that it reads) after `base` committed places,
+    and what places from there on have written.
     """
 
     def __init__(self, capacity: int, window: int):
@@ -112,12 +110,7 @@ class RecurrentLayer(SizedLayer):
 
 
 class HybridCache(ModelCache):
-    """The cache of a decoder of whose layers some recur.
-
-    Args:
-        recurs: of each layer.
-        window: of the recurrent layers' convolutions.
-    """
+    """The cache of a decoder some of whose layers recur (`recurs`), over convolutions of `window` places."""
 
     def __init__(self, recurs: Sequence[bool], capacity: int, window: int):
         super().__init__(len(recurs), capacity)
