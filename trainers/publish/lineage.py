@@ -201,8 +201,8 @@ def began_as(drafter: DrafterConfig | JsonMapping | None, *keys: str) -> list[st
     return [hub_id(name) or Path(name).name for name in named]
 
 
-# Whose terms a drafter carries. The table names what the publishers' own pages said when it was written, by whole names:
-# what it does not know it says, and never guesses.
+# Whose terms a drafter carries. The table names what the publishers' own pages said when it was written, by whole
+# names; what it does not know it says, and never guesses.
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,8 @@ _LLAMA2 = Licence(
 )  # fmt: skip
 _LLAMA31, _LLAMA32 = (
     Licence(
-        f"llama{version}", f"Llama {version} Community License: its use policy, and 'Llama' at the beginning of a derived "
-        "model's name", f"https://www.llama.com/llama{version.replace('.', '_')}/license/",
+        f"llama{version}", f"Llama {version} Community License: its use policy, and 'Llama' at the beginning of a "
+        "derived model's name", f"https://www.llama.com/llama{version.replace('.', '_')}/license/",
     )
     for version in ("3.1", "3.2")
 )  # fmt: skip
