@@ -28,7 +28,7 @@ from ...trainers.stages.evaluate import EvaluateStage
 from ...trainers.stages.regenerate import RegenerateStage
 from ...trainers.stages.train import TrainStage
 from ...trainers.stages.train_codes import TrainCodes
-from .preflight_data import sections as data_sections
+from .preflight_inputs import sections as data_sections
 from .schema import Recipe
 
 
