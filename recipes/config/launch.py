@@ -61,7 +61,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.
     """
     loaded = load(list(arguments))
-    from ...trainers.run.deepspeed_section import check_engine
+    from ...trainers.run.context import check_engine
     from ...trainers.run.run import check_stages, pending_restart, run_stages
     from .alike import check_alike
     from .dry_run import check_models

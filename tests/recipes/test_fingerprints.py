@@ -25,7 +25,7 @@ from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import _outside, _settings, plan
 from draftsmith.recipes.config.schema import Recipe
 from draftsmith.trainers.evaluate.probe_settings import Binding
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights
 from draftsmith.trainers.run.hardware import Hardware
 from draftsmith.trainers.run.matching import ABSENT, HIDDEN

@@ -15,7 +15,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from draftsmith.core import ranks
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.train import checkpoint
 from draftsmith.trainers.train.engine import Engine, init_distributed, load_data
 from fails import fails_with

@@ -9,9 +9,8 @@ import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.trainers.run.context import Context
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
-from draftsmith.trainers.stages.train_records import TrainRecords
+from draftsmith.trainers.run.context import Context, EngineConfig
+from draftsmith.trainers.stages.train import TrainRecords
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.train.fit import fit, training_loader

@@ -10,7 +10,7 @@ from draftsmith.core.errors import TrainingError, UserError
 from draftsmith.models.lora import LoraConfig, merge_adapters
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.training import LlavaTraining
-from draftsmith.trainers.run.deepspeed_section import EngineConfig, check_engine
+from draftsmith.trainers.run.context import EngineConfig, check_engine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.engine import Engine

@@ -12,7 +12,7 @@ from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.generators import load_generator
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.train_codes import TrainCodes
+from draftsmith.trainers.stages.train import TrainCodes
 from visual_run import context, pictures, translators
 
 OPTIM = {"lr": 1e-3, "warmup_steps": 1}

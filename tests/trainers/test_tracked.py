@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from draftsmith.core.tracking import TrackingConfig, WandbConfig
 from draftsmith.eval.run_reports import COLUMNS
-from draftsmith.trainers.run.context import Context
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import Context, EngineConfig
 from draftsmith.trainers.run.tracked import track_sample, tracked
 from draftsmith.trainers.train.checkpoint import verified
 from fails import fails_with

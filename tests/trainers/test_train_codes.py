@@ -34,9 +34,9 @@ from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.run.stopping import Stopped
-from draftsmith.trainers.stages.train_codes import TrainCodes
+from draftsmith.trainers.stages.train import TrainCodes
 from draftsmith.trainers.train import on_codes as training_codes
 from safetensors.torch import load_file, save_file
 from stages_run import list_anew

@@ -13,7 +13,7 @@ from draftsmith.data.loader import Loader
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.models.training import ModelTraining
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import Engine, init_distributed

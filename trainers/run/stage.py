@@ -19,8 +19,7 @@ from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget
 from ...models.targets.load import TargetConfig
-from .context import Context
-from .deepspeed_section import EngineConfig
+from .context import Context, EngineConfig
 from .hardware import Hardware
 
 

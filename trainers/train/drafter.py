@@ -23,12 +23,12 @@ from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
 from ...models.drafters.head_files import check_vocabulary
 from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.outside import find_start, load_start
+from ...models.formats.start import load_published
 from ...models.targets.base import Target
 from ..run.context import Context
 from .best import Best, held_out_scores
 from .engine import Engine
 from .fit import SCRATCH
-from .layouts import PUBLISHED
 from .loop import Source, Validate
 from .settings import HeadSettings
 
@@ -92,7 +92,7 @@ class TrainedDrafter:
             self.context.say(f"{self.context.name}: starts from {outside.path}")
             folder = find_start(outside.path, outside.revision)
             head = load_start(
-                self.config, folder, self.target, self.identity, PUBLISHED, other_target=outside.other_target
+                self.config, folder, self.target, self.identity, load_published, other_target=outside.other_target
             )
             check_vocabulary(self.config, head, self.target, folder)
             return head

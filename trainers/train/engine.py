@@ -26,7 +26,7 @@ from ...core import ranks
 from ...core.errors import UserError, first_line, not_loaded
 from ...core.heartbeat import BOUND_S
 from ...core.pretrained import name_accelerator
-from ..run.deepspeed_section import EngineConfig
+from ..run.context import EngineConfig
 from ..run.rank_setup import bound_primitives, fit_threads, free_port, take_gpu
 
 BUCKET = 500_000_000  # DeepSpeed's default
