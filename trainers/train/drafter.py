@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.files import read_json, write_whole
 from ...core.import_paths import code_of
 from ...core.json_types import JsonMapping, JsonObject
 from ...data.loader import StepBatches
@@ -26,12 +28,14 @@ from ...models.drafters.outside import find_start, load_start
 from ...models.formats.start import load_published
 from ...models.targets.base import Target
 from ..run.context import Context
-from .best import Best, held_out_scores
 from .engine import Engine
 from .fit import SCRATCH
 from .loop import Source, Validate
 from .settings import HeadSettings
+from .validate import held_out_scores
 
+SCORE = "score.json"  # beside the best weights
+_AGAIN = "restart the stage (restart=STAGE): without it nobody knows how good the weights beside it are"
 _EMPTY = "is the template right? Does the target answer the questions of `decoding`?"
 
 
@@ -51,6 +55,53 @@ class Requests:
     temperatures: list[float]
     grid: int | None = None
     keep: Callable[[float, int, list[list[int]]], Mapping[str, Path]] = lambda temperature, step, tokens: {}
+
+
+@dataclass(frozen=True)
+class _Score:
+    score: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best weights by each score, in folders `best-NAME` of `folder`.
+
+    Args:
+        save: head, folder, step -> written there.
+    """
+
+    folder: Path
+    save: Callable[[nn.Module, Path, int], None]
+
+    def keep(self, scores: Mapping[str, float | None], step: int, head: Callable[[], nn.Module]) -> None:
+        """Keep the weights as they are where a score is the best so far (all ranks call).
+
+        Args:
+            scores: None has not been measured at this step.
+            head: makes a copy of the weights, whole on every rank.
+        """
+        for name, score in scores.items():
+            mark = self.folder / f"best-{name}" / SCORE
+            if score is None:
+                continue
+            # Rank 0 reads the score and broadcasts the decision, since another rank might read a half-written file.
+            is_better = ranks.is_main() and (not mark.is_file() or score > read_json(mark, _Score, hint=_AGAIN).score)
+            if not ranks.broadcast(is_better):
+                continue
+            weights = head()
+            if ranks.is_main():
+                # The score goes first and comes last: where it stands, the weights beside it are whole and its own.
+                mark.unlink(missing_ok=True)
+                self.save(weights, mark.parent, step)
+                write_whole(mark, json.dumps({"score": score, "step": step, "of": name}).encode())
+        ranks.barrier()
+
+    def of(self, name: str) -> tuple[Path, float, int]:
+        """Folder, score and step of the best by `name`."""
+        folder = self.folder / f"best-{name}"
+        best = read_json(folder / SCORE, _Score, hint=_AGAIN)
+        return folder, best.score, best.step
 
 
 class TrainedDrafter:
