@@ -107,16 +107,13 @@ def devices() -> list[Finding]:
 
 
 def deepspeed() -> list[Finding]:
-    """DeepSpeed's version and ops; fault where it cannot be imported."""
-    from ...trainers.train.engine import deepspeed_state
+    """DeepSpeed's version; fault where it cannot be imported."""
+    from ...trainers.train.engine import import_deepspeed
 
     try:
-        state = deepspeed_state()
+        return [ok("DeepSpeed", import_deepspeed().__version__)]
     except Exception as error:  # any error of the import is a finding
         return [fault("DeepSpeed", f"cannot be imported: {first_line(error)}", reinstall())]
-    prebuilt = ", ".join(state["prebuilt"]) or "none"
-    text = f"{state['version']}; ops prebuilt: {prebuilt}; buildable here: {len(state['buildable'])}; needed: none"
-    return [ok("DeepSpeed", text)]
 
 
 def disk(folder: Path) -> list[Finding]:

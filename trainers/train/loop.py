@@ -115,7 +115,7 @@ def train(
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
         Stopped: `stop` was raised, and steps or a validation are left; the state is saved.
     """
-    resumed = checkpoint.find(folder, fingerprint=fingerprint)
+    resumed: checkpoint.Found | None = ranks.on_main(checkpoint.find, folder, fingerprint)
     step = 0
     if resumed is not None:
         checkpoint.load(engine, resumed)
