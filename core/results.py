@@ -9,13 +9,13 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import xxhash
 from pydantic import AfterValidator
@@ -57,13 +57,6 @@ def _whole(settings: JsonObject) -> JsonObject:
     return settings
 
 
-def loadable(folder: Path) -> list[str]:
-    """Names of the files at the top of a folder that a loader may pick up; hidden ones (`._config.json` of a copy from
-    a Mac, `.nfs0001`) are none.
-    """
-    return sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and not p.name.startswith("."))
-
-
 @dataclass(frozen=True)
 class FileSum:
     """Size and checksum of one file."""
@@ -96,8 +89,7 @@ class Mark:
     files: dict[Annotated[str, AfterValidator(_inside)], FileSum] | None = None
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A file that is not as its stage wrote it."""
 
     name: str
@@ -142,13 +134,23 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
     return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
 
 
+def damage(folder: Path, listed: Mapping[str, FileSum], is_read: Callable[[str], bool]) -> list[Fault]:
+    """The files of a list that are read and missing or changed, and those at the top of the folder that a loader would
+    pick up and that nobody listed; hidden ones (`._config.json` of a copy from a Mac, `.nfs0001`) are none.
+    """
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and not p.name.startswith("."))
+    added = [name for name in names if name not in listed and name not in (DONE, BEGUN) and is_read(name)]
+    found = faults(folder, {name: entry for name, entry in listed.items() if is_read(name)})
+    return found + [Fault(name, "is not one of its files") for name in added]
+
+
 def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
     """Compare a finished stage's folder, or one inside it, with the stage's list, for who reads it outside a run.
 
     A folder that no stage wrote passes.
 
     Args:
-        only: patterns of the files that are read.
+        only: patterns of the files that are read, of those at the top of the folder.
 
     Raises:
         UserError: the stage has not finished; or a file is missing, was changed or was added. `where` names it.
@@ -159,24 +161,15 @@ def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
     for stage, inside in ((folder, ""), (folder.parent, f"{folder.name}/")):
         mark = read_mark(stage / DONE)
         listed = {} if mark is None or mark.files is None else mark.files
-        here = {name: entry for name, entry in listed.items() if name.startswith(inside)}
+        here = {name.removeprefix(inside): entry for name, entry in listed.items() if name.startswith(inside)}
         if not here:
             continue
-        found = faults(stage, {name: e for name, e in here.items() if _is_one_of(name.removeprefix(inside), only)})
-        there = [name for name in loadable(folder) if name not in (DONE, BEGUN)]
-        added = [name for name in there if _is_one_of(name, only) and inside + name not in here]
-        found += [Fault(inside + name, "is not one of its files") for name in added]
-        if found:
+        for name, problem in damage(folder, here, lambda name: "/" not in name and any(fnmatch(name, p) for p in only)):
             raise UserError(
-                f"{found[0].name} of stage {stage.name} {found[0].problem}", where=str(stage / found[0].name),
+                f"{inside}{name} of stage {stage.name} {problem}", where=str(folder / name),
                 hint=f"put the file back as it was, or run the stage again: restart={stage.name}",
             )  # fmt: skip
         return
-
-
-def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
-    """Whether it is a file at the top of the folder, and matches."""
-    return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _stamp(path: str) -> Stamp | None:

@@ -62,7 +62,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     """
     loaded = load(list(arguments))
     from ...trainers.run.context import check_engine
-    from ...trainers.run.run import check_stages, pending_restart, run_stages
+    from ...trainers.run.restart import pending_restart
+    from ...trainers.run.run import check_stages, run_stages
     from .alike import check_alike
     from .dry_run import check_models
     from .ending import ending
@@ -183,7 +184,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
     A look indexes the data.
     """
     from ...core.results import DONE, read_mark
-    from ...trainers.run.run import built_on
+    from ...trainers.run.restart import built_on
     from .finding import any_fault
     from .preflight_data import data_findings
 

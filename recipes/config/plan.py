@@ -21,8 +21,7 @@ from ...data.records.tars import expand_paths
 from ...data.suites.suite import INDEX, suite_identity
 from ...data.suites.turn_sets import TURN_SETS
 from ...models.folders import shipped_folder
-from ...trainers.run.finished_stages import named_weights
-from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED, named_weights
 from ...trainers.run.stage import Planned, Stage
 from ...trainers.stages.evaluate import EvaluateStage
 from ...trainers.stages.regenerate import RegenerateStage

@@ -11,8 +11,7 @@ from command_line import prints
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.run.finished_stages import write_done
-from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun, write_done
 from ranks_run import MAIN, run_ranks
 from training import free_port
 

@@ -4,8 +4,7 @@ import pytest
 from draftsmith.recipes.config.checks import stages_findings
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.run.finished_stages import write_done
-from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun, write_done
 from draftsmith.trainers.train.checkpoint import State, _publish
 
 
