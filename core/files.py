@@ -35,7 +35,6 @@ LOG_BYTES = 4 << 30
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
@@ -53,34 +52,34 @@ def open_regular(path: Path) -> BinaryIO:
         OSError: it is missing or cannot be read.
         ValueError: the name cannot be one of a file.
     """
-    _check_regular(os.stat(path).st_mode)
-    # Without O_NONBLOCK a pipe that takes the file's place in between would be waited for.
+    # Without O_NONBLOCK a pipe would be waited for.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check_regular(os.fstat(number).st_mode)
-    except NotRegular:
+    if not stat.S_ISREG(mode := os.fstat(number).st_mode):
         os.close(number)
-        raise
+        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
     return os.fdopen(number, "rb")
 
 
-def _check_regular(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
-
-
-@contextmanager
-def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
-    """`open_regular`, whose errors, and those of reading, are the user's."""
+def open_data(path: Path, *, hint: str = "check its name and that you may read it, or name another") -> BinaryIO:
+    """A file, to be read piece by piece. Raises `UserError` where it may not be read, is gone, or is no file."""
     try:
-        with open_regular(path) as file:
-            yield file
+        return open_regular(path)
     except FileNotFoundError as error:
         raise NotFound("file not found", where=str(path), hint=hint) from error
     except NotRegular as error:
         raise UserError(f"not a regular file: {error}", where=str(path), hint=hint) from error
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+
+
+@contextmanager
+def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
+    """`open_data`, where errors of reading are the user's, too."""
+    with open_data(path, hint=hint) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
 
 
 def read_small(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> bytes:
@@ -110,19 +109,6 @@ def read_end(path: Path, max_bytes: int = 1 << 20) -> str:
         file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
         return file.read(max_bytes).decode(errors="replace")
     return ""
-
-
-def open_data(path: Path) -> BinaryIO:
-    """A data file, to be read piece by piece. Raises `UserError` where it may not be read, is gone, or is no file."""
-    try:
-        return open_regular(path)
-    except NotRegular as error:
-        raise UserError(f"not a regular file: {error}", where=str(path), hint="name a file") from error
-    except OSError as error:
-        problem, cure = f"cannot be read: {error.strerror or error}", "check its name"
-        if error.errno in (errno.EACCES, errno.EPERM):
-            cure = "give yourself the right to read it"
-        raise UserError(problem, where=str(path), hint=f"{cure}, or name another") from error
 
 
 def read_text(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> str:
@@ -302,13 +288,8 @@ def is_full(error: BaseException) -> bool:
     )
 
 
-def unwritable(path: Path, error: BaseException, *, needed: int | None = None, there: int | None = None) -> UserError:
-    """The error to raise where a file or folder cannot be written.
-
-    Args:
-        needed: bytes.
-        there: bytes that were free; None: those that are now.
-    """
+def unwritable(path: Path, error: BaseException, *, needed: int | None = None) -> UserError:
+    """The error to raise where a file or folder cannot be written; `needed` are bytes."""
     full = is_full(error)
     # The operating system's words, where it said the first of the errors that led to this one.
     said = [one.strerror for one in causes(error) if isinstance(one, OSError) and one.strerror]
@@ -319,7 +300,7 @@ def unwritable(path: Path, error: BaseException, *, needed: int | None = None, t
     if not full:
         return UserError(problem, where=str(path), hint="give a folder that is yours, and run the same command again")
     known = next(parent for parent in (path, *path.parents) if parent.exists())
-    free = shutil.disk_usage(known).free if there is None else there
+    free = shutil.disk_usage(known).free
     room = f"{free:,} bytes are there" if needed is None else f"{needed:,} bytes are needed, and {free:,} are there"
     hint = "make room, and run the same command again: it goes on from what is saved"
     return UserError(f"{problem}; {room}", where=str(path), hint=hint)
