@@ -152,7 +152,7 @@ class CacheStage(Stage):
         sizes = {index: len(deal[index]) for index in ranks.share(len(deal), in_step=in_step)}
         before = sum(size for index, size in sizes.items() if index not in left)
         line.count("sample", sum(sizes.values()), before, is_share=not in_step)
-        with context.stop.together(finished(folder, index) for index in range(len(deal))):
+        with context.stop.together():
             for index in left:
                 if in_step and not ranks.is_main():
                     builder.run(deal[index], context.stop)

@@ -27,7 +27,7 @@ from ...core.json_types import listed
 from ...core.results import CODES, DATASET_FOLDER
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read, usable
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
-from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
+from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
@@ -133,7 +133,7 @@ class EncodeStage(Stage):
         left = unfinished(folder, num_shards)
         line = context.progress
         line.count("picture", *of_shards(total, self.samples_per_shard, ranks.share(num_shards), left), is_share=True)
-        with context.stop.together(finished(folder, index) for index in range(num_shards)):
+        with context.stop.together():
             for index in left:
                 counts: Counter[str] = Counter()
                 items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)

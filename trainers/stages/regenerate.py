@@ -20,7 +20,7 @@ from ...data.answers import SKIPPED
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, finished, unfinished, write_shard
+from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, unfinished, write_shard
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.generators import AnyTarget
@@ -164,7 +164,7 @@ class RegenerateStage(Stage):
         context.progress.count(
             "answer" if self.prompts is None else "picture", *counts, is_share=not context.is_in_step
         )
-        with context.stop.together(finished(folder, index) for index in range(num_shards)):
+        with context.stop.together():
             for index in left:
                 answers = list(source.answers(range(index * per_shard, min((index + 1) * per_shard, len(source)))))
                 if context.is_in_step and not ranks.is_main():

@@ -175,17 +175,12 @@ class TrainedDrafter:
                 requests.eos_ids,
             )
             mine: list[tuple[int, Generation]] = []
-            stop, stopped = self.context.stop, None
-            for number in range(ranks.rank(), requests.count, ranks.world_size()):
-                if stop.asked():
-                    stopped = "in a decoding check"
-                    break
-                uniforms = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
-                mine.append((number, generate(self.target, proposal, requests.request(number), decoding, uniforms)))
+            with self.context.stop.together():
+                for number in self.context.stop.watch(ranks.share(requests.count), "in a decoding check"):
+                    uniforms = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
+                    mine.append((number, generate(self.target, proposal, requests.request(number), decoding, uniforms)))
             counts = [(n, len(g.cycles), sum(c.num_emitted for c in g.cycles), g.tokens) for n, g in mine]
-            shards = ranks.gather((stopped, counts))
-            stop.settle(place for place, _ in shards)
-            every = sorted(row for _, shard in shards for row in shard)
+            every = sorted(row for share in ranks.gather(counts) for row in share)
             if cycles := sum(row[1] for row in every):
                 values[f"tau_T{temperature:g}"] = sum(row[2] for row in every) / cycles
             if ranks.is_main():
