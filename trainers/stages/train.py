@@ -222,7 +222,7 @@ class TrainStates(StatesSettings, TrainHead):
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses also an engine that does not run this target, and terms of a loss that the drafter has by itself."""
         super().check(target, drafter)
-        if (engine := self.source.serving_engine) is not None:
+        if (engine := self.serving_engine) is not None:
             assert self.data is not None
             try:
                 engine.check(target, states=True, aspect=self.data.aspect)
@@ -242,7 +242,8 @@ class TrainStates(StatesSettings, TrainHead):
 
     def needs(self) -> dict[str, str | None]:
         wanted = sample_needs(self.data, self.answers) | {"processor": None, "target": None}
-        wanted |= {"states" if name is None else f"states/{name}": name for name in self.source.stages}
+        if self.source.kind == "cached":
+            wanted |= {"states" if name is None else f"states/{name}": name for name in self.source.stages}
         take_data(wanted, "decoding", None if self.decoding is None else self.decoding.data.from_stage)
         return wanted if self.earlier is None else wanted | {"drafter": self.earlier}
 

@@ -82,17 +82,14 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
 
 def _text_only(stage: StatesSettings, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:
     """What the manifest says of weights that have read no sample with pictures, here or in a stage before."""
-    folder, drafter = context.inputs.get("drafter"), context.drafter
-    assert drafter is not None
+    assert context.drafter is not None
+    folder = context.inputs.get("drafter")
     if stage.outside is not None:
-        # Of heads in other layouts nobody knows what they have read.
         folder = find_start(stage.outside.path, stage.outside.revision)
-        folder = folder if is_own(folder) else None
-        started_so = folder is not None and bool(read_manifest(folder).get("text_only"))
-    elif folder is None:
-        started_so = stage.from_stage == SCRATCH or not drafter.provides()
-    else:
-        started_so = bool(read_manifest(folder).get("text_only"))
+    if folder is None:
+        started_so = stage.from_stage == SCRATCH or not context.drafter.provides()
+    else:  # of heads in other layouts nobody knows what they have read
+        started_so = is_own(folder) and bool(read_manifest(folder).get("text_only"))
     return {"text_only": True} if started_so and not (states.lengths[train] > 0).any() else {}
 
 

@@ -30,6 +30,7 @@ from ...models.lora import LoraConfig
 from ...models.parts import Part
 from ..run.stage import Planned
 from ..serve.states_builder import check_answers
+from ..serve.target_engine import TargetEngine
 from .fit import FitSettings
 from .states_source import OnlineStates, StatesSource
 from .validate import HeadValidation, RecordsValidation, Validation
@@ -184,8 +185,12 @@ class StatesSettings(HeadSettings):
     @property
     def reads_tables(self) -> bool:
         """Whether it loads the target's embedding and LM head alone: the target does not run in this process."""
-        is_elsewhere = self.source.kind == "cached" or self.source.serving_engine is not None
-        return is_elsewhere and self.decoding is None
+        return (self.source.kind == "cached" or self.serving_engine is not None) and self.decoding is None
+
+    @property
+    def serving_engine(self) -> TargetEngine | None:
+        """The engine that computes the states in a process of its own; None: none does."""
+        return self.source.engine if self.source.kind == "online" and self.source.engine.is_served else None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
