@@ -20,7 +20,7 @@ from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import init_distributed
-from draftsmith.trainers.train.optim import OptimConfig, build_optimizer
+from draftsmith.trainers.train.fit import OptimConfig, build_optimizer
 
 from pretend_cuda.device import COUNTS
 from pretend_cuda.engine import PlainEngine

@@ -20,7 +20,7 @@ from draftsmith.models.drafters.distillation import DistillObjective, DistillTra
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.train import on_records
 from draftsmith.trainers.train import on_records as conversations
-from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from draftsmith.trainers.train.validate import RecordsValidation
 from ranks_run import run_ranks
 from safetensors.torch import load_file

@@ -16,8 +16,8 @@ from draftsmith.trainers.run.run import DONE, run_stages
 from draftsmith.trainers.run.stage import Planned, Stage
 from draftsmith.trainers.run.stopping import Stop, Stopped
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from draftsmith.trainers.train.loop import Training, train
-from draftsmith.trainers.train.optim import OptimConfig
 from fails import fails_with
 from ranks_run import FORKS, run_ranks
 from stages_run import contexts

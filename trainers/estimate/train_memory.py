@@ -34,7 +34,8 @@ from ...models.targets.table import family_of, training_of
 from ...models.training import ModelTraining
 from ..run.hardware import Memory
 from ..run.stage import WholeRecipe
-from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings
+from ..train.fit import TrainSettings
+from ..train.settings import CodesSettings, RecordsSettings, StatesSettings
 from .auto_dtypes import engine_precision, held_bytes, held_dtype
 from .counted import META, Known, along, most_bytes
 from .models import drafter_parameters, mirrored_shape, target_shape

@@ -20,8 +20,8 @@ from ...models.targets.sizes import Described, empty_model, parameter_counts
 from ...models.targets.table import training_of
 from ..run.hardware import Memory
 from ..run.stage import Planned
-from ..train.fit import Expected, OutsideStart
-from ..train.settings import RecordsSettings, StatesSettings, TrainSettings
+from ..train.fit import Expected, OutsideStart, TrainSettings
+from ..train.settings import RecordsSettings, StatesSettings
 from .auto_dtypes import held_bytes
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .models import drafter_parameters, target_shape

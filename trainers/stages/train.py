@@ -35,7 +35,7 @@ from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
 from ..train.engine import init_distributed
-from ..train.fit import FitSettings, fit, seed_all
+from ..train.fit import TrainSettings, fit, seed_all
 from ..train.loop import Training
 from ..train.on_codes import lacking, open_codes
 from ..train.on_records import check_positions, open_records
@@ -45,7 +45,6 @@ from ..train.settings import (
     HeadSettings,
     RecordsSettings,
     StatesSettings,
-    TrainSettings,
     other_drafters,
     trained_drafter,
 )
@@ -217,7 +216,7 @@ class TrainStates(StatesSettings, TrainHead):
 
     way: ClassVar[str] = "states"
     # States that it kept for its own later epochs.
-    working: ClassVar[tuple[str, ...]] = (*FitSettings.working, "states")
+    working: ClassVar[tuple[str, ...]] = (*TrainSettings.working, "states")
 
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses also an engine that does not run this target, and terms of a loss that the drafter has by itself."""

@@ -98,7 +98,7 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
         finish,
         source=module.states,
         validate=_validation(validation, stage, context, processor, module) if validation else None,
-        validate_every=stage.checked_every,
+        validate_every=validation.every if validation else None,
         write=writer,
     )
 

@@ -7,6 +7,7 @@ What a stage takes, makes and says of itself is in `trainers/stages/train_*.py`;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -22,7 +23,6 @@ from ...data.order import PackingConfig, check_lengths
 from ...data.shards.codes import ShardData
 from ...data.sources import AnswersConfig, learns_records
 from ...eval.policies import TreeConfig
-from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters.head_objective import HeadObjective
@@ -31,9 +31,9 @@ from ...models.parts import Part
 from ..run.stage import Planned
 from ..serve.states_builder import check_answers
 from ..serve.target_engine import TargetEngine
-from .fit import FitSettings
+from .fit import TrainSettings
 from .states_source import OnlineStates, StatesSource
-from .validate import HeadValidation, RecordsValidation, Validation
+from .validate import HeadValidation, RecordsValidation
 
 
 class DecodingCheck(Section):
@@ -70,41 +70,6 @@ class PicturesCheck(DecodingCheck):
     prompts: PromptSource
 
 
-class TrainSettings(FitSettings):
-    """What all ways of training have."""
-
-    kind: Literal["train"]
-    # Whose weights are trained; everything else is frozen.
-    model: str = "drafter"
-    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
-    # that trained such a one, or scratch), since the latest stage trained another.
-    drafter: AnyDrafter | None = None
-    validation: Validation | None = None
-
-    @model_validator(mode="after")
-    def _own_starts_somewhere(self) -> Self:
-        if self.drafter is not None and self.model != "drafter":
-            raise Refused("drafter", f"this stage trains the {self.model}", "leave it out")
-        if self.drafter is not None and self.from_stage is None:
-            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a one")
-        return self
-
-    @property
-    def trained(self) -> str:
-        """Whose weights are trained, in words."""
-        return self.model
-
-    @property
-    def share_held_out(self) -> float:
-        """Share of its samples that is kept for validation."""
-        return 0.0
-
-    @property
-    def checked_every(self) -> int | None:
-        """Optimizer steps between two validations or decoding checks."""
-        return None if self.validation is None else self.validation.every
-
-
 class HeadSettings(TrainSettings):
     """What is trained with the target's states, of records or of codes."""
 
@@ -119,6 +84,7 @@ class HeadSettings(TrainSettings):
 
     @property
     def checked_every(self) -> int | None:
+        """Optimizer steps between two validations or decoding checks."""
         settings = self.validation or self.decoding
         return None if settings is None else settings.every
 
@@ -132,7 +98,7 @@ class HeadSettings(TrainSettings):
             raise ValueError("select: tau needs decoding")
         if self.decoding and self.validation and self.decoding.every % self.validation.every:
             raise ValueError("decoding.every must be a multiple of validation.every")
-        if self.validation is not None and not self.share_held_out:
+        if self.validation is not None and not attrgetter(self.held_out_key)(self):
             raise Refused(
                 "validation", f"validation needs {self.held_out_key}", "hold out a share of the samples: 0.05"
             )
@@ -172,10 +138,6 @@ class StatesSettings(HeadSettings):
     def learns_answers(self) -> bool:
         """Whether each record has to bring an answer of its own."""
         return learns_records(self.answers, self.data)
-
-    @property
-    def share_held_out(self) -> float:
-        return self.held_out
 
     @property
     def num_text_epochs(self) -> int:
@@ -235,10 +197,6 @@ class CodesSettings(HeadSettings):
     @property
     def is_small_net(self) -> bool:
         return self.revive_every is not None or self.model in ("vq", "reader")
-
-    @property
-    def share_held_out(self) -> float:
-        return self.data.held_out
 
     @model_validator(mode="after")
     def _of_its_model(self) -> Self:
