@@ -151,7 +151,7 @@ class Measuring:
             self.context.stop,
             before=before,
             expected=lambda part, index: sets[part].expected(index),
-            others=self.context.progress.add,
+            others=self.context.progress.advance,
         )
         return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
 

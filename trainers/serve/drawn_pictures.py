@@ -61,7 +61,7 @@ class Pictures:
                     tensors["features"] = request.condition.cpu()
                 about = {"name": prompt.key, "caption": prompt.caption, "label": prompt.label}
                 yield Answer(number, about, tokens, "length", seed, name, tensors)
-            context.progress.add(len(some))
+            context.progress.advance(len(some))
 
     def finish(self, reader: ShardReader) -> str:
         """A line about the finished shards."""

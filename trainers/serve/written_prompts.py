@@ -104,7 +104,7 @@ class Prompts:
                 eos_ids=self.ends, prefill_chunk=self.target.prefill_chunk,
             )  # fmt: skip
             texts += map(self._text, part, written)
-            self.context.progress.add(len(part))
+            self.context.progress.advance(len(part))
         return texts
 
     def _request(self, number: int) -> Request:

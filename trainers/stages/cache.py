@@ -157,7 +157,7 @@ class CacheStage(Stage):
                 if in_step and not ranks.is_main():
                     builder.run(deal[index], context.stop)
                     continue
-                builder.write(index, deal[index], context.stop, line.add)
+                builder.write(index, deal[index], context.stop, line.advance)
                 context.say(f"shard {index + 1} of {len(deal)}")
         if ranks.is_main():
             finish(folder, identity, num_shards=len(deal), measured={"head distribution": measured.loss})

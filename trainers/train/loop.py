@@ -96,7 +96,7 @@ def train(
     say: Callable[[str], None],
     saved: Callable[[Path, int], None] = lambda path, step: None,
     stop: Stop | None = None,
-    tick: Callable[[int], None] = lambda step: None,
+    tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Train to the last step, resuming from the newest good checkpoint under `folder`.
 
@@ -104,7 +104,7 @@ def train(
         rewind: told the step that training starts from, so that later lines of an earlier try go.
         saved: told the folder and the step of each checkpoint.
         stop: the run's; None: nobody listens.
-        tick: told each step once it is done, on every rank; it must not wait for the device.
+        tick: called once a step is done, on every rank; it must not wait for the device.
 
     Raises:
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
@@ -161,7 +161,7 @@ def train(
         if engine.num_skipped != skipped and not engine.expects_skips:
             raise TrainingError(f"step {step}: the engine skipped the update", hint="report this with the recipe")
         step += 1
-        tick(step)
+        tick()
         sums.tokens += tokens
         samples += loader.batch_size
         tokens = next_tokens
