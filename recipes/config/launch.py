@@ -244,7 +244,7 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
             recipe=loaded.tree,
             command=command,
             stop=stop or Stop(),
-            line=line,
+            progress=line or StageLine(stage.name),
         )
         return context if stop is None else settled(context, stage)
 

@@ -53,7 +53,8 @@ def contexts(say: Callable[[str], None], **settings: Any) -> MakeContext:
     def context(stage, folder, inputs, stop, line):
         return Context(
             name=stage.name, folder=folder, seed=0, fingerprint=stage.fingerprint, target=None, drafter=None,
-            engine=EngineConfig(), tracking=TrackingConfig(), inputs=inputs, say=say, stop=stop, line=line, **settings,
+            engine=EngineConfig(), tracking=TrackingConfig(), inputs=inputs, say=say, stop=stop, progress=line,
+            **settings,
         )  # fmt: skip
 
     return context

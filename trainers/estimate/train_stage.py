@@ -160,9 +160,7 @@ def lvlm_memory(plan: Planned) -> Memory:
 # Hidden-state heads of language models.
 
 
-def describe_head(
-    plan: Planned[StatesSettings], order: Callable[[StatesSettings, np.ndarray, int], Sized]
-) -> list[str]:
+def describe_head(plan: Planned, order: Callable[[StatesSettings, np.ndarray, int], Sized]) -> list[str]:
     """A hidden-state head's stage.
 
     Args:
@@ -184,9 +182,7 @@ def describe_head(
     return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"]
 
 
-def _head_samples(
-    plan: Planned[StatesSettings], order: Callable[[StatesSettings, np.ndarray, int], Sized]
-) -> list[str]:
+def _head_samples(plan: Planned, order: Callable[[StatesSettings, np.ndarray, int], Sized]) -> list[str]:
     stage, known = plan.stage, stage_samples(plan)
     if known is None:
         return [_UNKNOWN, *_steps_line(stage.steps, stage)]

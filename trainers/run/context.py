@@ -100,14 +100,9 @@ class Context:
     command: str = ""
     stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
     resolved: dict[str, str] = field(default_factory=dict)  # setting that is `auto` -> what it is in this stage
-    line: StageLine | None = None  # that people watch; None: nobody does
+    progress: StageLine = field(default_factory=lambda: StageLine(""))  # where the stage counts what it has done
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
     opened: ExitStack = field(default_factory=ExitStack)  # what else it has opened; who runs it closes it
-
-    @property
-    def progress(self) -> StageLine:
-        """Where the stage counts what it has done; nobody sees it where nobody watches."""
-        return self.line or StageLine(self.name)
 
     @property
     def is_in_step(self) -> bool:

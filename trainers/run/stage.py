@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -121,15 +121,13 @@ class Stage(Section):
 
     @model_validator(mode="after")
     def _all_read(self) -> Self:
-        self._refuse(self.unread())
-        return self
-
-    def _refuse(self, unread: Mapping[str, str]) -> None:
+        unread = self.unread()
         names = {name: info.alias or name for name, info in type(self).model_fields.items()}
         known = [key for name, key in names.items() if name not in unread]
         for name in sorted(self.model_fields_set & set(unread)):
             hint = did_you_mean(names[name], known)
             raise Refused(names[name], f"nothing reads it: {unread[name]}", hint)
+        return self
 
     @model_serializer(mode="wrap")
     def _as_read(self, write: SerializerFunctionWrapHandler) -> JsonObject:
@@ -156,15 +154,12 @@ class WholeRecipe(Protocol):
     def vocabulary(self) -> int | None: ...
 
 
-StageT = TypeVar("StageT", bound=Stage, covariant=True)
-
-
 @dataclass(frozen=True)
-class Planned(Generic[StageT]):
+class Planned:
     """A stage in its recipe, with the stages that make what it takes."""
 
     name: str
-    stage: StageT
+    stage: Any  # its `Stage`, whose kind who reads it knows
     inputs: dict[str, str]  # thing -> name of the stage that makes it
     fingerprint: str
     recipe: WholeRecipe  # for dry runs
