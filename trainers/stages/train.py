@@ -7,13 +7,13 @@ loop is trainers/train/loop.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Discriminator, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Tag, ValidationError
 
-from ...core.errors import Refused, did_you_mean
+from ...core.errors import Refused
 from ...core.json_types import JsonObject
 from ...data.conversations import PromptFormat
 from ...models.drafters import DRAFTER
@@ -51,30 +51,15 @@ from ..train.settings import (
 
 
 class Chosen(JsonObject):
-    """A `train` stage's section as written, what it trains on, and keys that other ways of training read."""
+    """A `train` stage's section as written, and what it trains on."""
 
     way: str
-    foreign: frozenset[str]
 
 
 class TrainStage(TrainSettings):
     """What all ways of training share: where they start, what they take and make, and their run."""
 
     trains: ClassVar[bool] = True
-    way: ClassVar[str]  # what it trains on
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_this_way(cls, section: Any, parse: Callable[[Any], Self]) -> Self:
-        """Keys of another way of training are refused once all others are right."""
-        foreign = [key for key in section if key in section.foreign] if isinstance(section, Chosen) else []
-        stage = parse({key: value for key, value in section.items() if key not in foreign} if foreign else section)
-        if foreign:
-            known = sorted(field.alias or name for name, field in cls.model_fields.items())
-            raise Refused(
-                foreign[0], f"nothing reads it: this stage trains on {cls.way}", did_you_mean(foreign[0], known)
-            )
-        return stage
 
     def makes(self) -> set[str]:
         return {self.model}
@@ -153,8 +138,6 @@ class TrainHead(HeadSettings, TrainStage):
 class TrainRecords(RecordsSettings, TrainStage):
     """LLaVA-like models: draft LVLMs, a tiny target, a captioner."""
 
-    way: ClassVar[str] = "records"
-
     def check_engine(self, engine: EngineConfig) -> None:
         """Refuse drafts that write answers while ZeRO 3 shares their weights out: ranks would wait for each other."""
         if self._draft_answers and engine.zero_stage == 3:
@@ -214,7 +197,6 @@ class TrainRecords(RecordsSettings, TrainStage):
 class TrainStates(StatesSettings, TrainHead):
     """Heads of language models."""
 
-    way: ClassVar[str] = "states"
     # States that it kept for its own later epochs.
     working: ClassVar[tuple[str, ...]] = (*TrainSettings.working, "states")
 
@@ -260,8 +242,6 @@ class TrainStates(StatesSettings, TrainHead):
 class TrainCodes(CodesSettings, TrainHead):
     """Heads of image generators, and the synthetic dataset's image tokenizer (vq), reader and generator."""
 
-    way: ClassVar[str] = "codes"
-
     def makes(self) -> set[str]:
         return {"target", "text"} if self.model == "target" else {self.model}
 
@@ -301,10 +281,6 @@ AnyTrain = Annotated[
     | Annotated[TrainCodes, Tag("codes")],
     Discriminator(lambda section: getattr(section, "way", None)),
 ]
-_KEYS = {
-    section.way: {field.alias or name for name, field in section.model_fields.items()}
-    for section in (TrainRecords, TrainStates, TrainCodes)
-}
 
 
 def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: object = None) -> Chosen:
@@ -319,7 +295,6 @@ def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None
     """
     result = Chosen(section)
     result.way = _trains_on(section, target, drafter, context)
-    result.foreign = frozenset[str]().union(*_KEYS.values()) - _KEYS[result.way]
     return result
 
 
