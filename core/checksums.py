@@ -49,13 +49,9 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
-    """Compare a folder with its list of checksums. A folder without a list passes.
-
-    Args:
-        only: patterns of the files that are read; None: all of them, and no others that a loader would pick up.
-
-    Raises:
-        UserError: a file is missing, has been changed, or has been added; `where` names it.
+    """Compare a folder with its list of checksums: the files that match `only`, or (None) all of them, and no others
+    that a loader would pick up. A folder without a list passes. Raises `UserError` where a file is missing, has been
+    changed or added; `where` names it.
     """
     if not (folder / SUMS).is_file():
         return

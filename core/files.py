@@ -45,12 +45,8 @@ class NotRegular(OSError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one. Nothing that another process puts there makes this wait.
-
-    Raises:
-        NotRegular: it is something else, which is not opened.
-        OSError: it is missing or cannot be read.
-        ValueError: the name cannot be one of a file.
+    """Open a regular file, or a link to one. Nothing that another process puts there makes this wait. Raises
+    `NotRegular` for something else, `OSError` where it cannot be read, `ValueError` for a name that no file can have.
     """
     # Without O_NONBLOCK a pipe would be waited for.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -83,13 +79,8 @@ def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
 
 
 def read_small(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> bytes:
-    """The whole file: the one way in which a file of another process, or of an earlier one, is read.
-
-    Args:
-        hint: how the user gets a good file.
-
-    Raises:
-        UserError: it is missing, no regular file (a pipe would be waited for), too large, or cannot be read.
+    """The whole file: the one way in which a file of another process, or of an earlier one, is read. Raises `UserError`
+    with `hint`, how the user gets a good file, where it is missing, no regular file, too large, or cannot be read.
     """
     with _opened(path, hint) as file:
         size = os.fstat(file.fileno()).st_size
@@ -171,11 +162,7 @@ def parse_json(data: bytes, schema: type[T] | TypeAdapter[T], *, where: str, hin
 def checked(
     value: object, schema: type[T] | TypeAdapter[T], *, where: str, hint: str, context: dict[str, Any] | None = None
 ) -> T:
-    """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds.
-
-    Args:
-        context: of pydantic's validation.
-    """
+    """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds."""
     adapter = schema if isinstance(schema, TypeAdapter) else _adapter(cast(Hashable, schema))
     try:
         return adapter.validate_python(value, context=context)
@@ -223,10 +210,8 @@ def _decoded(data: bytes, where: str, hint: str) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write aside, flush to the disk, rename: nobody meets half a file. Ranks may write the same at once.
-
-    Raises:
-        UserError: the disk is full, or the folder is not ours.
+    """Write aside, flush to the disk, rename: nobody meets half a file. Ranks may write the same at once. Raises
+    `UserError` where the disk is full, or the folder is not ours.
     """
     # Ranks in containers of two nodes may have one process id.
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
@@ -252,10 +237,8 @@ def flush(path: str | Path) -> None:
 
 
 def append_lines(path: Path, lines: bytes) -> None:
-    """Append whole lines, or nothing at all; a line that a killed writer cut off is ended first.
-
-    Raises:
-        UserError: the disk is full, or the file is not ours.
+    """Append whole lines, or nothing at all; a line that a killed writer cut off is ended first. Raises `UserError`
+    where the disk is full, or the file is not ours.
     """
     size: int | None = None
     try:
@@ -349,13 +332,8 @@ def check_new(destination: Path) -> None:
 
 @contextmanager
 def new_folder(destination: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder beside the destination to write to; it becomes the destination once everything is written.
-
-    Args:
-        replace: it takes the place of a destination that exists.
-
-    Raises:
-        UserError: the destination exists, and is not to be replaced.
+    """A folder beside the destination to write to; it becomes the destination once everything is written. Raises
+    `UserError` where the destination exists, and is not to `replace`.
     """
     if not replace:
         check_new(destination)

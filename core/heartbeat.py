@@ -145,11 +145,7 @@ class Heartbeat:
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
     def join(self, store: object) -> None:
-        """The ranks have met.
-
-        Args:
-            store: of all of them, a connection of its own: one that waits keeps its other users waiting.
-        """
+        """The ranks have met in `store`, a connection of its own: one that waits keeps its other users waiting."""
         self._write(store)
         self._answered = self._clock
         self._store = store

@@ -42,12 +42,9 @@ def local_rank() -> int:
 
 
 def device() -> torch.device:
-    """This rank's GPU, where there is CUDA; else the CPU.
+    """This rank's GPU, where there is CUDA; else the CPU. Raises `UserError` where the node has more ranks than GPUs.
 
     A launcher that shows each rank its own GPU alone (Slurm's --gpus-per-task=1) leaves one device to choose from.
-
-    Raises:
-        UserError: the node has more ranks than GPUs.
     """
     import torch
 

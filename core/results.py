@@ -145,12 +145,8 @@ def damage(folder: Path, listed: Mapping[str, FileSum], is_read: Callable[[str],
 
 
 def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
-    """Compare a finished stage's folder, or one inside it, with the stage's list, for who reads it outside a run.
-
-    A folder that no stage wrote passes.
-
-    Args:
-        only: patterns of the files that are read, of those at the top of the folder.
+    """Compare a finished stage's folder, or one inside it, with the stage's list, for who reads it outside a run: of
+    the files at its top those that match `only`. A folder that no stage wrote passes.
 
     Raises:
         UserError: the stage has not finished; or a file is missing, was changed or was added. `where` names it.
@@ -200,7 +196,6 @@ def _problem(path: str, written: FileSum) -> str | None:
 
 @lru_cache(maxsize=2**20)
 def _xxh3(path: str, stamp: Stamp) -> str:
-    """XXH3 of a file, 64 bits in hex."""
     try:
         with open(path, "rb", buffering=0) as file:
             return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()

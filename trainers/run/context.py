@@ -60,11 +60,7 @@ class EngineConfig(Section):
         return self
 
     def on(self, device: torch.device, *, target_dtype: str = "float32") -> EngineConfig:
-        """The section with `auto` resolved for a device.
-
-        Args:
-            target_dtype: in which the target is held: float32, bfloat16 or float16.
-        """
+        """The section with `auto` resolved for a device; the target is held in `target_dtype`, as torch names it."""
         if self.precision != "auto":
             return self
         low = target_dtype != "float32" and computes_in_bfloat16(device)
@@ -111,11 +107,7 @@ class Context:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """What a stage does with a target that all ranks may hold together.
-
-        Raises:
-            UserError: the run has another number of ranks.
-        """
+        """Around work with a target that all ranks may hold together; `UserError` for another number of ranks."""
         check_ranks(self.target.tensor_parallel_size)
         self.stop.in_step = self.is_in_step
         try:

@@ -85,12 +85,9 @@ def _take(path: Path, output: Path, say: Callable[[str], None], patience_s: floa
 
 
 def end_with_launcher() -> bool:
-    """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone.
-
-    A rank that does not stop within a minute (its peers are dead, and a collective waits for them) is ended.
-
-    Returns:
-        False where they were gone before this rank could look: nobody waits for what it would do.
+    """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone. One that does not
+    stop within a minute (its peers are dead, and a collective waits for them) is ended. Returns False where they were
+    gone before this rank could look: nobody waits for what it would do.
     """
     parents = _launchers()
     if parents:

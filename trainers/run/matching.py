@@ -98,9 +98,7 @@ def _changes(planned: Planned, output: Path, *, any_data: bool = False) -> list[
     is planned. Its inputs are compared with the results that their folders hold now.
 
     Data and weights that are not on this machine match: a run may be evaluated and published where its data is not.
-
-    Args:
-        any_data: data that has changed since matches, too.
+    With `any_data` data that has changed since matches, too.
     """
     mark = begun(output / planned.name)
     assert mark is not None, planned.name
@@ -145,7 +143,6 @@ def _changes(planned: Planned, output: Path, *, any_data: bool = False) -> list[
 
 
 def _is_data_here(planned: Planned) -> bool:
-    """Whether the data of a stage, and of all that it builds on, is on this machine."""
     makers = [planned.earlier[maker] for maker in planned.inputs.values() if maker in planned.earlier]
     return ABSENT not in planned.settings.get("data", ()) and all(map(_is_data_here, makers))
 
@@ -226,11 +223,7 @@ def _shown(values: JsonMapping, key: str) -> str:
 
 
 def write_done(planned: Planned, folder: Path, version: int, seconds: float, *, gpus: int = 0) -> None:
-    """Write `done.json`: the stage's fingerprint, what it took, and size and XXH3 of each file that it wrote.
-
-    Args:
-        gpus: that all ranks held together; 0: on CPUs.
-    """
+    """Write `done.json`: the stage's fingerprint, what it took (all ranks held `gpus` together), and its files."""
     stage = planned.stage
     names = [
         name for name in _files(folder)
@@ -263,15 +256,9 @@ def named_weights(section: JsonMapping) -> Iterator[tuple[str, str]]:
 
 
 def check_inputs(planned: Planned, makers: Iterable[str], output: Path) -> None:
-    """Compare what a stage reads with the lists of the stages that wrote it, in this run and in others that the recipe
-    names; rank 0's.
-
-    Args:
-        makers: those of the stage's inputs that have finished.
-        output: the run's folder.
-
-    Raises:
-        UserError: a file is missing, was changed or was added; `where` names it.
+    """Compare what a stage reads with the lists of the stages that wrote it: of `makers`, which have finished in this
+    run, and of other runs that the recipe names. Rank 0 calls. Raises `UserError` where a file is missing, was changed
+    or was added; `where` names it.
     """
     for maker in makers:
         things = ", ".join(sorted(thing for thing, name in planned.inputs.items() if name == maker))
@@ -305,7 +292,6 @@ def _check(folder: Path, taken: str, cure: str) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Names of the files of a folder and of those inside it."""
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 

@@ -29,10 +29,8 @@ ENDS = "end_ids"
 
 
 def settled(context: Context, planned: Planned) -> Context:
-    """The context with types in the place of `auto` in its target, drafter and engine. All ranks call.
-
-    Raises:
-        UserError: `auto` has no answer here; or the stage was begun where it became another type, which is named.
+    """The context with types in the place of `auto` in its target, drafter and engine. All ranks call. Raises
+    `UserError` where `auto` has no answer here, or became another type where the stage was begun.
     """
     if not planned.stage.holds_models:
         return context
@@ -121,10 +119,8 @@ def _parts(value: object) -> dict[Any, Any]:
 
 def record_ends(context: Context, planned: Planned) -> None:
     """Record the end tokens that a stage's answers are begun with, unless they are the tokenizer's own alone; rank 0's.
-    No plan has them in its fingerprint: they are read from the target's files, which may be on the Hub.
-
-    Raises:
-        UserError: the stage was begun with others: some of its answers would run on where others end.
+    No plan has them in its fingerprint: they are read from the target's files, which may be on the Hub. Raises
+    `UserError` where the stage was begun with others: some of its answers would run on where others end.
     """
     form, path = planned.stage.answer_format, context.folder / BEGUN
     mark = read_mark(path)

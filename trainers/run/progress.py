@@ -56,11 +56,7 @@ class StageLine:
         return self._rows.tasks[0]
 
     def count(self, unit: str, total: int, done: int = 0, *, is_share: bool = False) -> None:
-        """The stage has `total` of these to do, of which an earlier process did `done`.
-
-        Args:
-            is_share: the total is this rank's share of them.
-        """
+        """The stage, or this rank (`is_share`), has `total` of these to do, of which an earlier process did `done`."""
         unit = f"rank {ranks.rank()}'s {unit}" if is_share and ranks.world_size() > 1 else unit
         self._rows.remove_task(self._task_id)
         self._task_id = self._rows.add_task(unit, total=total or None, completed=done, notes="")
@@ -111,7 +107,7 @@ class StageLine:
         self._print(_LINE_S)
 
     def _print(self, every_s: float) -> None:
-        """Print how far the stage is, where nobody watches and the last line is that old."""
+        """Where nobody watches, and the last line is that old."""
         task, now = self._task, time.monotonic()
         if self._is_live or not ranks.is_main() or now - self._printed < every_s:
             return
@@ -165,11 +161,7 @@ def watched() -> bool:
 
 def of_shards(total: int, per_shard: int, mine: Collection[int], left: Collection[int]) -> tuple[int, int]:
     """How many samples this rank's shards have, and how many of them lie in shards that an earlier process finished.
-
-    Args:
-        total: samples of all shards, `per_shard` in each but the last.
-        mine: indices of this rank's shards.
-        left: those of them that are not finished.
+    Shards hold `per_shard` of the `total` samples each; of this rank's (`mine`), some are not finished (`left`).
     """
     sizes = {index: min(per_shard, total - index * per_shard) for index in mine}
     return sum(sizes.values()), sum(size for index, size in sizes.items() if index not in left)

@@ -107,11 +107,7 @@ def pending_restart(
     words: Sequence[str],
     say: Callable[[str], None],
 ) -> str | None:
-    """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call).
-
-    Args:
-        words: of the command, `key=value`: they tell a command that is started again from another one.
-    """
+    """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call)."""
 
     ranks.on_main(complete, output)
     if restart is None:

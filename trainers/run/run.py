@@ -90,7 +90,6 @@ def _run_stage(
     line: StageLine,
     say: Callable[[str], None],
 ) -> None:
-    """Pass over a finished stage, or run it."""
     ranks.pulse().enter(planned.name)
     folder = output / planned.name
     # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
@@ -118,11 +117,7 @@ def _run_stage(
 
 
 def look_at_results(plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, output: Path) -> None:
-    """Look at what the stages that will run read of finished ones. Rank 0's.
-
-    Raises:
-        UserError: a file is not as its stage wrote it.
-    """
+    """Look at what the stages that will run read of finished ones; `UserError` where a file is not as written."""
     stale = built_on(plan, restart)
     for planned in plan:
         is_chosen = chosen is None or planned.name in chosen

@@ -56,10 +56,8 @@ class Stage(Section):
         raise NotImplementedError
 
     def written(self, is_suite: bool) -> list[str]:
-        """Names of splits and files that other stages can take from its `data` by `path`; none where it makes none.
-
-        Args:
-            is_suite: directories of benchmark sets; else splits and mixtures, or of captioned pictures their tars.
+        """Names that other stages can take from its `data` by `path`: directories of benchmark sets (`is_suite`), or
+        splits and mixtures, or tars of captioned pictures.
         """
         return []
 
@@ -75,11 +73,7 @@ class Stage(Section):
         return set()
 
     def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
-        """Stages that make a `thing` which this one cannot mean -> why, after "which".
-
-        Args:
-            inputs: thing -> the stage that makes it, of those that are settled by now.
-        """
+        """Stages that make a `thing` which this one cannot mean -> why, after "which"; `inputs` are settled by now."""
         return {}
 
     def mend(self, thing: str) -> str:
@@ -87,11 +81,7 @@ class Stage(Section):
         return "name the stage that makes it, or put one that fits before this one"
 
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
-        """Refuses settings that do not go with the recipe's target and drafter, both as sections.
-
-        Raises:
-            Refused: names the setting, and what can be used in its place.
-        """
+        """Raises `Refused` for settings that do not go with the recipe's target and drafter, both as sections."""
 
     @property
     def answer_format(self) -> PromptFormat | None:

@@ -107,11 +107,7 @@ class Stop:
 
     @staticmethod
     def settle(places: Iterable[str | None]) -> None:
-        """Raises `Stopped` where one of the ranks has stopped.
-
-        Args:
-            places: of each rank where it stopped, None where it did not; the same on all ranks.
-        """
+        """Raises `Stopped` where one of the ranks has stopped; its place is not None, and all ranks have all places."""
         for place in places:
             if place is not None:
                 raise Stopped(place)

@@ -284,14 +284,8 @@ AnyTrain = Annotated[
 
 
 def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: object = None) -> Chosen:
-    """The section with what it trains on.
-
-    Args:
-        target: the recipe's section.
-        context: of pydantic's validation.
-
-    Raises:
-        Refused: nothing trains this model.
+    """The section with what it trains on, beside the recipe's target and drafter; `context` is of pydantic's
+    validation. Raises `Refused` where nothing trains this model.
     """
     result = Chosen(section)
     result.way = _trains_on(section, target, drafter, context)

@@ -67,11 +67,7 @@ class Found:
 
 
 def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int, validated: bool = True) -> Path:
-    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder.
-
-    Args:
-        validated: False where a validation after this step is still to be done.
-    """
+    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder."""
     final = folder / _name(step)
     aside = folder / f".{final.name}.partial"
     if ranks.is_main():
@@ -99,10 +95,8 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
 
 
 def find(folder: Path, fingerprint: str) -> Found | None:
-    """The newest checkpoint whose files match their manifest; rank 0 looks.
-
-    Raises:
-        UserError: the good one belongs to another recipe or another number of ranks.
+    """The newest checkpoint whose files match their manifest; rank 0 looks. Raises `UserError` where it belongs to
+    another recipe or another number of ranks.
     """
     notes: list[str] = []
     for path in sorted(folder.glob("step-*"), reverse=True):

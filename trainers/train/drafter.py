@@ -156,11 +156,7 @@ class TrainedDrafter:
         return head
 
     def decode(self, engine: Engine, step: int) -> dict[str, float | Path]:
-        """tau at each temperature over the requests, which the ranks share.
-
-        Raises:
-            Stopped: on all ranks, between two requests.
-        """
+        """tau at each temperature over the requests, which the ranks share. Stops between two requests."""
         settings, requests = self.stage.decoding, self.requests
         assert settings is not None and requests is not None
         proposal = self.config.drafter(self._copy(engine), self.target)
@@ -195,11 +191,8 @@ class TrainedDrafter:
     def validation(
         self, held_out: Callable[[], Iterable[StepBatches]] | None, source: Source, total: int
     ) -> Validate | None:
-        """Held-out loss and accuracies, and now and then tau in a real decoding loop.
-
-        Args:
-            held_out: makes a pass over the held-out samples; None: none are scored.
-            source: where the target's states for them come from.
+        """Held-out loss and accuracies over passes that `held_out` makes, with the target's states from `source`, and
+        now and then tau in a real decoding loop.
         """
         decoding, stop = self.stage.decoding, self.context.stop
         if held_out is None and decoding is None:
@@ -249,7 +242,7 @@ class TrainedDrafter:
         self.config.save(head, folder, manifest)
 
     def _copy(self, engine: Engine) -> nn.Module:
-        """The head as it is now, whole on every rank and outside the engine."""
+        """Whole on every rank and outside the engine."""
         head: Any = engine.module.head
         with engine.full_weights():
             state = {name: value.detach().clone() for name, value in head.state_dict().items()}

@@ -72,14 +72,8 @@ def bound_primitives() -> None:
 
 
 def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
-    """Join the process group; without a launcher this process is the only rank.
-
-    Args:
-        verbose: DeepSpeed tells what it does.
-        wait_s: of `EngineConfig.wait_minutes`, in seconds.
-
-    Raises:
-        UserError: the ranks cannot meet: no address, a port that is taken.
+    """Join the process group; without a launcher this process is the only rank. Ranks wait `wait_s` seconds for one
+    another. Raises `UserError` where they cannot meet: no address, a port that is taken.
     """
     deepspeed = import_deepspeed(logging.INFO if verbose else logging.ERROR)
     if torch.distributed.is_initialized():
@@ -127,7 +121,6 @@ def _patient_barriers() -> Iterator[None]:
 
 @contextmanager
 def _tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Allows TF32 on a GPU inside the context, and restores what was allowed."""
     before = torch.get_float32_matmul_precision()
     if allowed and device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -279,10 +272,8 @@ class Engine:
             )
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote.
-
-        Raises:
-            UserError: a file holds more than data (nothing in one is run), or weights of other names.
+        """Read what `save` wrote. Raises `UserError` where a file holds more than data (nothing in one is run), or
+        weights of other names.
         """
         frozen = {n for n, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
@@ -313,13 +304,8 @@ class Engine:
 
 
 def load_data(path: str | Path, map_location: Any = None) -> Any:
-    """Tensors and plain values of a checkpoint's file. Stands in for DeepSpeed's own reader, which unpickles anything.
-
-    Args:
-        map_location: as of `torch.load`.
-
-    Raises:
-        UserError: the file holds other objects, or cannot be read.
+    """Tensors and plain values of a checkpoint's file; `UserError` where it holds other objects, or cannot be read.
+    Stands in for DeepSpeed's own reader, which unpickles anything.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

@@ -226,11 +226,7 @@ def training_loader(
 
 
 def held_out_loader(samples: Samples, collate: Collate, rows: int, order: Order | None = None) -> Loader:
-    """One pass over held-out samples, which the ranks share.
-
-    Args:
-        rows: of one forward on one rank.
-    """
+    """One pass over held-out samples, which the ranks share, `rows` in one forward on one rank."""
     batch_size = rows * ranks.world_size()
     return Loader(
         samples, seed=0, batch_size=batch_size, micro_batch_size=rows, collate=collate, order=order,

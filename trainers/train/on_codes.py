@@ -81,7 +81,6 @@ def _open_head(stage: CodesSettings, context: Context, seed: int, samples: Shard
 
 
 def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[DrawingTarget, Requests | None]:
-    """The frozen target, and what its decoding check draws."""
     device, check = context.device(), stage.decoding
     if check is None:
         return image_section(context.target).load(context.inputs, device=device), None
@@ -132,7 +131,6 @@ def lacking(makers: Sequence[Planned], model: str) -> dict[str, str]:
 
 
 def _check_tensors(stage: CodesSettings, context: Context, sample: ShardSample) -> None:
-    """What the shards hold is what this model reads."""
     target = image_section(context.target)
     wanted = tensors_read(stage.model, target)
     for name in wanted:
@@ -201,7 +199,6 @@ def _words(context: Context) -> PreTrainedTokenizerBase | None:
 
 
 def _held_out(stage: CodesSettings, context: Context, collate: CodeCollate) -> Loader | None:
-    """The samples that are scored while a head trains; None: none are."""
     if stage.validation is None:
         return None
     most = stage.validation.max_samples

@@ -196,10 +196,8 @@ def other_pictures(context: Context, data: ConversationData) -> str | None:
 def training_data(
     stage: RecordsSettings, context: Context, dataset: ConversationDataset, processor: Processor, seed: int
 ) -> tuple[Samples, Collate, Any, DraftWriter | None]:
-    """The records themselves, or their prompts with answers by source.
-
-    Returns:
-        what the loader reads, and how; the encoded samples of the first epoch; what is written while it trains.
+    """What the loader reads, and how: records, or their prompts with answers by source; the encoded samples of the
+    first epoch; and what is written while it trains.
     """
     if stage.answers is None:
         return dataset, ConversationCollate(processor.pad_id, processor.image_size), dataset, None

@@ -137,7 +137,6 @@ def training_order(stage: StatesSettings, lengths: np.ndarray, seed: int) -> Ord
 def _held_out(
     stage: StatesSettings, states: States, held_out: np.ndarray
 ) -> Callable[[], Iterable[StepBatches]] | None:
-    """Makes a pass over the samples that are scored while a head trains; None: none are."""
     settings = stage.validation
     if settings is None:
         return None
@@ -153,7 +152,6 @@ def _held_out(
 
 
 def _requests(stage: StatesSettings, context: Context, processor: Processor) -> Requests | None:
-    """The records of a decoding check."""
     check = stage.decoding
     if check is None:
         return None

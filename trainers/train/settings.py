@@ -302,11 +302,7 @@ def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
 
 
 def row_tokens(stage: StatesSettings | RecordsSettings, name: str, lengths: np.ndarray) -> int | None:
-    """Tokens of a packed row, which the longest of these samples must fit; None: the stage does not pack.
-
-    Args:
-        name: of the stage.
-    """
+    """Tokens of a packed row, which the longest of these samples must fit; None: the stage does not pack."""
     if stage.packing is None:
         return None
     check_lengths(lengths, stage.packing.max_tokens, f"stages.{name}.packing.max_tokens")

@@ -100,11 +100,8 @@ class Steps:
 
 
 class Online:
-    """States of `builder`'s samples, computed in each epoch anew.
-
-    Attributes:
-        lengths: [n], negative without pictures.
-        draws: [n], of the samples' names.
+    """States of `builder`'s samples, computed in each epoch anew. `lengths` [n] are negative without pictures, `draws`
+    [n] are of the samples' names.
     """
 
     def __init__(self, builder: Builder):
@@ -115,11 +112,7 @@ class Online:
     def steps(
         self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool
     ) -> Loader | Steps:
-        """Steps `first` to `last` over these samples.
-
-        Args:
-            trains: False for held-out samples, which nothing is kept of.
-        """
+        """Steps `first` to `last` over these samples; of held-out ones (not `trains`) nothing is kept."""
         loader, ahead = self.loader(indices, make_loader, first, last), self.builder.ahead
         if not trains or not ahead:
             return Steps(loader.batch_size, loader.accumulation, lambda: iter(loader))
@@ -286,7 +279,7 @@ class _EpochShards:
         return StatesReader([folder])
 
     def _numbers(self, index: int) -> np.ndarray:
-        """Numbers of the samples whose states shard `index` holds."""
+        """Of the samples whose states shard `index` holds."""
         loader = self.loader
         assert loader.order is not None
         group, rank = divmod(index, loader.world_size)

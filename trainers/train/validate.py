@@ -63,13 +63,8 @@ class HeadValidation(Validation):
 def held_out_scores(
     engine: Engine, steps: Iterable[StepBatches], score: Callable[[Any], StepLoss], stop: Stop
 ) -> dict[str, float]:
-    """`val_loss` and the loss's metrics as means over the supervised positions of all ranks.
-
-    Args:
-        score: a batch on the engine's device -> its loss.
-
-    Raises:
-        Stopped: on all ranks, between two batches.
+    """`val_loss` and the loss's metrics as means over the supervised positions of all ranks. `score` gives the loss of
+    a batch on the engine's device. Stops on all ranks, between two batches.
     """
     sums: dict[str, Tensor] = {}
     engine.module.eval()
@@ -93,13 +88,8 @@ def held_out_scores(
 def validate(
     engine: Engine, steps: Iterable[StepBatches], target: PreTrainedModel | None, stop: Stop
 ) -> dict[str, float]:
-    """`val_loss`, `val_accuracy` and, with a target, `val_agreement`: means over supervised tokens of all ranks.
-
-    Args:
-        target: the frozen model; its most likely token at every supervised position is what is agreed with.
-
-    Raises:
-        Stopped: on all ranks, between two batches.
+    """`val_loss`, `val_accuracy` and `val_agreement` with the most likely token of the frozen target, if it is given,
+    at every supervised position: means over supervised tokens of all ranks. Stops as `held_out_scores` does.
     """
 
     def score(batch: Batch) -> StepLoss:
