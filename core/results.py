@@ -1,6 +1,9 @@
-"""The list of a finished stage's files in its `done.json`: size and XXH3 of each, compared before they are read.
+"""Lists of files that are compared before the files are read: of a finished stage in its `done.json`, of a published
+folder in SHA256SUMS.
 
-The list finds damage, mix-ups and edits at the speed of a disk. It is no protection from somebody who edits it, too.
+A stage's list has size and XXH3 of each file, which finds damage, mix-ups and edits at the speed of a disk. A published
+folder's is in the format of `sha256sum`, which checks the same list (`-c SHA256SUMS`); the model card has no checksum,
+since it may be edited on the Hub. Neither protects from somebody who edits the list, too.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +25,9 @@ import xxhash
 from pydantic import AfterValidator
 
 from .errors import UserError
-from .files import flush, read_json, unwritable, write_whole
+from .files import flush, read_json, read_text, unwritable, write_whole
 from .json_types import JsonObject, list_at, object_at
+from .secrets import shortened
 
 DATASET_FOLDER = "world"  # the synthetic dataset
 TOKENIZER = "tokenizer"  # of its captions
@@ -39,6 +44,12 @@ _MOST = 2**30  # bytes of a list: some ten million files
 _THREADS = 4  # that read large files
 # Bytes. Smaller files are not worth a thread, nor a flush: one that a power cut took is told by its checksum.
 _LARGE = 2**20
+
+SUMS, CARD = "SHA256SUMS", "README.md"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+# What a Hub and its client put beside the files.
+_FOREIGN = {".git", ".cache", ".gitattributes"}
+_CURE = "fetch it again, or publish it anew: what is checked here is what was published"
 
 Stamp = tuple[int, int, int, int]
 
@@ -134,12 +145,16 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
     return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
 
 
+def _loadable(folder: Path) -> list[str]:
+    """Hidden files (`._config.json` of a copy from a Mac, `.nfs0001`) are none that a loader picks up."""
+    return sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and not p.name.startswith("."))
+
+
 def damage(folder: Path, listed: Mapping[str, FileSum], is_read: Callable[[str], bool]) -> list[Fault]:
     """The files of a list that are read and missing or changed, and those at the top of the folder that a loader would
-    pick up and that nobody listed; hidden ones (`._config.json` of a copy from a Mac, `.nfs0001`) are none.
+    pick up and that nobody listed.
     """
-    names = sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and not p.name.startswith("."))
-    added = [name for name in names if name not in listed and name not in (DONE, BEGUN) and is_read(name)]
+    added = [name for name in _loadable(folder) if name not in listed and name not in (DONE, BEGUN) and is_read(name)]
     found = faults(folder, {name: entry for name, entry in listed.items() if is_read(name)})
     return found + [Fault(name, "is not one of its files") for name in added]
 
@@ -213,3 +228,55 @@ def _sum(path: str) -> FileSum:
         except OSError as error:
             raise unwritable(Path(path), error) from error
     return FileSum(stamp[0], _xxh3(path, stamp))
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(folder: Path) -> None:
+    """List every file of the folder but the card."""
+    sums = {name: sha256_of(folder / name) for name in _files(folder)}
+    (folder / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in sorted(sums.items())))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256. Raises `UserError` for a malformed line, or a name that leads out of the folder."""
+    sums: dict[str, str] = {}
+    for line in read_text(folder / SUMS, hint=_CURE).splitlines():
+        parts = _LINE.fullmatch(line)
+        if parts is None or parts[2].startswith("/") or ".." in parts[2].split("/"):
+            raise UserError(f"no line of checksums: {shortened(line, 100)!r}", where=str(folder / SUMS), hint=_CURE)
+        sums[parts[2]] = parts[1]
+    if not sums:
+        raise UserError("lists no file", where=str(folder / SUMS), hint=_CURE)
+    return sums
+
+
+def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
+    """Compare a folder with its list of checksums: the files that match `only`, or (None) all of them, and no others
+    that a loader would pick up. A folder without a list passes. Raises `UserError` where a file is missing, has been
+    changed or added; `where` names it.
+    """
+    if not (folder / SUMS).is_file():
+        return
+    listed = read_sums(folder)
+    for name, expected in listed.items():
+        if only is not None and not any(fnmatch(name, pattern) for pattern in only):
+            continue
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{name} is missing", where=str(path), hint=_CURE)
+        if sha256_of(path) != expected:
+            raise UserError(f"{name} is not as it was published: its checksum differs", where=str(path), hint=_CURE)
+    if only is None:
+        for name in _loadable(folder):
+            if name not in listed:
+                raise UserError(f"{name} is not one of the published files", where=str(folder / name), hint=_CURE)
+
+
+def _files(folder: Path) -> list[str]:
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(name) for name in names if name.parts[0] not in _FOREIGN and str(name) not in (SUMS, CARD))

@@ -14,11 +14,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.json_types import JsonMapping
 from ...core.pretrained import name_accelerator
+from ...core.results import check_sums
 from ...core.section import Section, torch_dtype
 from ..folders import find_folder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half

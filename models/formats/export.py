@@ -10,12 +10,11 @@ from typing import cast
 
 from torch import Tensor
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, checked, new_folder
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
-from ...core.results import check_written
+from ...core.results import check_sums, check_written
 from ..drafters.dflash import DflashConfig
 from ..drafters.lvlm import LvlmConfig
 from ..drafters.made_for import tested_with

@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ...core.checksums import SUMS
 from ...core.errors import UserError
 from ...core.files import write_whole
 from ...core.pretrained import INDEX, reading_safetensors
+from ...core.results import SUMS
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values
 from ..stored import named_dtype, weight_files

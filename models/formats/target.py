@@ -9,12 +9,11 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.files import check_new, new_folder, read_json
 from ...core.json_types import JsonObject
 from ...core.pretrained import INDEX, RESTORE, reading_safetensors
-from ...core.results import check_written
+from ...core.results import check_sums, check_written
 from ..drafters.manifest import MANIFEST
 from ..hub import read_config
 from ..targets.table import family_of

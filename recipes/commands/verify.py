@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...core.checksums import SUMS, check_sums, read_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import open_data
+from ...core.results import SUMS, check_sums, read_sums
 from ..config.finding import Finding, any_fault, fault, report, tried
 from .command import Argument, Command
 

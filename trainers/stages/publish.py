@@ -16,7 +16,6 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from ...core import ranks
-from ...core.checksums import CARD, write_sums
 from ...core.errors import Refused, UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
@@ -24,6 +23,7 @@ from ...core.import_paths import kinds_within
 from ...core.interpolation import resolved
 from ...core.json_types import JsonObject, text_at, value_at
 from ...core.pretrained import RESTORE
+from ...core.results import CARD, write_sums
 from ...core.secrets import as_written, redact_tree, variables_of
 from ...core.section import Section
 from ...data.families.table import picture_family_of
