@@ -122,21 +122,19 @@ def record_ends(context: Context, planned: Planned) -> None:
     No plan has them in its fingerprint: they are read from the target's files, which may be on the Hub. Raises
     `UserError` where the stage was begun with others: some of its answers would run on where others end.
     """
-    form, path = planned.stage.answer_format, context.folder / BEGUN
-    mark = read_mark(path)
+    form, mark = planned.stage.answer_format, read_mark(context.folder / BEGUN)
     if form is None or mark is None:
         return
-    own = planned.own_target
+    own, recorded = planned.own_target, mark.resolved or {}
     processor = (context if own is None else replace(context, target=own)).processor()
-    ends, recorded = end_ids(processor, form), mark.resolved or {}
-    now = None if ends == (processor.eos_id,) else ", ".join(map(str, ends))
-    if recorded.get(ENDS) == now:
+    usual, here = str(processor.eos_id), ", ".join(map(str, end_ids(processor, form)))
+    if (before := recorded.get(ENDS, usual)) == here:
         return
     if made_nothing(context.folder):
-        kept = {key: value for key, value in recorded.items() if key != ENDS}
-        write_mark(path, replace(mark, resolved=kept if now is None else kept | {ENDS: now}))
+        others = {key: value for key, value in recorded.items() if key != ENDS}
+        resolved = others if here == usual else others | {ENDS: here}
+        write_mark(context.folder / BEGUN, replace(mark, resolved=resolved))
         return
-    before, here = recorded.get(ENDS, str(processor.eos_id)), now or str(processor.eos_id)
     raise UserError(
         f"stage {planned.name} was begun where answers end at id {before}, and here they end at {here}",
         where=str(context.folder),
