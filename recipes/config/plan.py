@@ -122,7 +122,8 @@ def _maker(
         return None
     if makers:
         reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
-        raise refuse(f"needs a {thing}, and none of the earlier stages' is it: {reasons}", stage.mend(thing))
+        hint = "name it (from: STAGE, or a method's drafter: STAGE), or put one that fits before this stage"
+        raise refuse(f"needs a {thing}, and none of the earlier stages' is it: {reasons}", hint)
     outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
     hint = f"put the stage that makes it before this one{outside}"
     raise refuse(f"needs a {thing} and no earlier stage makes one", hint)

@@ -76,10 +76,6 @@ class Stage(Section):
         """Stages that make a `thing` which this one cannot mean -> why, after "which"; `inputs` are settled by now."""
         return {}
 
-    def mend(self, thing: str) -> str:
-        """The hint where no earlier stage makes a `thing` that fits."""
-        return "name the stage that makes it, or put one that fits before this one"
-
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Raises `Refused` for settings that do not go with the recipe's target and drafter, both as sections."""
 

@@ -146,16 +146,6 @@ class PublishStage(Stage):
             return {maker.name: "" for maker in makers if maker.name != report.inputs.get(thing)}
         return {}
 
-    def mend(self, thing: str) -> str:
-        if thing == "drafter":
-            return "name the one to publish: from=STAGE"
-        if thing == "report":
-            return (
-                "publish a drafter that was measured (from=STAGE), or add it to an evaluation: "
-                "methods: {NAME: {drafter: STAGE}}"
-            )
-        return super().mend(thing)
-
     def run(self, context: Context) -> None:
         """Rank 0 publishes; an error there is raised on all ranks, and a stop, after which the same command begins the
         upload again.

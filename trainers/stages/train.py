@@ -264,9 +264,6 @@ class TrainCodes(CodesSettings, TrainHead):
         """Also shards without what this model reads."""
         return lacking(makers, self.model) if thing == "codes" else super().misfits(thing, makers, inputs)
 
-    def mend(self, thing: str) -> str:
-        return "add it to `write` of an encode stage before this one" if thing == "codes" else super().mend(thing)
-
     def memory(self, plan: Planned) -> Memory | None:
         """The memory of its fullest GPU; None for an image tokenizer or a reader, which demos train."""
         return image_head_memory(self, plan.recipe)
