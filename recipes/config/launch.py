@@ -104,7 +104,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if makes:
         ranks.on_main(_refuse_foreign, output)
     words = [word for word in arguments if not word.lstrip("-").startswith("verbose=")]  # changes no result
-    restart = pending_restart(planned, output, options.stages, options.restart, words, say)
+    restart = pending_restart(planned, output, options.restart, words, say)
     if restart is not None:
         ranks.on_main(_look_at_data, loaded, planned, command)
     with _of_another(loaded, output):

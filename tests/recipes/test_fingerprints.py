@@ -352,7 +352,7 @@ def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
         planned = next(p for p in plan(loaded.recipe, loaded.path) if p.name == "language")
         assert "drafter.language_model" in planned.settings["outside"]
         only = [replace(planned, stage=Weights(), inputs={}, earlier={})]
-        restart = pending_restart(only, tmp_path, ["language"], "language", words, lambda text: None)
+        restart = pending_restart(only, tmp_path, "language", words, lambda text: None)
         with pytest.raises(KeyboardInterrupt):
             run_stages(only, contexts(print), output=tmp_path, chosen=None, restart=restart, say=print, words=words)
     assert sorted(path.name for path in tmp_path.glob("language*")) == ["language", "language.before-1"]

@@ -306,7 +306,7 @@ class Fragile(Stage):
 def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[str]:
     """As the command line does it."""
     said: list[str] = []
-    restart = pending_restart(plan, output, chosen, "note", words, said.append)
+    restart = pending_restart(plan, output, "note", words, said.append)
     check_stages(plan, output, chosen, restart)
     run_stages(plan, contexts(said.append), output=output, chosen=chosen, restart=restart, say=said.append, words=words)
     return said
@@ -340,7 +340,7 @@ def test_a_command_that_is_started_again_restarts_once(tmp_path):
     assert (output / "note" / "note.txt").read_text() == "trained by this command"
     # All that it restarted has finished: nothing is left to do.
     said = start(output, plan)
-    assert "UTC and has finished; to run it again delete" in said[0] and str(output / ".restarts.json") in said[0]
+    assert "UTC and goes on" in said[0] and str(output / ".restarts.json") in said[0]
     assert said[1:] == [f"stage {name}: finished before, same inputs" for name in ("note", "second")]
     assert kept(output) == ["note.before-1"]
     (output / ".restarts.json").unlink()

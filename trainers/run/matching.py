@@ -207,11 +207,6 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
             "its settings are the same cannot be told",
             where=str(folder), hint=f"go on with the version that began it; {hint}",
         )  # fmt: skip
-    if mark.settings is None and unreadable(folder):
-        return UserError(
-            f"{problem} with other settings, and {BEGUN}, which would tell them, cannot be read",
-            where=str(folder / BEGUN), hint=hint,
-        )  # fmt: skip
     changes = _changes(planned, folder.parent)
     more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
     told = "; ".join([*changes[:4], *more])

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ...core import ranks
 from ...core.files import read_json, write_whole
-from .matching import is_done
 from .stage import Planned
 
 RECORD = ".restarts.json"
@@ -102,7 +101,6 @@ def _write(output: Path, restarts: dict[str, Restarted]) -> None:
 def pending_restart(
     plan: Sequence[Planned],
     output: Path,
-    chosen: Sequence[str] | None,
     restart: str | None,
     words: Sequence[str],
     say: Callable[[str], None],
@@ -115,11 +113,8 @@ def pending_restart(
     before: Restarted | None = ranks.on_main(recorded, output).get(command_identity(plan, restart, words))
     if before is None:
         return restart
-    stale = [p for p in plan if p.name in built_on(plan, restart) and (chosen is None or p.name in chosen)]
-    has_finished = ranks.broadcast(all(is_done(p, output) for p in stale) if ranks.is_main() else None)
     say(
-        f"restart={restart}: this command restarted {restart} on {before.when} "
-        + ("and has finished; to run it again" if has_finished else "and goes on with what it has begun; to begin anew")
-        + f" delete {output / RECORD}"
+        f"restart={restart}: this command restarted {restart} on {before.when} and goes on with what it has begun; to "
+        f"begin anew delete {output / RECORD}"
     )
     return None
