@@ -100,45 +100,16 @@ def not_loaded(error: Exception) -> str:
     return type(error).__name__ if "weights_only" in line or "Weights only" in line else line
 
 
-# Names that other tools give to what recipes call differently, where the letters do not show it.
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "learning_rate": ("lr",),
-    "max_steps": ("steps", "max_samples"),
-    "train_batch_size": ("batch_size",),
-    "per_device_train_batch_size": ("micro_batch_size", "batch_size"),
-    "gradient_accumulation_steps": ("micro_batch_size", "batch_size"),
-    "wd": ("weight_decay",),
-    "max_grad_norm": ("clip_norm",),
-    "gradient_clipping": ("clip_norm",),
-    "logging_steps": ("log_every",),
-    "save_steps": ("checkpoints",),
-    "image_folder": ("images",),
-    "data_path": ("path", "data"),
-    "output_dir": ("output",),
-    "bf16": ("precision",),
-    "model": ("target", "drafter"),
-    "tp": ("tensor_parallel_size",),
-}
-
-
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names most like `name`, best first (empty where nothing is alike): what other tools call so, then by
-    letters.
-    """
-    known = list(known)
-    meant = [other for other in OTHER_NAMES.get(name, ()) if other in known]
-    close = difflib.get_close_matches(name, known, count, 0.5)
-    return list(dict.fromkeys([*meant, *close]))[:count]
+    """The known names most like `name` by their letters, best first; empty where nothing is alike."""
+    return difflib.get_close_matches(name, list(known), count, 0.5)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known names, or all of them where none is near."""
     known = list(known)
-    others = OTHER_NAMES.get(name, ())
-    if others and not {*others} & {*known}:
-        return f"recipes call it {' or '.join(others)}, perhaps in another section"
     if close := nearest(name, known):
-        return "did you mean " + " or ".join(repr(n) for n in close) + "?"
+        return f"did you mean {' or '.join(map(repr, close))}?"
     return "known names: " + (", ".join(sorted(known)) or "none")
 
 

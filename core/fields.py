@@ -26,15 +26,14 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 MOST_ANSWER = 2**20  # tokens of an answer; its cache is allocated before the first of them
 # Of a tree: its nodes are rows of one pass of the target, and its mask has the square of their number.
 MOST_NODES, MOST_LEVELS = 4096, 256
-_LONGEST_SENTENCE = 100  # characters
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path, on Linux
 
 
 def _place(text: str) -> str:
     """Raises `ValueError` for what no file system takes as a path."""
+    path = text.encode()
     if not text.strip() or "\0" in text:
         raise ValueError("is empty or holds a null, and names a place")
-    path = text.encode()
     if len(path) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in path.split(b"/")):
         raise ValueError(f"is longer than a path can be ({len(path):,} bytes)")
     return text
@@ -42,45 +41,21 @@ def _place(text: str) -> str:
 
 # A file, a folder, or a name of the Hub.
 Place = Annotated[str, AfterValidator(_place)]
-
-
-def _revision(text: str) -> str:
-    """Raises `ValueError` for what git takes for no branch."""
-    if re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", text) is None or ".." in text or len(text) > 255:
-        raise ValueError("is no commit, tag or branch")
-    return text
-
-
-# A commit, tag or branch of the Hub.
-Revision = Annotated[str, AfterValidator(_revision)]
+# A commit, tag or branch of the Hub; git takes no others.
+Revision = Annotated[str, Field(pattern=r"^[\w+-]+([./][\w+-]+)*$", max_length=255)]
 # In which type weights are held; auto: see `models/stored.py`.
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-def _attention(name: str) -> str:
-    """Raises `ValueError` for kernels that our masks of trees and padding would be lost on."""
-    if name in ("auto", "eager", "sdpa"):
-        return name
-    if re.match(r"(paged\||kernels-|.*/)?.*fl(ash|ex)", name):
-        raise ValueError(
-            f"{name} takes no mask of its own, and a tree's nodes would attend to each other: use sdpa, which runs "
-            "torch's flash kernel wherever a pass needs no mask; possible are auto, eager, sdpa"
-        )
-    raise ValueError(f"{name!r} is not among auto, eager, sdpa")
-
-
-# How transformers' models attend; auto: as transformers chooses.
-AttentionName = Annotated[str, AfterValidator(_attention)]
+# How transformers' models attend; auto: as transformers chooses. Flash kernels and flex attention take no mask of their
+# own, and a tree's nodes would attend to each other; sdpa runs torch's flash kernel wherever a pass needs no mask.
+AttentionName = Literal["auto", "eager", "sdpa"]
 # accelerate's ways to spread a model, or one device.
 DeviceMap = Annotated[str, Field(pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|[a-z]{3,4}(:\d+)?)$")]
 
 
 def _sentence(text: str) -> str:
     """Raises `ValueError` for what would break the one line that it is printed in."""
-    if not text.strip() or not text.isprintable():
-        raise ValueError("is one line of printable text")
-    if len(text) > _LONGEST_SENTENCE:
-        raise ValueError(f"has {len(text)} characters; there is room for {_LONGEST_SENTENCE}")
+    if not text.strip() or not text.isprintable() or len(text) > 100:
+        raise ValueError("is not one line of printable text, of at most 100 characters")
     return text
 
 
@@ -94,12 +69,10 @@ PLACES = ("device_map", "offload", "tensor_parallel_size")
 
 def file_name(text: str) -> str:
     """`text`, a name that a file or folder gets. Raises `ValueError` where it would leave its folder or hide there."""
-    if not text or text != text.strip():
-        raise ValueError("a name that files get is not empty, and does not begin or end with a blank")
-    if re.search(r"[/\\\x00-\x1f\x7f]", text) or text.startswith("."):
-        raise ValueError(r"a name that files get has no / or \, and does not begin with a dot")
-    if len(text.encode()) > 100:
-        raise ValueError(f"a name that files get has at most 100 bytes, and this has {len(text.encode()):,}")
+    if not re.fullmatch(r"(?![.\s])[^/\\\x00-\x1f\x7f]+(?<!\s)", text) or len(text.encode()) > 100:
+        raise ValueError(
+            "a name that files get has 1 to 100 bytes, no / or \\, no dot at its beginning and no blank at its ends"
+        )
     return text
 
 

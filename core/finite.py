@@ -6,6 +6,8 @@ Letters: B rows, T places, D width, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UserError
-from .files import read_json
-from .pretrained import INDEX, RESTORE, Index
 from .states import TargetStates
 
 _SINGLE = "model.safetensors"
@@ -82,11 +82,8 @@ def check_weights(tensors: Mapping[str, Tensor], source: str | Path) -> None:
 
 def _file_of(source: str | Path, name: str) -> str:
     folder = Path(source)
-    if (folder / INDEX).is_file():
-        try:
-            return str(folder / read_json(folder / INDEX, Index, hint=RESTORE).weight_map.get(name, INDEX))
-        except UserError:  # the weight is what is told, and not that its file cannot be named
-            return str(source)
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # the weight is what is told, not its index
+        return str(folder / json.loads((folder / f"{_SINGLE}.index.json").read_text())["weight_map"][name])
     return str(folder / _SINGLE if (folder / _SINGLE).is_file() else source)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
+import operator
 import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -27,10 +28,10 @@ from .section import Section, is_class, written_kind
 # Context of pydantic's validation: modules that kinds name may be imported.
 ALLOW_IMPORT = {"allow_import": True}
 _NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_PATH, _DOTTED = re.compile(f"({_NAME}):({_NAME})"), re.compile(rf"({_NAME})\.([A-Z]\w*)")
+_PATH = re.compile(f"({_NAME}):({_NAME})")
 # Files of a package that its results depend on: Python, compiled or built when it is imported, settings beside them.
 _CODE = {".py", ".pyx", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".json", ".toml", ".yaml", ".yml"}
-OUTSIDE = re.compile(f".*:|{_DOTTED.pattern}$")  # a kind that is meant for a class of another package
+OUTSIDE = re.compile(rf".*:|{_NAME}\.[A-Z]\w*$")  # a kind that is meant for a class of another package
 
 
 class NotImported(UserError):
@@ -59,17 +60,12 @@ class Kinded(Section):
         given = object_at(values)
         if given is None or _declares_a_word(cls):
             return values
-        words, said = _words(cls), None if isinstance(cls.base_kind, property) else cls.base_kind
-        if said not in (words or (None,)) and (said is not None or len(words) > 1):
-            which = f'base_kind: ClassVar[str] = "{words[0]}"' if words else "leave base_kind out"
+        words, base = _words(cls), None if isinstance(cls.base_kind, property) else cls.base_kind
+        if base not in words if base is not None else len(words) > 1:
             raise Refused("kind", f"{cls.__name__} does not say which of {', '.join(words) or 'no kinds'} it is",
-                          f"write {which} in the class")  # fmt: skip
-        own = f"{cls.__module__}:{cls.__qualname__}"
-        kind = given.get("kind", own)
+                          'write base_kind: ClassVar[str] = "..." in the class')  # fmt: skip
         # Another path to the same class (`my_package:HydraConfig`) stays as it is written.
-        if isinstance(kind, str) and kind != own and loaded(kind) is not cls:
-            raise Refused("kind", f"{kind!r} is not this class", f"write {own}, or leave it out")
-        return {**given, "kind": kind}
+        return {"kind": f"{cls.__module__}:{cls.__qualname__}", **given}
 
 
 class OrImported:
@@ -85,9 +81,7 @@ class OrImported:
 
     def _read(self, value: Any, shipped: Any, info: ValidationInfo) -> Any:
         kind = written_kind(value) or ""
-        if dotted := _DOTTED.fullmatch(kind):
-            raise Refused("kind", f"{kind!r} is no import path", f"write {dotted[1]}:{dotted[2]}")
-        if ":" not in kind:
+        if not OUTSIDE.match(kind):
             return shipped(value)
         section = imported(kind, self.bases, allowed=bool((info.context or {}).get("allow_import")))
         return TypeAdapter(section).validate_python(value, context=info.context)
@@ -104,7 +98,8 @@ def imported(path: str, bases: tuple[type[Kinded], ...], *, allowed: bool) -> ty
         Refused: there is no such class, or it is no section of this kind.
     """
     if not (match := _PATH.fullmatch(path)):
-        raise Refused("kind", f"{path!r} is no import path", "write MODULE:CLASS, as in my_package.hydra:HydraConfig")
+        meant = ":".join(path.rsplit(".", 1)) if ":" not in path else "MODULE:CLASS, as in my_package.hydra:HydraConfig"
+        raise Refused("kind", f"{path!r} is no import path", f"write {meant}")
     name, attribute = match.groups()
     if name not in sys.modules and not allowed:
         raise NotImported(
@@ -112,44 +107,27 @@ def imported(path: str, bases: tuple[type[Kinded], ...], *, allowed: bool) -> ty
             hint=f"if you trust that package, import {name} first or pass allow_import=True "
             "(commands: --allow-import; recipes: allow_import=true)",
         )  # fmt: skip
-    found: Any = _module(name)
     expected = " or ".join(base.__name__ for base in bases)
-    for part in attribute.split("."):
-        inner = getattr(found, part, None)
-        if inner is None:
-            known = [name for name, value in vars(found).items() if is_class(value, *bases)]
-            raise Refused("kind", f"{found.__name__} has no {part}", did_you_mean(part, known))
-        found = inner
-    if not is_class(found, *bases):
-        raise Refused("kind", f"{path} is no {expected}", f"derive the class from {expected}")
-    if _declares_a_word(found):
-        word = found.model_fields["kind"].annotation
-        ours = found.__module__.partition(".")[0] == __name__.partition(".")[0]
-        theirs = "write `kind: str` in the class: outside of draftsmith its import path is its kind"
-        hint = "write that" if ours else theirs
-        raise Refused("kind", f"{path} has the kind {', '.join(map(repr, word.__args__))} of its own", hint)  # type: ignore[union-attr]
-    return found
-
-
-def _module(name: str) -> Any:
-    if name in sys.modules:
-        return sys.modules[name]
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except Exception as error:  # whatever the module's own code raises
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None or not f"{name}.".startswith(f"{missing}."):
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            problem = f"importing {name} fails: {type(error).__name__}: {first_line(error)}"
-            hint = f"see {place.filename}, line {place.lineno}; python -c 'import {name}' shows all of it"
-        elif package := missing.rpartition(".")[0]:
-            modules = pkgutil.iter_modules(loaded(f"{package}:__path__") or ())
-            problem = f"there is no module {missing}"
-            hint = did_you_mean(missing, [f"{package}.{module.name}" for module in modules])
-        else:
-            problem = f"there is no module {missing}"
-            hint = "install its package here (pip install -e FOLDER), or put its folder into PYTHONPATH"
+        package, _, last = name.rpartition(".")
+        hint = f"python -c 'import {name}' shows all of it; pip install -e FOLDER installs its package"
+        if isinstance(error, ModuleNotFoundError) and (folders := loaded(f"{package}:__path__")):
+            hint = f"{did_you_mean(last, [one.name for one in pkgutil.iter_modules(folders)])} {hint}"
+        problem = f"importing {name} fails: {type(error).__name__}: {first_line(error)}"
         raise Refused("kind", problem, hint) from error
+    try:
+        section: Any = operator.attrgetter(attribute)(module)
+    except AttributeError as error:
+        known = [name for name, value in vars(module).items() if is_class(value, *bases)]
+        raise Refused("kind", f"{name} has no {attribute}", did_you_mean(attribute, known)) from error
+    if not is_class(section, *bases):
+        raise Refused("kind", f"{path} is no {expected}", f"derive the class from {expected}")
+    if _declares_a_word(section):
+        problem = f"{path} has the kind {', '.join(map(repr, _words(section)))} of its own"
+        raise Refused("kind", problem, "write that, or `kind: str` in the class of another package")
+    return section
 
 
 def _declares_a_word(section: type[Kinded]) -> bool:
@@ -185,12 +163,12 @@ def code_of(path: str) -> dict[str, str]:
     if packages := metadata.packages_distributions().get(top):
         code["package"] = f"{packages[0]} {metadata.version(packages[0])}"
     folders = [Path(place) for place in loaded(f"{top}:__path__") or ()]
+    alone = Path(loaded(f"{name}:__file__") or "")
     files = {file.relative_to(folder).as_posix(): file for folder in folders for file in folder.rglob("*")
              if file.suffix in _CODE and file.is_file() and "__pycache__" not in file.parts}  # fmt: skip
-    alone = Path(loaded(f"{name}:__file__") or "")
-    if files or alone.is_file():
-        digest = hashlib.sha256()
-        for place, file in sorted((files or {alone.name: alone}).items()):
-            digest.update(f"{place}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-        code["sha256"] = digest.hexdigest()
+    if not files and alone.is_file():
+        files = {alone.name: alone}
+    if files:
+        hashes = {place: hashlib.sha256(file.read_bytes()).hexdigest() for place, file in sorted(files.items())}
+        code["sha256"] = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
     return code

@@ -41,14 +41,10 @@ def resolved(tree: JsonObject) -> JsonObject:
         return OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[return-value]
     except Fault as error:
         problem = str(error).splitlines()[0].removeprefix("KeyError raised while resolving interpolation: ")
-        raise UserError(f"{error.full_key}: {problem}", key=error.full_key, hint=_hint(error)) from error
-
-
-def _hint(error: Fault) -> str:
-    missing = re.search(r"(?:variable|key) '([^']+)' not found", str(error))
-    if missing is None:
-        return "write ${key} or ${oc.env:NAME}"
-    return f"export {missing[1]}=..., or write ${{oc.env:{missing[1]},DEFAULT}}"
+        missing = re.search(r"(?:variable|key) '([^']+)' not found", problem)
+        name = missing[1] if missing else "NAME"
+        hint = f"write ${{key}}, ${{oc.env:{name}}} or ${{oc.env:{name},DEFAULT}}"
+        raise UserError(f"{error.full_key}: {problem}", key=error.full_key, hint=hint) from error
 
 
 def check_foreign(tree: Json, where: str) -> None:

@@ -1,9 +1,7 @@
-"""Folders of weights that transformers reads: files are checked first, and its errors are raised with the file's name.
+"""A model's files in a folder or on the Hub: what they hold, and transformers' errors with the file's name.
 
-transformers and tokenizers check little of what they read: a cut or edited file ends in a KeyError, a TypeError, or a
-bare Exception somewhere inside them.
-
-`generation_ends` are the end tokens that a model's own files name.
+`Checkpoint` is the one reader of such files beside transformers. Both check little of what they read: a cut or edited
+file ends in a KeyError, a TypeError, or a bare Exception somewhere inside them, so files are checked first.
 """
 
 from __future__ import annotations
@@ -11,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +22,7 @@ from torch import Tensor
 
 from .errors import UserError, first_line
 from .files import open_regular, read_json
+from .finite import check_weights
 from .json_types import JsonMapping, JsonObject, listed, value_at, walk
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 CPU = torch.device("cpu")
-INDEX = "model.safetensors.index.json"
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 RESTORE = "restore the file: fetch the folder again, or run the stage that wrote it again"
 # JSON objects that transformers and tokenizers read by their names.
 _OBJECTS = (
@@ -111,10 +110,11 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
             values = read_json(folder / name, JsonObject, hint=RESTORE, max_bytes=_MAX_BYTES)
             if name == "config.json":
                 check_config(values, folder / name)
-    if weights and (folder / INDEX).is_file():
-        indexed_files(folder)
-    for path in sorted(folder.glob("*.safetensors")) if weights and folder.is_dir() else ():
-        check_safetensors(path)
+    if weights and folder.is_dir():
+        Checkpoint(folder).weights()
+        for path in sorted(folder.glob("*.safetensors")):
+            with opened(path):
+                pass
 
 
 def check_config(values: JsonMapping, path: Path) -> None:
@@ -126,42 +126,33 @@ def check_config(values: JsonMapping, path: Path) -> None:
             raise UserError(problem, where=str(path), hint=RESTORE)
 
 
-def indexed_files(folder: Path) -> list[Path]:
-    """The files that hold the tensors of `model.safetensors.index.json`.
-
-    Raises:
-        UserError: the index is damaged, or names a file that is missing or outside the folder.
-    """
-    index = folder / INDEX
-    names = sorted(set(read_json(index, Index, hint=RESTORE).weight_map.values()))
-    for name in names:
-        if Path(name).name != name:
-            raise UserError(f"names a file outside its folder: {name}", where=str(index), hint="do not use it")
-        if not (folder / name).is_file():
-            raise UserError("file not found", where=str(folder / name), hint=RESTORE)
-    return [folder / name for name in names]
-
-
-def check_all_read(info: JsonMapping, source: str | Path) -> None:
-    """Raises `UserError` where weights lack a tensor that their config asks for: transformers draws it at random.
-
-    Args:
-        info: the loading info of a `from_pretrained`.
-    """
-    missing = sorted(info["missing_keys"])
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise UserError(
-            f"the weights do not fit config.json: {missing[0]} is missing{more}", where=str(source),
-            hint="the two do not belong together: restore the one that was changed",
-        )  # fmt: skip
-
-
+# Tables that follow from the config: older checkpoints hold them.
+_DERIVED = ("position_ids", "rotary_emb.inv_freq")
 # The last part of names under which quantisers store scales, zero points and packed weights (ModelOpt, DeepSeek's FP8,
 # compressed-tensors, GPTQ, AWQ, bitsandbytes). `logit_scale` is CLIP's own.
 _OF_QUANTISER = re.compile(
     r"(?!logit_scale$)(.*scales?(_\w+)?|.*zero_?points?|q(weight|zeros)|g_idx|.*packed|absmax|.*quant_\w+)$"
 )
+
+
+def check_all_read(info: JsonMapping, source: str | Path, *, key: str | None = None, whole: bool = False) -> None:
+    """Raises `UserError` where weights do not fit their config: transformers draws a missing tensor at random.
+
+    Args:
+        info: the loading info of a `from_pretrained`.
+        key: of the recipe, which names `source`.
+        whole: refuse tensors that the config has no place for, too.
+    """
+    problems = [f"{name} is {[*shape]}, expected {[*wanted]}" for name, shape, wanted in info["mismatched_keys"]]
+    problems += [f"{name} is missing" for name in info["missing_keys"]]
+    if whole:
+        unknown = [name for name in info["unexpected_keys"] if not name.endswith(_DERIVED)]
+        problems += [f"{name} is not part of this model" for name in unknown]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        problem = f"the weights do not fit config.json: {min(problems)}{more}"
+        raise UserError(f"{key}: {problem}" if key else problem, key=key, where=str(source),
+                        hint="the two do not belong together: restore the one that was changed")  # fmt: skip
 
 
 def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Path, *, key: str | None = None) -> None:
@@ -188,12 +179,6 @@ def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Pat
     )  # fmt: skip
 
 
-def check_safetensors(path: Path, *, hint: str = RESTORE) -> None:
-    """Raises `UserError` where the header is damaged, or the file is not as long as the header says."""
-    with reading_safetensors(path, hint=hint), safe_open(path, "pt"):
-        pass
-
-
 def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = CPU) -> dict[str, Tensor]:
     """All tensors of a file. Raises `UserError` where it is missing or damaged.
 
@@ -205,6 +190,17 @@ def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = 
             return load_file(path)
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, whose header is read: `keys()`, `get_slice(name)` (type and shape), `get_tensor(name)`.
+
+    Raises:
+        UserError: it is missing, its header is damaged, or it is not as long as the header says.
+    """
+    with reading_safetensors(path), safe_open(path, "pt") as file:
+        yield file
 
 
 @contextmanager
@@ -259,39 +255,105 @@ def reading_pretrained(
         raise UserError(told, key=key, where=where or str(source), hint=hint) from error
 
 
-_CURE = "check the name and the network, or give a directory"
-
-
-def generation_ends(source: str | Path, revision: str | None = None) -> tuple[int, ...]:
-    """`eos_token_id` of a model's `generation_config.json`, or where there is no such file of its `config.json`, as
-    transformers reads them; in ascending order, empty where they name none.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's folder, or one on the Hub of which only the files that are asked for are fetched.
 
     Args:
-        source: Hub id or directory.
-
-    Raises:
-        UserError: it is neither an id nor a list of ids, or cannot be read.
+        source: directory or Hub id.
+        key, where: of errors, where another place than the source is at fault.
     """
-    path = _stored(source, "generation_config.json", revision) or _stored(source, "config.json", revision)
-    if path is None:
-        return ()
-    values = read_json(path, JsonObject, hint=RESTORE)
-    ends = values.get("eos_token_id")
-    if ends is None and path.name == "config.json":
-        ends = value_at(values, "text_config", "eos_token_id")
-    ids = listed(ends)
-    if wrong := [end for end in ids if type(end) is not int]:
-        raise UserError(f"eos_token_id holds {wrong[0]!r}, expected the id of a token or a list of ids",
-                        where=str(path), hint="write the ids as numbers, as the model was published")  # fmt: skip
-    return tuple(sorted({end for end in ids if end >= 0}))  # -1 stands for none
 
+    source: str | Path
+    revision: str | None = None
+    key: str | None = None
+    where: str | None = None
 
-def _stored(source: str | Path, file: str, revision: str | None) -> Path | None:
-    if Path(source).is_dir():
-        path = Path(source) / file
-        return path if path.is_file() else None
-    from transformers.utils import cached_file
+    def file(self, name: str) -> Path | None:
+        """Where a file lies; None: there is none. Raises `UserError` where the Hub cannot be asked."""
+        if Path(self.source).is_dir():
+            path = Path(self.source) / name
+            return path if path.is_file() else None
+        from transformers.utils import cached_file
 
-    with reading_pretrained(source, "cannot read the end tokens of", hint=_CURE, weights=False):
-        found = cached_file(str(source), file, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return Path(found) if found else None
+        try:
+            found = cached_file(
+                str(self.source), name, revision=self.revision, _raise_exceptions_for_missing_entries=False
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"cannot read {name} of {str(self.source)!r}: {first_line(error)}", key=self.key, where=self.where,
+                hint="check the name and the network, or give a directory",
+            ) from error  # fmt: skip
+        return Path(found) if found else None
+
+    def values(self, name: str = CONFIG) -> JsonObject:
+        """What a JSON file says; nothing where there is none."""
+        path = self.file(name)
+        return read_json(path, JsonObject, hint=RESTORE) if path else {}
+
+    def weights(self, wanted: Callable[[str], bool] = bool) -> list[Path]:
+        """The safetensors that transformers would open, of several those with a wanted tensor; none: pickles alone.
+
+        Raises:
+            UserError: the index is damaged, or names a file that is missing or outside the folder.
+        """
+        if single := self.file(SINGLE):
+            return [single]
+        if (index := self.file(INDEX)) is None:
+            return []
+        files = read_json(index, Index, hint=RESTORE).weight_map
+        paths = []
+        for name in sorted({file for tensor, file in files.items() if wanted(tensor)}):
+            if Path(name).name != name:
+                raise UserError(f"names a file outside its folder: {name}", where=str(index), hint="do not use it")
+            if (path := self.file(name)) is None:
+                raise UserError("file not found", where=str(index.parent / name), hint=RESTORE)
+            paths.append(path)
+        return paths
+
+    def tensors(self, wanted: Callable[[str], bool] = bool, device: torch.device = CPU) -> dict[str, Tensor]:
+        """The tensors whose names are wanted, as they are stored; an empty dict: there are none of these names.
+
+        Raises:
+            UserError: there are no safetensors, they cannot be read, or a tensor is not finite.
+        """
+        state, paths = dict[str, Tensor](), self.weights(wanted)
+        if not paths and self.file(INDEX) is None:
+            hint = "pickles of targets are not read; convert"
+            raise UserError(f"{SINGLE} is missing", key=self.key, where=str(self.source), hint=hint)
+        for path in paths:
+            with opened(path) as file:
+                part = {name: file.get_tensor(name).to(device) for name in file.keys() if wanted(name)}  # noqa: SIM118
+            check_weights(part, path)
+            state |= part
+        return state
+
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix`, without it."""
+        state = self.tensors(lambda name: name.startswith(prefix))
+        return {name.removeprefix(prefix): value for name, value in state.items()}
+
+    def headers(self) -> Iterator[tuple[Path, str, Any]]:
+        """File, name and slice of each tensor: `get_dtype()` and `get_shape()` read the header alone."""
+        for path in self.weights():
+            with opened(path) as file:
+                yield from ((path, name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
+
+    def generation_ends(self) -> tuple[int, ...]:
+        """`eos_token_id` of `generation_config.json`, or where there is no such file of `config.json`, as transformers
+        reads them; in ascending order, empty where they name none.
+
+        Raises:
+            UserError: it is neither an id nor a list of ids, or cannot be read.
+        """
+        path = self.file("generation_config.json") or self.file(CONFIG)
+        values = self.values(path.name) if path else {}
+        ends = values.get("eos_token_id")
+        if ends is None and path and path.name == CONFIG:
+            ends = value_at(values, "text_config", "eos_token_id")
+        ids = listed(ends)
+        if wrong := [end for end in ids if type(end) is not int]:
+            raise UserError(f"eos_token_id holds {wrong[0]!r}, expected the id of a token or a list of ids",
+                            where=str(path), hint="write the ids as numbers, as the model was published")  # fmt: skip
+        return tuple(sorted({end for end in ids if end >= 0}))  # -1 stands for none

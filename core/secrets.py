@@ -8,12 +8,12 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from .json_types import Json, walk, with_each
+from .json_types import Json
 from .markdown import plain
 
 HIDDEN = "<hidden>"
@@ -56,7 +56,6 @@ _RULES = {
     ),
 }
 _VARIABLE = re.compile(r"\$\{oc\.env:\w+\}")  # which a secret's name does not hide: it is no default
-_ASKED = re.compile(r"\$\{\s*oc\.env\s*:\s*(\w+)")
 # A secret's name inside a value: `{api_key: abc}`, and not `{max_new_tokens: 40}`.
 _INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){_NAME}['\"]?\s*:", re.IGNORECASE)
 # Names that end like a secret and hold none.
@@ -99,63 +98,24 @@ def secret_values() -> list[str]:
     values: set[str] = set()
     for name, value in os.environ.items():
         if len(value) >= _LEAST and ENVIRONMENT.match(name):
-            values |= _spellings(value)
+            values |= {value, json.dumps(value)[1:-1], repr(value)[1:-1]}
+            values |= {quote(value, safe=""), escape(value), plain(value)}
             values |= {line for line in value.splitlines() if len(line) >= 16}
     return sorted(values, key=lambda value: (-len(value), value))  # one may begin like another
 
 
-def _spellings(value: str) -> set[str]:
-    return {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value), plain(value)}
-
-
-def written_over(tree: object, recipe: object) -> Json:
-    """`tree` with `${...}` where `recipe`, a recipe's tree as it is written, has it at the same place."""
-    match tree, recipe:
-        case _, str() if "${" in recipe:
-            return recipe
-        case dict(), dict():
-            return {key: written_over(value, recipe.get(key)) for key, value in tree.items()}
-        case list() | tuple(), list() if len(tree) == len(recipe):
-            return [written_over(*pair) for pair in zip(tree, recipe, strict=True)]
-    return tree
-
-
-def variables_of(recipe: object) -> dict[str, str]:
-    """Value -> `${oc.env:NAME}`, of the variables that a recipe's tree asks for, without short values."""
-    names = [name for _, text in walk(recipe) if isinstance(text, str) for name in _ASKED.findall(text)]
-    return {value: f"${{oc.env:{name}}}" for name in names if len(value := os.environ.get(name, "")) >= _LEAST}
-
-
-def as_written(text: object, variables: Mapping[str, str]) -> Json:
-    """A text, or a nested structure, with the values of `variables_of` as the recipe asks for them; keys stay."""
-
-    def asking(text: str) -> str:
-        for value in sorted(variables, key=lambda value: (-len(value), value)):
-            for spelling in sorted(_spellings(value), key=len, reverse=True):
-                text = text.replace(spelling, variables[value])
-        return text
-
-    return with_each(text, str, asking)
-
-
 def redact_output() -> None:
     """From here on in this process, messages of libraries (`logging`, `warnings`) are redacted as ours are."""
-    logging.setLogRecordFactory(_record)
-    warnings.formatwarning = _warning
+    format_warning = warnings.formatwarning
 
+    def record(*arguments: Any, **names: Any) -> logging.LogRecord:
+        made = logging.LogRecord(*arguments, **names)
+        with contextlib.suppress(TypeError, ValueError):  # a library's own mistake in its arguments: logging reports it
+            made.msg, made.args = redact(made.getMessage()), ()
+        return made
 
-def _record(*arguments: Any, **names: Any) -> logging.LogRecord:
-    record = logging.LogRecord(*arguments, **names)
-    with contextlib.suppress(TypeError, ValueError):  # a library's own mistake in its arguments: logging reports it
-        record.msg, record.args = redact(record.getMessage()), ()
-    return record
-
-
-_format_warning = warnings.formatwarning
-
-
-def _warning(*arguments: Any, **names: Any) -> str:
-    return redact(_format_warning(*arguments, **names))
+    logging.setLogRecordFactory(record)
+    warnings.formatwarning = lambda *arguments, **names: redact(format_warning(*arguments, **names))
 
 
 def redact_argument(argument: str) -> str:
@@ -165,23 +125,20 @@ def redact_argument(argument: str) -> str:
     return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{redact(value)}"
 
 
-def redact_tree(value: object, name: str = "") -> Json:
-    """A nested structure with secret values hidden. Secrets are recognised by the name of their key or by their
-    format.
+def redact_tree(value: object, name: str = "", values: Sequence[str] | None = None) -> Json:
+    """A nested structure without secrets, which are recognised by the name of their key or by their format. `values`
+    as in `redact`.
     """
-    return _redact_tree(value, name, secret_values())
-
-
-def _redact_tree(value: object, name: str, values: Sequence[str]) -> object:
+    values = secret_values() if values is None else values
     match value:
         case dict():
             inherits = _is_secret(name, "")
             return {
-                redact(k, values) if isinstance(k, str) else k: _redact_tree(v, name if inherits else str(k), values)
+                redact(k, values) if isinstance(k, str) else k: redact_tree(v, name if inherits else str(k), values)
                 for k, v in value.items()
             }
         case list() | tuple():
-            return [_redact_tree(v, name, values) for v in value]
+            return [redact_tree(v, name, values) for v in value]
         case None | bool():
             return value
         case str() if _VARIABLE.fullmatch(value):

@@ -1,7 +1,7 @@
 """Base of every config class: a recipe section that is checked before anything is allocated.
 
-Each section lives beside the code that reads it. Unknown keys, wrong types and values out of range
-are refused by pydantic; `recipes/config/messages.py` adds file and key to its report.
+Each section lives beside the code that reads it. pydantic refuses unknown keys, wrong types and values out of range;
+`recipes/config/messages.py` adds file and key to its report.
 """
 
 from __future__ import annotations
@@ -39,32 +39,20 @@ class Section(BaseModel):
     @classmethod
     def _strictly(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         """Names the nearest key of an unknown one, and refuses true and false where pydantic would count them."""
+        fields = {field.alias or name: name for name, field in cls.model_fields.items()}
         try:
             section = check(values)
         except ValidationError as error:
             for problem in error.errors(include_url=False, include_context=False):
                 if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
                     name = str(problem["loc"][0])
-                    inner = [f"{key}.{name}" for key, one in cls._inner() if name in one._keys()]  # optim.lr for lr
-                    hint = f"did you mean {' or '.join(map(repr, inner))}?" if inner else None
-                    raise Refused(name, "unknown key", hint or did_you_mean(name, cls._keys())) from error
+                    raise Refused(name, "unknown key", did_you_mean(name, fields)) from error
             raise
         given = object_at(values) or {}
-        for name, field in cls.model_fields.items():
-            if _is_counted(value := given.get(field.alias or name), getattr(section, name)):
-                raise Refused(field.alias or name, f"should be a number, and is {value}")
+        for key, name in fields.items():
+            if _is_counted(given.get(key), getattr(section, name)):
+                raise Refused(key, f"should be a number, and is {given[key]}")
         return section
-
-    @classmethod
-    def _inner(cls) -> list[tuple[str, type[Section]]]:
-        """The sections that it may hold, each with its key."""
-        fields = cls.model_fields.items()
-        return [(field.alias or name, one) for name, field in fields for one in sections(field.annotation)]
-
-    @classmethod
-    def _keys(cls) -> list[str]:
-        """Its keys as recipes write them."""
-        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 def _is_counted(value: object, read: object) -> bool:

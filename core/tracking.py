@@ -22,7 +22,7 @@ from pydantic import Field
 
 from . import ranks
 from .errors import first_line
-from .files import LOG_BYTES, append_lines, read_small
+from .files import LOG_BYTES, append_lines, read_small, write_whole
 from .json_types import JsonObject
 from .ranks import notice
 from .secrets import redact, redact_tree
@@ -31,15 +31,6 @@ from .section import Section
 # Longest waits for wandb's server: at a stage's start, for what is left at its end, and where weights are part of that.
 START_S, FINISH_S, WEIGHTS_S = 30, 60, 600
 ID_FILE = "wandb-id"  # in a stage's folder: a resumed stage goes on in the same wandb run
-# Units of metrics: looked up by the whole name, then by its end. Shares and counts have no unit.
-UNITS = {
-    "loss": "per supervised token",
-    "token_loss": "nats per supervised token",
-    "samples_per_s": "samples/s",
-    "tokens_per_s": "supervised tokens/s",
-    "tau": "tokens per target pass",
-}
-ENDS = {"_per_s": "per second", "_ms": "ms", "_s": "s", "_bytes": "bytes", "_gib": "GiB"}
 
 
 class WandbConfig(Section):
@@ -91,7 +82,6 @@ class Tracker:
         self._identity = ""
         self._failed: set[str] = set()
         self._unwritten: list[str] = []  # lines that a full disk had no room for
-        self._units: dict[str, str] = {}
         if not ranks.is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,9 +102,6 @@ class Tracker:
         if self._run is None:
             return
         with self._attempt("wandb"):
-            if fresh := {n: u for n in values if n not in self._units and (u := unit(n)) is not None}:
-                self._units |= fresh
-                self._run.config.update({"units": dict(self._units)}, allow_val_change=True)
             self._run.log(_with_pictures(values), step=step)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -157,14 +144,14 @@ class Tracker:
         if not ranks.is_main() or not self.path.is_file():
             return
         with self._attempt("file"):
-            lines = read_small(self.path, hint="delete it", max_bytes=LOG_BYTES).splitlines()
-            for number, line in enumerate(lines[:-1], 1):  # the last may be cut off by a crash, and is logged again
-                if _step(line) == _UNREADABLE:
-                    notice(f"{self.path}: line {number} cannot be read, and is left out of the log")
-            kept = [line for line in lines if _step(line) <= step]
-            aside = self.path.with_suffix(".partial")
-            aside.write_bytes(b"".join(line + b"\n" for line in kept))
-            os.replace(aside, self.path)
+            kept, lines = b"", read_small(self.path, hint="delete it", max_bytes=LOG_BYTES).splitlines()
+            for number, line in enumerate(lines, 1):
+                try:
+                    kept += line + b"\n" if int(json.loads(line)["step"]) <= step else b""
+                except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                    if number < len(lines):  # the last may be cut off by a crash, and is logged again
+                        notice(f"{self.path}: line {number} cannot be read, and is left out of the log")
+            write_whole(self.path, kept)
 
     def finish(self, exit_code: int = 0) -> None:
         """Close the wandb run; on other ranks, or without wandb, does nothing."""
@@ -215,33 +202,27 @@ class Tracker:
                 ),
             )
 
-        kept = self._kept_identity()
+        path = self.folder / ID_FILE  # of the wandb run that this stage was begun in
+        begun = path.read_bytes().decode("ascii", "replace").strip() if path.is_file() else ""
+        if is_new := re.fullmatch(r"[0-9a-f]{12}", begun) is None:
+            begun = uuid.uuid4().hex[:12]
+            path.write_text(begun)
+        self._identity = begun
         try:
-            self._identity = kept or self._write_identity(_fresh_identity())
-            self._run = start(mode, self._identity)
+            self._run = start(mode, begun)
         except Exception as error:
             if mode != "online":
                 raise
             # Use another name, because wandb's process still holds the run that failed to start.
-            self._identity = _fresh_identity()
+            self._identity = uuid.uuid4().hex[:12]
             self._run = start("offline", self._identity)
-            if kept is None:  # the server may not know the first name: this one is the stage's
-                self._write_identity(self._identity)
-            into = "" if kept is None else f" --id {kept}"
+            if is_new:  # the server may not know the first name: this one is the stage's
+                path.write_text(self._identity)
+            into = "" if is_new else f" --id {begun}"
             self.say(f"wandb does not answer ({redact(first_line(error))}): send this run later, {self._sync(into)}")
 
     def _sync(self, options: str = "") -> str:
         return f"wandb sync{options} {self.folder / 'wandb'}/*run-*-{self._identity}"
-
-    def _kept_identity(self) -> str | None:
-        """The wandb run that this stage was begun in."""
-        path = self.folder / ID_FILE
-        identity = path.read_bytes().decode("ascii", "replace").strip() if path.is_file() else ""
-        return identity if re.fullmatch(r"[0-9a-f]{12}", identity) else None
-
-    def _write_identity(self, identity: str) -> str:
-        (self.folder / ID_FILE).write_text(identity)
-        return identity
 
     @contextmanager
     def _attempt(self, where: str) -> Iterator[None]:
@@ -251,16 +232,6 @@ class Tracker:
             if where not in self._failed:
                 self.say(f"tracking failed, and the run continues without it: {redact(str(error))}")
             self._failed.add(where)
-
-
-def unit(name: str) -> str | None:
-    """The unit of a metric, by its name; None: a plain number."""
-    plain = name.removeprefix("val_")
-    if plain in UNITS:
-        return UNITS[plain]
-    if plain.startswith("tau_"):
-        return UNITS["tau"]
-    return next((u for end, u in ENDS.items() if plain.endswith(end)), None)
 
 
 def wandb_login() -> str | None:
@@ -276,21 +247,7 @@ def wandb_login() -> str | None:
         return None
 
 
-def _fresh_identity() -> str:
-    return uuid.uuid4().hex[:12]
-
-
 def _with_pictures(values: Mapping[str, float | Path]) -> dict[str, Any]:
     import wandb
 
     return {name: wandb.Image(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
-
-
-_UNREADABLE = 1 << 62  # after any step: a line that is damaged, or cut off by a crash
-
-
-def _step(line: bytes) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return _UNREADABLE

@@ -39,17 +39,14 @@ def render_chat(
 
     The last answer is supervised up to its end token; where the template writes none, the tokenizer's is added. So is
     each earlier answer that the prompt still shows as the target wrote it; one that the template shortens afterwards
-    (thoughts that are dropped), or that has weight 0, is read and not learned from.
+    (thoughts that are dropped), or that has weight 0, is read and not learned from. Raises `UserError`: the template
+    refuses the messages, leaves out what the answer says, or begins the answer otherwise than it asks for it.
 
     Args:
         record: whose `tools` and `chat_template_kwargs` the template gets.
         shown: what the template writes for a picture; None: its mark.
         written: of each image and clip, in order, what a processor puts in its place.
         open_ended: leave out the last answer, and end where it begins.
-
-    Raises:
-        UserError: the template refuses the messages, leaves out what the answer says, or begins the answer otherwise
-            than it asks for it.
     """
     chat = _Chat(tokenizer, record)
     messages = chat.messages(turns, written)
@@ -64,14 +61,20 @@ def render_chat(
         if turn["from"] != "gpt" or turn.get("weight") == 0:
             continue
         start, answered = chat.answer(messages[: place + 1], whole if place == last else None)
-        stop, is_ended = _end(answered, start, tokenizer)
+        text = answered.rstrip()
+        stop, is_ended = max(len(text), start), text[max(start, 0) :].endswith(_special(tokenizer))
+        lost = _unsaid(turn, answered[start:stop])
         if place == last:
-            _check_said(turn, answered[start:stop], starts=start >= 0)
+            if start < 0 or lost:
+                problem = "writes the answer otherwise than its prompt begins it"
+                problem = problem if start < 0 else f"leaves out the answer's {lost}"
+                hint = "leave such records out (on_error: skip), or name a template of this project: format.template"
+                raise UserError(f"the target's chat template {problem}", hint=hint)
             if not is_ended:
                 whole = answered[:stop] + str(tokenizer.eos_token)
                 stop = len(whole)
             spans.append((start, stop))
-        elif start >= 0 and whole.startswith(answered[:stop]) and not _unsaid(turn, answered[start:stop]):
+        elif start >= 0 and whole.startswith(answered[:stop]) and not lost:
             spans.append((start, stop))
     return _marked(whole, tuple(spans), pictures, written)
 
@@ -136,10 +139,8 @@ class _Chat:
         return text
 
     def answer(self, messages: Sequence[JsonMapping], whole: str | None) -> tuple[int, str]:
-        """Where the last message's answer begins in their text, and that text; -1: it does not go on from its prompt.
-
-        Args:
-            whole: the text of all, where it is known.
+        """Where the last message's answer begins in their text (`whole`, where it is known), and that text; -1: it does
+        not go on from its prompt.
         """
         prompt = self.text(messages[:-1], asks=True)
         answered = self.text(messages, asks=False) if whole is None else whole
@@ -168,26 +169,11 @@ def end_of_answers(tokenizer: PreTrainedTokenizerFast) -> str | None:
     return max((token for token in _special(tokenizer) if behind.startswith(token)), key=len, default=None)
 
 
-def _end(answered: str, start: int, tokenizer: PreTrainedTokenizerFast) -> tuple[int, bool]:
-    """Where the answer ends, and whether a token that ends it stands there."""
-    text = answered.rstrip()
-    return max(len(text), start), text[max(start, 0) :].endswith(_special(tokenizer))
-
-
 @functools.lru_cache(maxsize=8)
 def _special(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
     """Tokens that end turns are among them."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple({*added, *tokenizer.all_special_tokens})
-
-
-def _check_said(turn: JsonMapping, answer: str, *, starts: bool) -> None:
-    """Raises `UserError` where the span of the last answer cannot be told, or lacks what the answer says."""
-    hint = "leave such records out (on_error: skip), or name a template of this project: format.template"
-    if not starts:
-        raise UserError("the target's chat template writes the answer otherwise than its prompt begins it", hint=hint)
-    if lost := _unsaid(turn, answer):
-        raise UserError(f"the target's chat template leaves out the answer's {lost}", hint=hint)
 
 
 def _unsaid(turn: JsonMapping, answer: str) -> str | None:

@@ -10,6 +10,7 @@ format ends turns with one, too: whatever writes or measures answers asks `end_i
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ from .chat_template import end_of_answers, render_chat
 from .families.processor import Processor
 from .families.prompt_templates import ROLES, SYSTEM_ROLES, Rendered
 from .families.table import ONE_MARK, TEMPLATES, ImageRule, TemplateName
-from .text_pieces import check_length, hf_pieces, official_pieces
 
 
 class PromptFormat(Section):
@@ -87,7 +87,8 @@ def render(
     written: Sequence[str] = (),
     own_system: str | None = None,
 ) -> Rendered:
-    """Text of a conversation and what of it is supervised.
+    """Text of a conversation and what of it is supervised. Raises `UserError`: unknown role, roles that do not
+    alternate, or a sample that `plain` cannot render.
 
     Args:
         turns: `from`/`value` pairs as in LLaVA JSON; a first turn that is not the human's is dropped.
@@ -96,11 +97,12 @@ def render(
         written: of a template that surrounds pictures, what each mark is written as.
         own_system: the family's system sentence; None: the template's.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
-
-    Raises:
-        UserError: unknown role, roles that do not alternate, or a sample that `plain` cannot render.
     """
-    system, turns = _own_system(turns, form)
+    system = form.system
+    if turns and turns[0].get("from") in SYSTEM_ROLES:
+        if form.template == "plain":
+            raise _needs_chat("a system message", form)
+        system, turns = str(turns[0]["value"]), turns[1:]
     pairs = [(_role(turn, form), str(turn["value"])) for turn in turns]
     if form.template != "plain" and pairs and pairs[0][0] != "human":
         pairs = pairs[1:]
@@ -118,15 +120,6 @@ def render(
         template = replace(template, end=" ")
     own = template.system if own_system is None else own_system
     return template.render(pairs, own if system is None else system, open_ended, marks)
-
-
-def _own_system(turns: list[JsonObject], form: PromptFormat) -> tuple[str | None, list[JsonObject]]:
-    """The system message, a record's own one before the format's, and the turns after it."""
-    if not turns or turns[0].get("from") not in SYSTEM_ROLES:
-        return form.system, turns
-    if form.template == "plain":
-        raise _needs_chat("a system message", form)
-    return str(turns[0]["value"]), turns[1:]
 
 
 def _role(turn: JsonObject, form: PromptFormat) -> str:
@@ -157,19 +150,16 @@ def encode(
 ) -> Encoded:
     """Ids, supervision and modality of a conversation; marks are expanded to runs of the image or video token.
 
-    A token is supervised when its characters lie in an answer's span (everything after the colon of
-    `ASSISTANT:` up to and including `</s>`). A prompt for decoding is encoded whole, too: the blank
-    before an answer belongs to its first token and is left to the decoder.
+    A token is supervised when its characters lie in an answer's span (everything after the colon of `ASSISTANT:` up to
+    and including `</s>`). A prompt for decoding is encoded whole, too: the blank before an answer belongs to its first
+    token and is left to the decoder. Raises `TooLong`: its beginning alone has more than twice `most` ids. Raises
+    `UserError`: as `render` and `render_chat`; also when the marks do not match the pictures, or the template the
+    tokenizer.
 
     Args:
         pictures: of the images and clips, in the order of their marks.
         record: that the turns are of: template chat reads its `tools` and `chat_template_kwargs`.
         most: ids; text that has far more is not tokenized whole. None: it is, however long.
-
-    Raises:
-        TooLong: its beginning alone has more than twice `most` ids.
-        UserError: as `render` and `render_chat`; also when the marks do not match the pictures, or the template the
-            tokenizer.
     """
     check_template(form, processor)
     has_clip = any(picture.modality == VIDEO for picture in pictures)
@@ -205,7 +195,8 @@ def encode(
     for token, start, end in pieces(rendered.text, processor, marks):
         if token is None:
             picture, run = next(left)
-            ids += [_placeholder(picture, processor)] * run
+            video = picture.modality == VIDEO and processor.video_token_id is not None
+            ids += [processor.video_token_id if video else processor.image_token_id] * run
             loss_mask += [False] * run
             modality += [picture.modality] * run
         else:
@@ -272,20 +263,61 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
             raise UserError("a <video> mark stands for an image", hint="write <image>, or name a clip under `video`")
 
 
-def _placeholder(picture: Picture, processor: Processor) -> int:
-    if picture.modality == VIDEO and processor.video_token_id is not None:
-        return processor.video_token_id
-    return processor.image_token_id
-
-
 def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
     """Ids that end an answer, in ascending order: those of the target's generation config, the tokenizer's, and what
     the prompt format writes behind an answer.
-
-    Args:
-        processor: the target's.
     """
     # The templates of this project end with the tokenizer's own token: `encode` refuses others.
     written = end_of_answers(processor.tokenizer) if form.template == "chat" else None
     own = () if written is None else (processor.tokenizer.convert_tokens_to_ids(written),)
     return tuple(sorted({*processor.generation_ends, processor.eos_id, *own}))
+
+
+_CHARACTERS = 16  # of the beginning that is tokenized, for each id that there is room for; an id has about four
+
+
+class TooLong(UserError):
+    """A sample of more ids than there is room for: `at_least` in its beginning, where no more was tokenized."""
+
+    def __init__(self, problem: str, *, hint: str | None = None, at_least: int | None = None):
+        super().__init__(problem, hint=hint)
+        self.at_least = at_least
+
+
+def check_length(text: str, processor: Processor, most: int) -> None:
+    """Raises `TooLong` where a beginning of the text has more than twice `most` ids.
+
+    Twice, since what follows may join a beginning's last ids. Text of very long words is tokenized in growing parts.
+    """
+    size = _CHARACTERS * most
+    while size < len(text):
+        count = len(processor.tokenizer(text[:size], add_special_tokens=False).input_ids)
+        if count > 2 * most:
+            raise TooLong(f"at least {count} ids (in the first {size:,} of {len(text):,} characters), more than "
+                          f"max_length {most}", at_least=count)  # fmt: skip
+        size *= 4
+
+
+Piece = tuple[int | None, int, int]  # id (None for a picture), first and past-last character
+
+
+def official_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
+    """Each chunk between images is tokenized as if it began a text (so it gets the tokenizer's leading blank)."""
+    pieces: list[Piece] = []
+    start = 0
+    for mark in marks.finditer(text):
+        pieces += [*_tokenize(text[start : mark.start()], start, processor), (None, mark.start(), mark.end())]
+        start = mark.end()
+    return pieces + _tokenize(text[start:], start, processor)
+
+
+def hf_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
+    """The text in one pass, with the image token where a mark stands."""
+    # A tokenizer need not know <video>, and <image> is as long.
+    text = marks.sub(IMAGE_MARK, text)
+    return [(None if t == processor.image_token_id else t, a, b) for t, a, b in _tokenize(text, 0, processor)]
+
+
+def _tokenize(chunk: str, start: int, processor: Processor) -> list[Piece]:
+    encoded = processor.tokenizer(chunk, return_offsets_mapping=True, add_special_tokens=False)
+    return [(i, start + a, start + b) for i, (a, b) in zip(encoded.input_ids, encoded.offset_mapping, strict=True)]

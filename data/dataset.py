@@ -20,17 +20,18 @@ from ..core.json_types import JsonObject, all_are, listed
 from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
-from .conversations import Encoded, PromptFormat, check_template, encode
+from .conversations import Encoded, PromptFormat, TooLong, check_template, encode
 from .families.processor import Processor, Resizing
-from .media import ImageReader, Media
+from .media import ImageReader, Media, check_some
 from .pictures.tiles import Aspect, Convention, Size
 from .pictures.videos import VideoSettings
-from .records.missing import Look
 from .records.mixture import CURES, Name, RecordSources, Selection, identities
 from .records.record import with_end, without_marks
 from .records.records import RecordFile, id_of, id_problems, name_of
 from .records.skipped import TEXT_KEPT, SkippedLog
-from .text_pieces import TooLong
+
+_LOOKED_AT = 64  # records with pictures whose files are looked for at the start, over all files
+_LEAST_LOOKED_AT = 4  # of each
 
 
 class ConversationData(Section):
@@ -133,8 +134,18 @@ class ConversationDataset:
         self.places = self._usable()
         self.lengths = self.column("lengths")
         if config.on_error == "skip":  # else the first record stops, by its name
-            look = Look(self.records, self.places, self.folders, config.images or config.videos, config.allow_outside)
-            look.refuse_all_missing(np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0)))
+            self._look_for_pictures()
+
+    def _look_for_pictures(self) -> None:
+        """Raises `UserError` where those of some records of a file are all missing."""
+        named = self.places[(self.column("images") > 0) | (self.column("clips") > 0)]
+        files = np.unique(named[:, 0]).tolist()
+        each = max(_LEAST_LOOKED_AT, _LOOKED_AT // max(1, len(files)))
+        for number in files:
+            own, file = named[named[:, 0] == number, 1], self.records[number]
+            of = f" of {file.name}" if len(self.records) > 1 else ""
+            looked = own[:: max(1, len(own) // each)].tolist()
+            check_some(file, looked, self.folders(number), allow_outside=self.config.allow_outside, of=of)
 
     def _usable(self) -> np.ndarray:
         """[n,2] (file, record) of the records that can be used."""
@@ -223,13 +234,11 @@ class ConversationDataset:
 
     def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False, most: int | None = None) -> int:
         """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded.
+        Raises `TooLong`: it has far more; `at_least` says how many.
 
         Args:
             flat: as a model without a newline reads them.
             most: what has far more ids is not counted to its end.
-
-        Raises:
-            TooLong: it has far more; `at_least` says how many.
         """
         record, file = self.record(index), int(self.places[index, 0])
         image_reader = self.image_reader(prompt=prompt)
@@ -244,10 +253,8 @@ class ConversationDataset:
         return len(encoded.ids)
 
     def clip_sizes(self, count: int) -> list[Size]:
-        """Width and height of up to `count` clips, from the heads of files spread over the samples.
-
-        Raises:
-            UserError: a clip cannot be read with `on_error: strict`, or none can.
+        """Width and height of up to `count` clips, from the heads of files spread over the samples. Raises `UserError`:
+        a clip cannot be read with `on_error: strict`, or none can.
         """
         with_clips = np.flatnonzero(self.column("clips"))
         spread = with_clips[np.linspace(0, len(with_clips) - 1, min(count, len(with_clips))).round().astype(int)]

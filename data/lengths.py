@@ -1,7 +1,5 @@
-"""Counts the samples that are longer than a model's context without encoding all of them.
-
-Words and pictures alone prove a sample too long, and bytes alone prove one short enough; of those between, all are
-encoded where they are few, and some at equal distances where they are many.
+"""Counts the samples that are longer than a model's context without encoding all of many: those at equal distances,
+which tell the share, and those with the most words, bytes and pictures, among which the longest are.
 """
 
 from __future__ import annotations
@@ -11,19 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import UserError
+from .conversations import TooLong
 from .dataset import ConversationDataset
-from .families.prompt_templates import SYSTEM
-from .text_pieces import TooLong
 
-LOOKED_AT = 2000  # samples that are encoded at most
+LOOKED_AT = 1000  # samples that are encoded at most
 _COUNTED = 4096  # ids of a sample that are counted in any case; of one that has far more and beyond the limit no more
-_TOPS = 16  # samples among which the longest is looked for
-_ROOM = 64  # ids of a template that a record's own punctuation may not cover
 
 
 @dataclass(frozen=True)
 class LongSamples:
-    """Result of the count. `count` is an estimate if not all uncertain samples were encoded."""
+    """Result of the count. `count` is an estimate if not all samples were encoded."""
 
     samples: int
     limit: int  # ids that there is room for
@@ -46,56 +41,30 @@ def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = Fals
         prompts: count each up to its last answer, as it is decoded.
         flat: of prompts, as a draft without a newline reads them: of a tiled picture the first tile.
     """
-    numbers = np.arange(len(dataset))
-    least, most = _bounds(dataset, prompts)
-    # A bound on the whole sample does not hold for its prompt.
-    certain = np.zeros(len(dataset), dtype=bool) if prompts else least > limit
-    doubtful = numbers[~certain & (most > limit)]
-    looked_at = doubtful[:: max(1, -(-len(doubtful) // LOOKED_AT))]
-    # The longest is looked for among those with the most words and pictures, and those that may have the most ids.
-    tops = np.concatenate([np.argsort(bound, kind="stable")[-_TOPS:] for bound in (least, most)])
-    counted = {i: _num_ids(dataset, i, prompts, flat, limit) for i in {*looked_at.tolist(), *tops.tolist()}}
-    lengths = {index: count for index, (count, _) in counted.items()}
-    long = [index for index in looked_at.tolist() if lengths[index] > limit]
-    share = len(long) / len(looked_at) if len(looked_at) else 0.0
-    is_exact = len(looked_at) == len(doubtful)
-    first = next(iter([*numbers[certain][:1].tolist(), *long]), None)
+    images, clips, sizes = (dataset.column(name).astype(np.int64) for name in ("images", "clips", "sizes"))
+    pictures = (images + clips) * dataset.image_reader(prompt=prompts).processor.num_image_tokens
+    spread = range(0, len(dataset), max(1, -(-2 * len(dataset) // LOOKED_AT)))
+    tops = [
+        np.argsort(size + pictures, kind="stable")[-LOOKED_AT // 4 :].tolist() for size in (abs(dataset.lengths), sizes)
+    ]
+    lengths: dict[int, int] = {}
+    whole = True  # all ids of each were counted
+    for index in sorted({*spread, *tops[0], *tops[1]}):
+        try:
+            lengths[index] = dataset.num_ids(index, prompt=prompts, flat=flat, most=max(limit, _COUNTED))
+        except TooLong as error:
+            lengths[index], whole = error.at_least or 0, False
+        except UserError:  # it is reported when the record is used
+            lengths[index] = 0
+    long = [index for index, count in lengths.items() if count > limit]
+    share = sum(lengths[index] > limit for index in spread) / len(spread)
+    is_exact = len(lengths) == len(dataset)
     return LongSamples(
         samples=len(dataset),
         limit=limit,
-        count=int(certain.sum()) + round(share * len(doubtful)),
+        count=len(long) if is_exact else max(len(long), round(share * len(dataset))),
         longest=max(lengths.values()),
         is_exact=is_exact,
-        is_longest=is_exact and not certain.any() and all(whole for _, whole in counted.values()),
-        first=first,
+        is_longest=is_exact and whole,
+        first=next(iter(long), None),
     )
-
-
-def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np.ndarray]:
-    """[n] and [n] ids that each sample has at least and at most; its prompt has no more, and may have less."""
-    image_reader = dataset.image_reader(prompt=prompts)
-    images, clips, sizes = (dataset.column(name).astype(np.int64) for name in ("images", "clips", "sizes"))
-    per_image = image_reader.processor.num_image_tokens
-    # The plain template leaves the question out, a target's own may drop thoughts, and a mark is no word.
-    template = dataset.form.template
-    words = 0 * dataset.lengths if template in ("plain", "chat") else abs(dataset.lengths) - images - clips
-    least = words.astype(np.int64) + images * per_image  # no word has less than one, whatever the tokenizer
-    # No id has less than a byte of its own, and a record's quotation marks and names outweigh a template's words.
-    most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
-    most = most + len(dataset.config.question_end)
-    unknown = (clips > 0) | (template == "chat")  # which may write much beside a record's tools
-    if image_reader.needs_sizes(1):
-        unknown |= images > 0
-    return least, np.where(unknown, np.iinfo(np.int64).max, most)
-
-
-def _num_ids(dataset: ConversationDataset, index: int, prompts: bool, flat: bool, limit: int) -> tuple[int, bool]:
-    """Ids, and whether all were counted: of far more than `limit` they are not. (0, True) for a record that cannot be
-    read; the error is reported when the record is used.
-    """
-    try:
-        return dataset.num_ids(index, prompt=prompts, flat=flat, most=max(limit, _COUNTED)), True
-    except TooLong as error:
-        return error.at_least or 0, False
-    except UserError:
-        return 0, True

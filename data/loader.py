@@ -6,11 +6,16 @@ resumed run reads none of the data that it has already seen.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import math
+import multiprocessing
+import os
 import queue
+import signal
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +24,6 @@ import torch
 
 from ..core.errors import UserError
 from .order import Order, epoch_order, packed_rows, rows_of_rank
-from .records.workers import kill_at_exit, quiet_worker
 
 _END = object()  # of what a thread reads ahead
 T = TypeVar("T")
@@ -37,13 +41,9 @@ class Samples(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
-class Collate(Protocol):
-    """Makes a micro-batch; of no samples, one that supervises nothing (a rank that the last batch leaves without).
-
-    Random draws of a sample happen here and depend on its name and the epoch only.
-    """
-
-    def __call__(self, samples: Sequence[Any], *, epoch: int) -> Any: ...
+# (samples, epoch=) -> a micro-batch; of no samples, one that supervises nothing (a rank that the last batch leaves
+# without). Random draws of a sample happen here and depend on its name and the epoch only.
+Collate = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -57,33 +57,24 @@ class StepBatches:
 
 @dataclass(frozen=True)
 class Loader:
-    """Iterates optimizer steps from `start_step` on.
-
-    Args:
-        batch_size: rows of one optimizer step over all ranks.
-        micro_batch_size: rows of one forward on one rank.
-        grouped: batches of one modality (LLaVA's `group_by_modality_length`).
-        order: which samples an epoch has and when; None: all of them, shuffled or `grouped`.
-        lengths: [n] by which ranks share a batch, where they are known better than the samples' own.
-        max_tokens: pack a step's samples into rows of so many tokens at most, each one micro-batch; `micro_batch_size`
-            is not read then. None: padded batches.
-        total_steps: stop there; the data is gone through as often as that takes.
-        num_workers: reading processes; 0 reads in this one.
-    """
+    """Iterates optimizer steps from `start_step` on."""
 
     samples: Samples
     seed: int
-    batch_size: int
-    micro_batch_size: int
-    total_steps: int
+    batch_size: int  # rows of one optimizer step over all ranks
+    micro_batch_size: int  # rows of one forward on one rank
+    total_steps: int  # stop there; the data is gone through as often as that takes
     collate: Collate
-    grouped: bool = False
+    grouped: bool = False  # batches of one modality (LLaVA's `group_by_modality_length`)
     rank: int = 0
     world_size: int = 1
     start_step: int = 0
-    num_workers: int = 0
-    order: Order | None = None
+    num_workers: int = 0  # reading processes; 0 reads in this one
+    order: Order | None = None  # which samples an epoch has and when; None: all of them, shuffled or `grouped`
+    # [n] by which ranks share a batch, where they are known better than the samples' own.
     lengths: np.ndarray | None = None
+    # Pack a step's samples into rows of so many tokens at most, each one micro-batch; `micro_batch_size` is not read
+    # then. None: padded batches.
     max_tokens: int | None = None
 
     @property
@@ -103,16 +94,19 @@ class Loader:
     def _tokens(self) -> np.ndarray:
         return self.samples.lengths if self.lengths is None else self.lengths
 
-    def share(self, batch: np.ndarray, rank: int) -> np.ndarray:
-        """The rows of a global batch that `rank` computes."""
-        return rows_of_rank(batch, self._tokens, rank, self.world_size)
+    def rows(self, epoch: int) -> np.ndarray:
+        """The samples of an epoch in their order."""
+        if self.order is not None:
+            return self.order(epoch)
+        lengths, size = self.samples.lengths, self.batch_size
+        return epoch_order(lengths, seed=self.seed, epoch=epoch, batch_size=size, grouped=self.grouped)
 
     def micro_batches(self, batch: np.ndarray) -> list[np.ndarray]:
         """The samples of each of this rank's micro-batches of a global batch."""
         if self.max_tokens is not None:
             rows = packed_rows(np.abs(self._tokens[batch]), self.max_tokens, self.world_size)
             return [batch[row[self.rank]] for row in rows]
-        mine, size = self.share(batch, self.rank), self.micro_batch_size
+        mine, size = rows_of_rank(batch, self._tokens, self.rank, self.world_size), self.micro_batch_size
         return [mine[number * size : (number + 1) * size] for number in range(self.accumulation)]
 
     def __len__(self) -> int:
@@ -161,7 +155,7 @@ class _Steps(torch.utils.data.Dataset):
         loader = self.loader
         epoch, step_in_epoch = divmod(step, loader.steps_per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._rows(epoch)
+            self._epoch, self._order = epoch, loader.rows(epoch)
         rows = self._order[step_in_epoch * loader.batch_size : (step_in_epoch + 1) * loader.batch_size]
         micro = [
             loader.collate([loader.samples[int(i)] for i in part], epoch=epoch) for part in loader.micro_batches(rows)
@@ -169,18 +163,6 @@ class _Steps(torch.utils.data.Dataset):
         if loader.max_tokens is not None:
             micro = [replace(batch, packed=True) for batch in micro]
         return StepBatches(step, epoch, micro)
-
-    def _rows(self, epoch: int) -> np.ndarray:
-        loader = self.loader
-        if loader.order is not None:
-            return loader.order(epoch)
-        return epoch_order(
-            loader.samples.lengths,
-            seed=loader.seed,
-            epoch=epoch,
-            batch_size=loader.batch_size,
-            grouped=loader.grouped,
-        )
 
 
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:
@@ -228,3 +210,34 @@ def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
     finally:
         stopped.set()
         thread.join()
+
+
+def quiet_worker(worker: int) -> None:
+    """Launchers signal the whole process tree: workers outlive the signal so that the step in hand can be saved.
+
+    They die with their parent instead (Linux), so that a killed rank leaves none behind; a rank that ends by an
+    exception needs `kill_at_exit`.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    if os.uname().sysname == "Linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def kill_at_exit() -> None:
+    """Call after quiet workers were started: Python terminates the remaining ones and then waits for them, possibly for
+    ever.
+    """
+    atexit.unregister(_kill_workers)
+    atexit.register(_kill_workers)  # the last to be registered is the first to run
+
+
+def _kill_workers() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call it a crash
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

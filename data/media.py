@@ -6,7 +6,7 @@ For a sample that is too long, or a request that is only counted, only the heade
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +19,18 @@ from ..core.errors import UserError
 from ..core.json_types import JsonObject
 from ..core.pictures import IMAGE_MARK, MARKS, Picture
 from .families.processor import Processor, Resizing
-from .pictures.media_files import MediaFile, located
+from .pictures.media_files import BadMedia, MediaFile, is_there, located
 from .pictures.picture_files import image_size, load_image
 from .pictures.tiles import Size
 from .pictures.videos import Clip, VideoSettings
 from .records.record import paths
+from .records.records import RecordFile
 
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads the images and clips of a record with the settings of a data section.
-
-    Args:
-        resizing: what is done to images, as their family takes it.
-        allow_outside: names of files may lead out of the data section's folders.
+    """Reads the images and clips of a record with the settings of a data section; names of files may lead out of its
+    folders where `allow_outside` is set.
     """
 
     processor: Processor
@@ -41,11 +39,9 @@ class ImageReader:
     allow_outside: bool = False
 
     def media(self, record: JsonObject, images: Path, videos: Path) -> Media:
-        """The record's pictures; relative names start at the folders `images` and `videos`.
-
-        Raises:
-            UserError: a clip, or a picture whose size is needed, is missing or broken, a name leads out of its folder,
-                or the marks are too few.
+        """The record's pictures; relative names start at the folders `images` and `videos`. Raises `UserError`: a clip,
+        or a picture whose size is needed, is missing or broken, a name leads out of its folder, or the marks are too
+        few.
         """
         outside = self.allow_outside
         files = [located(images, name, allow_outside=outside) for name in paths(record, "image")]
@@ -89,10 +85,7 @@ class Media:
 
     def pixels(self) -> Tensor | None:
         """[I,3,S,S] float32: tiles and frames, in the order of the marks (patches [P,C] where pictures are read whole);
-        None where there are none.
-
-        Raises:
-            UserError: a file is missing, broken or too large.
+        None where there are none. Raises `UserError`: a file is missing, broken or too large.
         """
         if not self._by_file:
             return None
@@ -148,3 +141,37 @@ def _order(record: JsonObject, num_images: int, num_clips: int) -> tuple[int, ..
             hint="write one <image> mark for each image and one <video> mark for each clip",
         )
     return tuple(order)
+
+
+def check_some(
+    file: RecordFile, numbers: Sequence[int], folders: tuple[Path, Path], *, allow_outside: bool, of: str
+) -> None:
+    """Raises `UserError` where none of several pictures of a file's records is there, or may be read: a wrong folder or
+    setting, and no bad record. What lies inside a table or a tar is in no folder.
+
+    Args:
+        numbers: of some records with pictures or clips.
+        folders: of pictures and of clips.
+        of: names the file in messages, where there are several.
+    """
+    found: list[MediaFile] = []
+    outside: list[BadMedia] = []
+    for number in numbers:
+        record = file.read(number)
+        try:
+            for key, folder in zip(("image", "video"), folders, strict=True):
+                found += [located(folder, name, allow_outside=allow_outside) for name in paths(record, key)]
+        except BadMedia as error:
+            outside.append(error)
+    if len(outside) == len(numbers) > 1:
+        first = outside[0]
+        problem = f"no record of {len(outside)} that were looked at{of} names pictures inside the folder, the first: "
+        raise UserError(problem + first.problem, where=first.where, hint=first.hint)
+    files = [path for path in found if isinstance(path, Path)]
+    if len(set(files)) > 1 and not any(map(is_there, files)):
+        hint = "check `images` (and `videos`) of the data section"
+        hint += "; where files want folders of their own, write their paths from one that holds them all" if of else ""
+        raise UserError(
+            f"{len(files)} of {len(files)} pictures{of} missing in {folders[0]}, first: {files[0].name}",
+            where=f"{file}, key images" if of else str(files[0]), hint=hint,
+        )  # fmt: skip

@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from pydantic import Field
@@ -27,11 +26,8 @@ WINDOW = 50  # batches that a bucketed order sorts together
 
 
 def epoch_order(lengths: np.ndarray, *, seed: int, epoch: int, batch_size: int, grouped: bool) -> np.ndarray:
-    """Sample indices [n] int64 in training order.
-
-    Args:
-        lengths: words per sample, negative for text-only ones.
-        batch_size: global batch; with `grouped`, batches of one modality come whole and the rest last.
+    """Sample indices [n] int64 in training order; with `grouped`, global batches of one modality come whole and the
+    rest last. `lengths` are words per sample, negative for text-only ones.
     """
     rng = np.random.default_rng([seed, epoch])
     if not grouped:
@@ -64,18 +60,13 @@ def arrange(
         num_bins: parts of equal size that a megabatch is dealt into (ranks times accumulation).
     """
     dealt = [
-        [deal(s[i : i + megabatch], lengths, num_bins) for i in range(0, len(s), megabatch)] for s in (images, texts)
+        [np.concatenate(bins_of(part, lengths, num_bins)) for part in _cut(kind, megabatch)] for kind in (images, texts)
     ]
     if not all(dealt):
         return np.concatenate([*dealt[0], *dealt[1], np.empty(0, dtype=np.int64)]).astype(np.int64)
     full = [*dealt[0][:-1], *dealt[1][:-1]]
     tail = np.sort(np.concatenate([dealt[0][-1], dealt[1][-1]]))
     return np.concatenate([*(full[i] for i in megabatch_order), tail]).astype(np.int64)
-
-
-def deal(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> np.ndarray:
-    """Deal one megabatch longest first into bins, which follow each other in the result."""
-    return np.concatenate(bins_of(indices, lengths, num_bins))
 
 
 def bins_of(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> list[np.ndarray]:
@@ -99,44 +90,23 @@ def bins_of(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> list[np.
 
 
 def rows_of_rank(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """The rows of a global batch that a rank computes, so that all ranks have about as many tokens.
-
-    Args:
-        batch: [n] indices of samples; one rank takes them in their order.
-        lengths: of all samples, of any sign.
+    """The rows of a global batch ([n] indices of samples) that a rank computes, so that all ranks have about as many
+    tokens; one rank takes them in their order. `lengths` are of all samples, of any sign.
     """
     if world_size == 1:
         return batch
     return batch[bins_of(np.arange(len(batch)), np.abs(lengths[batch]), world_size)[rank]]
 
 
-class Order(Protocol):
-    """Which samples an epoch has, in which order."""
-
-    def __len__(self) -> int:
-        """Rows of an epoch."""
-        ...
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        """[rows] int64 indices of samples."""
-        ...
-
-
 @dataclass(frozen=True)
 class BucketedOrder:
-    """Every sample once: shuffled, sorted by length within windows of batches, and the batches shuffled.
+    """Every sample once: shuffled, sorted by length within windows of batches, and the batches shuffled."""
 
-    Args:
-        lengths: [n], negative without pictures.
-        window: batches that are sorted together; 1 leaves the shuffled order alone.
-        apart: batches of one modality; those that are left of both come last, and one of them may be mixed.
-    """
-
-    lengths: np.ndarray
+    lengths: np.ndarray  # [n], negative without pictures
     seed: int
     batch_size: int
-    window: int = WINDOW
-    apart: bool = False
+    window: int = WINDOW  # batches that are sorted together; 1 leaves the shuffled order alone
+    apart: bool = False  # batches of one modality; those that are left of both come last, and one of them may be mixed
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -182,14 +152,15 @@ class RisingVisualOrder:
         return in_buckets([rows], self.lengths, self.batch_size, self.window, rng)
 
 
+# Which samples an epoch has, in which order: `order(epoch)` is [rows] int64, and `len(order)` the rows of an epoch.
+Order = BucketedOrder | RisingVisualOrder
+
+
 def in_buckets(
     kinds: Sequence[np.ndarray], lengths: np.ndarray, batch_size: int, window: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """[n] the rows of all `kinds` in batches of like |lengths| and of one kind; what fills no batch stays last.
-
-    Args:
-        kinds: shuffled rows of each kind.
-        window: batches that are sorted together; 1: one kind is left as it is.
+    """[n] the shuffled rows of all `kinds` in batches of like |lengths| and of one kind; what fills no batch stays
+    last. `window` batches are sorted together; 1: one kind is left as it is.
     """
     if window == 1 and len(kinds) == 1:
         return kinds[0].astype(np.int64)
@@ -216,10 +187,8 @@ class PackingConfig(Section):
 
 
 def packed_rows(lengths: np.ndarray, max_tokens: int, num_ranks: int) -> list[list[np.ndarray]]:
-    """Micro-batch, rank -> which of the samples are in that row; a row of too few samples for all ranks is empty.
-
-    Args:
-        lengths: [n] tokens, none above `max_tokens`.
+    """Micro-batch, rank -> which of the samples, of [n] tokens each, are in that row; a row of too few for all ranks is
+    empty.
     """
     assert lengths.max() <= max_tokens, f"a sample of {lengths.max()} tokens for rows of {max_tokens}"
     count = -(-int(lengths.sum()) // (max_tokens * num_ranks))

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..core.errors import UserError, page
-from ..core.files import read_json
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pretrained import RESTORE, generation_ends, reading_pretrained
+from ..core.pretrained import Checkpoint, reading_pretrained
 from .families.processor import (
     SIGLIP_STATISTICS,
     Files,
@@ -37,18 +36,16 @@ _CURE = "check the name and the network, or give a directory"
 def load_processor(
     source: str | Path, *, revision: str | None = None, text_only: bool = False, family: PictureFamily | None = None
 ) -> Processor:
-    """The processor of a published or saved target.
+    """The processor of a published or saved target. Raises `UserError`: files are missing, do not fit, or name a
+    processor class that no family reads.
 
     Args:
         text_only: the source is a language model's, which has a tokenizer alone.
         family: that reads the files; None: the one whose processor class they name; LLaVA where they name none.
-
-    Raises:
-        UserError: files are missing, do not fit, or name a processor class that no family reads.
     """
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         processor = _loaded(source, revision, family, text_only=text_only)
-    return replace(processor, generation_ends=generation_ends(source, revision))
+    return replace(processor, generation_ends=Checkpoint(source, revision).generation_ends())
 
 
 def _loaded(source: str | Path, revision: str | None, family: PictureFamily | None, *, text_only: bool) -> Processor:
@@ -58,7 +55,7 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
     tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(source, revision=revision))
     if not tokenizer.chat_template:
         # Older files of processors have it in a file of its own, which tokenizers do not read.
-        tokenizer.chat_template = _json(source, "chat_template.json", revision).get("chat_template")
+        tokenizer.chat_template = Checkpoint(source, revision).values("chat_template.json").get("chat_template")
     if text_only:
         return text_processor(tokenizer, key)
     settings, images = _settings_of(source, revision), None
@@ -74,10 +71,8 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
 def with_own_image_processor(
     processor: Processor, tower: str | None, *, image_size: int, patch_size: int, family: str, revision: str | None
 ) -> Processor:
-    """The target's tokenizer beside the image processor of a draft's own tower.
-
-    Args:
-        tower: Hub id or directory with its image processor's files; None: the target's statistics at the given size.
+    """The target's tokenizer beside the image processor of a draft's own tower: that of a Hub id or directory, or else
+    the target's statistics at the given size.
     """
     if tower is None:
         old = processor.image_processor
@@ -103,34 +98,24 @@ def _patch_size(source: str | Path, revision: str | None) -> int | None:
     """Of the tower of the model whose processor this is, as transformers reads its config; None: it has none."""
     from transformers import AutoConfig
 
-    vision = _json(source, "config.json", revision).get("vision_config") or {}
+    vision = Checkpoint(source, revision).values().get("vision_config") or {}
     if vision and "patch_size" not in vision:  # its class has it
         vision = AutoConfig.from_pretrained(source, revision=revision).vision_config.to_dict()
     return vision.get("patch_size")
-
-
-def _json(source: str | Path, name: str, revision: str | None) -> JsonObject:
-    """What a file of a published or saved model says; nothing where there is none."""
-    from transformers.utils import cached_file
-
-    path = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return read_json(Path(path), JsonObject, hint=RESTORE) if path else {}
 
 
 def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
     """What the processor's files say, the image processor's part included; the first file that names a thing wins."""
     settings: JsonObject = {}
     for file in _FILES:
-        values = _json(source, file, revision)
+        values = Checkpoint(source, revision).values(file)
         settings = {**(values.get("image_processor") or {}), **values} | settings
     return settings
 
 
 def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -> PictureFamily:
-    """The family whose processor class the files name; the usual one where they name none, or a tower's.
-
-    Raises:
-        UserError: they name another.
+    """The family whose processor class the files name; the usual one where they name none, or a tower's. Raises
+    `UserError`: they name another.
     """
     name = settings.get("processor_class")
     by_class = {known.processor_class: known for known in PICTURE_FAMILIES.values()}
@@ -138,7 +123,8 @@ def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -
         return USUAL
     if name in by_class:
         return by_class[name]
-    file = next((file for file in _FILES if _json(source, file, revision).get("processor_class") == name), _FILES[0])
+    files = Checkpoint(source, revision)
+    file = next((file for file in _FILES if files.values(file).get("processor_class") == name), _FILES[0])
     raise UserError(
         f"processor_class is {name}, and no family here reads its files",
         where=f"{Path(source) / file}, key processor_class",
@@ -149,12 +135,10 @@ def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -
 
 def _published(source: str | Path, revision: str | None) -> tuple[JsonMapping | None, JsonObject]:
     """Settings of the image processor and of the processor that stand for missing files, by the model's `config.json`;
-    (None, nothing) where that names no tower.
-
-    Raises:
-        UserError: the model's pictures are read by settings that its config does not tell; with the file to write.
+    (None, nothing) where that names no tower. Raises `UserError`: the model's pictures are read by settings that its
+    config does not tell; with the file to write.
     """
-    config = _json(source, "config.json", revision)
+    config = Checkpoint(source, revision).values()
     vision = config.get("vision_config")
     if not vision:
         return None, {}

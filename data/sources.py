@@ -1,27 +1,34 @@
 """Source of the answers that a draft is trained on: the records, the target, or the draft itself.
 
-The source is drawn for each sample in each epoch from (seed, epoch, sample), so that any rank and any resume agrees.
+What a target wrote or drew is kept in shards, a record for each answer: the request, the generated ids, why it stopped,
+the seed of its draws and the target's revision, so that it can be made again. Image generators add their codes (and the
+features that they were asked by), language models their prompt and, where asked for, the likeliest tokens at each
+place. The source is drawn for each sample in each epoch from (seed, epoch, sample), so that any rank and any resume
+agrees.
 Letters: T prompt tokens, n tokens of an answer.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from ..core.batch import TEXT, Batch, Request
 from ..core.errors import UserError
 from ..core.fields import MOST_ANSWER, Place, Temperature, TopK, TopP
+from ..core.json_types import JsonObject
 from ..core.section import Section
 from ..core.states import KeptScores, TargetStates
-from .answers import Answers
 from .collate import Sample, collate, empty_sample
 from .dataset import ConversationData, ConversationDataset
+from .shards.shards import ShardReader
 
 Source = Literal["data", "target", "draft"]
 
@@ -90,10 +97,8 @@ class Row:
 
 
 class AnsweredSamples:
-    """Samples of a data section with answers by source. An item is a number: its answer depends on the epoch.
-
-    Args:
-        answers: the target's; None where no share is.
+    """Samples of a data section with answers by source; `answers` are the target's, None where no share is. An item is
+    a number: its answer depends on the epoch.
     """
 
     def __init__(self, dataset: ConversationDataset, config: AnswersConfig, answers: Answers | None, *, seed: int):
@@ -209,3 +214,75 @@ class AnswerCollate:
         kept = [nothing, *(row.kept for row in rows if row.kept is not None)]
         joined = KeptScores(*(torch.cat([vars(k)[f.name] for k in kept]) for f in fields(KeptScores)))
         return replace(batch, states=TargetStates(kept=joined))
+
+
+SHARDS = "answers"  # folder of them inside a stage's
+SKIPPED = "skipped"  # why an unusable record has no answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of a target."""
+
+    number: int  # of the request and repeat, from 0
+    request: JsonObject  # what was asked, as JSON: caption, label, conversation, ...
+    ids: list[int]  # generated, the end token included
+    stop: str  # eos or length
+    seed: int  # of this answer's draws
+    target: str  # name and revision
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def sample(self) -> tuple[str, dict[str, Tensor], JsonObject]:
+        """Return the answer as shards hold it: key, tensors, info."""
+        info = {**self.request, "stop": self.stop, "seed": self.seed, "target": self.target}
+        return f"{self.number:09d}", {"ids": torch.tensor(self.ids, dtype=torch.int32), **self.tensors}, info
+
+
+def text_ids(request: Request) -> Tensor:
+    """[n] int32: the prompt without its runs of image tokens, which depend on the image processor."""
+    return request.ids[request.modality == TEXT].to(torch.int32)
+
+
+def kept_tensors(kept: KeptScores | None) -> dict[str, Tensor]:
+    """Return the tensors of an answer's record, [n,K], [n,K] and [n] for its n tokens; none without kept scores."""
+    if kept is None:
+        return {}
+    return {"top_ids": kept.ids.to(torch.int32), "top_log_probs": kept.log_probs, "log_rest": kept.log_rest}
+
+
+class Answers:
+    """The answers of a `regenerate` stage, one for each record of the data that they were written for, in its order.
+    Raises `UserError`: they were written for other data.
+    """
+
+    def __init__(self, folder: Path, dataset: ConversationDataset):
+        self.folder, self.dataset, self.reader = folder, dataset, ShardReader(folder)
+        if len(self.reader) != len(dataset):
+            raise self._other(f"{len(self.reader)} answers for {len(dataset)} records")
+
+    @property
+    def num_kept(self) -> int:
+        """Tokens kept at each place; 0: none."""
+        return int(self.reader.identity["kept"])
+
+    def read(self, index: int, request: Request) -> tuple[list[int], KeptScores | None]:
+        """The target's answer to `request`, which is record `index` of the data. Empty if the record was skipped.
+        Raises `UserError`: the stored request differs from `request`.
+        """
+        _, tensors, info = self.reader[index]
+        if info["name"] != request.name:
+            raise self._other(f"answer {index} is to {info['name']}, the data has {request.name} there")
+        if info["stop"] == SKIPPED:
+            return [], None
+        if not torch.equal(tensors["prompt"], text_ids(request)):
+            raise self._other(f"the prompt of {request.name} is rendered otherwise than when the target answered it")
+        kept = None
+        if self.num_kept:
+            kept = KeptScores(tensors["top_ids"].long(), tensors["top_log_probs"], tensors["log_rest"])
+        return tensors["ids"].tolist(), kept
+
+    def _other(self, problem: str) -> UserError:
+        return UserError(
+            problem, where=str(self.folder),
+            hint="give the stage the data and format of the regenerate stage, or write the answers anew",
+        )  # fmt: skip

@@ -10,7 +10,7 @@ from ..core.errors import Refused
 from ..core.json_types import JsonMapping, JsonObject
 from ..models.drafters.ensemble import preset
 from ..models.drafters.modes import SHOWN
-from .measured_rows import PLAIN, Frame, Medium, frame
+from .measured_rows import PLAIN, Frame, frame
 from .summary import AnyRows, Summary, summarize
 from .tables import Column, Table, Value, text
 
@@ -20,8 +20,6 @@ OF_ENGINES = (
     "does not tell what drafting and verification take."
 )
 Quality = Mapping[float, Mapping[str, JsonMapping]]  # temperature -> method -> metric -> {value, n, what, ...}
-Label = Callable[[Any], str]  # of a row or a cell: what was measured on
-
 
 _EXACT = ("exact", "block")
 PLACE = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "engine", "concurrency")
@@ -71,69 +69,58 @@ def modes_line(names: Iterable[str]) -> str:
     return f"Modes of a draft LVLM: {'; '.join(said)}." if said else ""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One method on one set of requests."""
+class Cell(Summary):
+    """One method on one set of requests: what it was measured on (`PLACE`; `where`: the same in words, as far as a
+    report's cells differ in it), `medium`, `method` and its `drafters`, and the numbers of `summarize`.
 
-    benchmark: str
-    turn: str
-    budget: str
-    temperature: float
-    max_new_tokens: int
-    medium: Medium
-    method: str
-    drafters: tuple[str, ...]
-    exact: bool  # outputs are compared with plain decoding's
-    relaxed: bool  # outputs are not distributed as the target's
-    summary: Summary
-    engine: str = ""  # as of `Row`
-    concurrency: int = 1
+    `exact`: outputs are compared with plain decoding's. `relaxed`: they are not distributed as the target's.
+    """
 
     def to_json(self) -> JsonObject:
-        """What the cell is of (benchmark, method, ...) and the numbers of its summary, in one mapping."""
-        hidden = ("summary",) if self.engine else ("summary", "engine", "concurrency")
-        about = {name: value for name, value in vars(self).items() if name not in hidden}
-        return about | self.summary.to_json()
+        """The cell in report.json."""
+        hidden = {"where"} if self.engine else {"where", "engine", "concurrency"}
+        return {name: value for name, value in super().to_json().items() if name not in hidden}
 
 
-def labels(measured: Frame | Sequence[Cell]) -> Label:
-    """What rows or cells were measured on, with as much as tells them apart: "clips at 25k, T = 1"."""
+def set_name(place: Any) -> str:
+    """The set that a row or cell is of, with its turn and its visual tokens: "clips at 25k"."""
+    turn, budget = place.turn and f" ({place.turn})", place.budget and f" at {place.budget}"
+    return f"{place.benchmark}{turn}{budget}"
+
+
+def labels(places: Sequence[Any]) -> Callable[[Any], str]:
+    """What rows or cells were measured on, with as much as tells `places` apart: "clips at 25k, T = 1"."""
     settings = ("temperature", "max_new_tokens", "engine", "concurrency")
-    if isinstance(measured, Sequence):
-        several = [len({getattr(cell, name) for cell in measured}) > 1 for name in settings]
-    else:
-        several = [measured[name].nunique() > 1 for name in settings]
-    hot, long, *served = several
+    hot, long, *served = (len({getattr(place, name) for place in places}) > 1 for name in settings)
 
-    def label(row: Any) -> str:
-        name = row.benchmark + (f" ({row.turn})" if row.turn else "") + (f" at {row.budget}" if row.budget else "")
-        more = [hot and f"T = {row.temperature:g}", long and f"{row.max_new_tokens} new",
-                any(served) and (f"{row.engine}, {row.concurrency} at once" if row.engine else "our loop")]  # fmt: skip
-        return ", ".join([name, *(part for part in more if part)])
+    def label(place: Any) -> str:
+        loop = f"{place.engine}, {place.concurrency} at once" if place.engine else "our loop"
+        more = [hot and f"T = {place.temperature:g}", long and f"{place.max_new_tokens} new", any(served) and loop]
+        return ", ".join([set_name(place), *(part for part in more if part)])
 
     return label
 
 
 def placed(rows: Frame) -> Frame:
     """The rows with a column `place`: the label of what each was measured on."""
-    label = labels(rows)
-    return rows.assign(place=[label(row) for row in rows[[*PLACE]].itertuples()])
+    places = [*rows[[*PLACE]].itertuples()]
+    return rows.assign(place=[*map(labels(places), places)])
 
 
 def cells_of(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> tuple[Cell, ...]:
     """Every method on every set of requests, in the order of the tables. Plain decoding is not listed as a method."""
-    rows = frame(rows)
+    rows = placed(frame(rows))
     order = {name: number for number, name in enumerate(methods)}
-    cells: dict[tuple[Any, ...], list[tuple[int, Cell]]] = {}  # place -> its methods, in the order of the rows
+    cells = []
     for (*place, method), some in rows[rows.method != PLAIN].groupby([*PLACE, "method"], sort=False):
-        info = methods.get(method, MethodInfo())
-        cell = Cell(
-            **dict(zip(PLACE, place, strict=True)), medium=some.medium.iloc[0], method=method,
-            drafters=tuple(sorted(some.drafter.unique())), exact=not some.temperature.any() and not info.relaxed,
-            relaxed=info.relaxed, summary=summarize(some),
-        )  # fmt: skip
-        cells.setdefault(tuple(place), []).append((order.get(method, -1), cell))
-    return tuple(cell for some in cells.values() for _, cell in sorted(some, key=lambda entry: entry[0]))
+        relaxed = methods.get(method, MethodInfo()).relaxed
+        cells.append(Cell(
+            **dict(zip(PLACE, place, strict=True)), where=some.place.iloc[0], medium=some.medium.iloc[0],
+            method=method, drafters=tuple(sorted(some.drafter.unique())),
+            exact=not relaxed and not some.temperature.any(), relaxed=relaxed, **vars(summarize(some)),
+        ))  # fmt: skip
+    places = list(dict.fromkeys(cell.where for cell in cells))
+    return tuple(sorted(cells, key=lambda cell: (places.index(cell.where), order.get(cell.method, -1))))
 
 
 # A column, and what stands in it.
@@ -146,7 +133,7 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
     if any(cell.turn for cell in cells):
         columns.append((text("turn"), lambda c: c.turn))
     if any(cell.budget for cell in cells):
-        columns.append((Column("visual tokens", ",.0f"), lambda c: c.summary.visual_tokens))
+        columns.append((Column("visual tokens", ",.0f"), lambda c: c.visual_tokens))
     if len({cell.temperature for cell in cells}) > 1:
         columns.append((Column("temperature", "g"), lambda c: c.temperature))
     if len({cell.max_new_tokens for cell in cells}) > 1:
@@ -162,22 +149,21 @@ def methods_table(cells: Sequence[Cell]) -> Table | None:
 
     None if there is one method or one set: the table of all results then says the same.
     """
-    label, methods = labels(cells), list(dict.fromkeys(cell.method for cell in cells))
-    places = list(dict.fromkeys(label(cell) for cell in cells))
+    methods, places = (list(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in ("method", "where"))
     if min(len(methods), len(places)) < 2:
         return None
-    by_place = {(cell.method, label(cell)): cell for cell in cells}
+    by_place = {(cell.method, cell.where): cell for cell in cells}
     # What says whether the speed may be believed stands before it, and is seen however many sets there are.
     columns, lines = [text("method"), Column("identical", kind="count", ranked=False)], []
     for place in places:
         columns += [Column("tau", group=place), Column("DSR", unit="x", group=place)]
     for method in methods:
-        exact = [cell.summary for cell in cells if cell.method == method and cell.exact]
+        exact = [cell for cell in cells if cell.method == method and cell.exact]
         same = (sum(s.identical for s in exact), sum(s.answers for s in exact)) if exact else None
         line: list[Value] = [method, same]
         for place in places:
             cell = by_place.get((method, place))
-            line += [None, None] if cell is None else [cell.summary.tau, cell.summary.DSR]
+            line += [None, None] if cell is None else [cell.tau, cell.DSR]
         lines.append(tuple(line))
     note = "Identical: greedy requests whose output equals plain decoding's in every token."
     return Table("Methods", tuple(columns), tuple(lines), note=note, compared=())
@@ -187,17 +173,17 @@ def common_table(cells: Sequence[Cell], quality: Quality, methods: Mapping[str, 
     """Every cell with its spread."""
     columns: list[Measure] = [
         *_place_columns(cells),
-        (Column("n", "d"), lambda c: c.summary.requests),
-        (Column("identical", kind="count"), lambda c: (c.summary.identical, c.summary.answers) if c.exact else None),
-        (Column("tau [95%]", kind="interval"), lambda c: (c.summary.tau, *c.summary.tau_interval)),
-        (Column("tau per request"), lambda c: c.summary.tau_mean_of_requests),
-        (Column("accepted/cycle"), lambda c: c.summary.num_accepted),
-        (Column("T_q/T_p"), lambda c: c.summary.T_q_over_T_p),
-        (Column("expected", unit="x"), lambda c: c.summary.expected_speedup),
-        (Column("TABED's Eq. 1", unit="x"), lambda c: c.summary.expected_speedup_tabed),
-        (Column("DSR [IQR]", unit="x", kind="interval"), lambda c: (c.summary.DSR, *c.summary.DSR_spread)),
-        (Column("ESR [IQR]", unit="x", kind="interval"), lambda c: (c.summary.ESR, *c.summary.ESR_spread)),
-        (Column("prefill", ".0%"), lambda c: c.summary.prefill_share),
+        (Column("n", "d"), lambda c: c.requests),
+        (Column("identical", kind="count"), lambda c: (c.identical, c.answers) if c.exact else None),
+        (Column("tau [95%]", kind="interval"), lambda c: (c.tau, *c.tau_interval)),
+        (Column("tau per request"), lambda c: c.tau_mean_of_requests),
+        (Column("accepted/cycle"), lambda c: c.num_accepted),
+        (Column("T_q/T_p"), lambda c: c.T_q_over_T_p),
+        (Column("expected", unit="x"), lambda c: c.expected_speedup),
+        (Column("TABED's Eq. 1", unit="x"), lambda c: c.expected_speedup_tabed),
+        (Column("DSR [IQR]", unit="x", kind="interval"), lambda c: (c.DSR, *c.DSR_spread)),
+        (Column("ESR [IQR]", unit="x", kind="interval"), lambda c: (c.ESR, *c.ESR_spread)),
+        (Column("prefill", ".0%"), lambda c: c.prefill_share),
     ]
     metrics = sorted({metric for by_method in quality.values() for of in by_method.values() for metric in of})
 
@@ -244,20 +230,20 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
     """The trees of the cycles and the times of their parts."""
     columns: list[Measure] = [
         *_place_columns(cells),
-        (Column("planned depth"), lambda c: c.summary.planned_depth),
-        (Column("kept depth"), lambda c: c.summary.kept_depth),
-        (Column("tau / planned depth"), lambda c: c.summary.tau_over_depth),
-        (Column("nodes", ".1f"), lambda c: c.summary.mean_nodes),
-        (Column("cycles with an accepted draft", ".1%"), lambda c: c.summary.first_accepted),
-        (Column("accepted of drafted levels", ".1%"), lambda c: c.summary.acceptance_rate),
-        (Column("plain step, ms"), lambda c: c.summary.T_p_ms),
-        (Column("target, ms"), lambda c: c.summary.target_ms),
-        (Column("rule, ms"), lambda c: c.summary.rule_ms),
-        (Column("drafter, ms"), lambda c: c.summary.drafter_ms),
-        (Column("whole cycle, ms"), lambda c: c.summary.cycle_ms),
+        (Column("planned depth"), lambda c: c.planned_depth),
+        (Column("kept depth"), lambda c: c.kept_depth),
+        (Column("tau / planned depth"), lambda c: c.tau_over_depth),
+        (Column("nodes", ".1f"), lambda c: c.mean_nodes),
+        (Column("cycles with an accepted draft", ".1%"), lambda c: c.first_accepted),
+        (Column("accepted of drafted levels", ".1%"), lambda c: c.acceptance_rate),
+        (Column("plain step, ms"), lambda c: c.T_p_ms),
+        (Column("target, ms"), lambda c: c.target_ms),
+        (Column("rule, ms"), lambda c: c.rule_ms),
+        (Column("drafter, ms"), lambda c: c.drafter_ms),
+        (Column("whole cycle, ms"), lambda c: c.cycle_ms),
     ]
-    if any(cell.summary.skipped is not None for cell in cells):
-        columns.append((Column("skipped by ViSkip", ".1%"), lambda c: c.summary.skipped))
+    if any(cell.skipped is not None for cell in cells):
+        columns.append((Column("skipped by ViSkip", ".1%"), lambda c: c.skipped))
     lines = tuple(tuple(value(cell) for _, value in columns) for cell in cells)
     note = (
         "Depths and nodes are means over cycles, times are medians of a cycle. Planned depth: the levels that a tree "

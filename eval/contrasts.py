@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from pydantic import Field, model_validator
@@ -16,7 +16,6 @@ from .tables import Column, Table, Value, text
 
 # name -> (first, second): drafters, or methods, whose difference says what the first one's change does
 Contrasts = Mapping[str, tuple[str, str]]
-Trainings = tuple[SeedDifference, float]
 
 
 class Comparison(Section):
@@ -41,19 +40,16 @@ def drafters_table(rows: Frame) -> Table | None:
     """tau of each drafter in each method by place; None where every method is of one drafter."""
     if (rows.groupby("method").drafter.nunique() < 2).all():
         return None
-    places = list(rows.place.unique())
-    lines = []
-    for method in rows.method.unique():
-        of_method = rows[rows.method == method]
-        for name, of_drafter in of_method.groupby("drafter"):
-            summaries = {place: summarize(some) for place, some in of_drafter.groupby("place")}
+    places, lines = list(rows.place.unique()), []
+    for method, of_method in rows.groupby("method", sort=False):
+        for name, some in of_method.groupby("drafter"):
+            summaries = {place: summarize(of_place) for place, of_place in some.groupby("place")}
             taus = [(s.tau, *s.tau_interval) if (s := summaries.get(place)) else None for place in places]
-            beyond = sum(s.beyond_positions for s in summaries.values())
-            lines.append((name, method, *taus, (beyond, len(of_drafter))))
-    columns = (text("drafter"), text("method"), *(Column(place, kind="interval") for place in places))
-    beyond_column = Column("beyond positions", kind="count")
+            lines.append((name, method, *taus, (sum(s.beyond_positions for s in summaries.values()), len(some))))
+    columns = (text("drafter"), text("method"), *(Column(place, kind="interval") for place in places),
+               Column("beyond positions", kind="count"))  # fmt: skip
     note = "tau [95%]. Beyond positions: the number of requests that exceed the draft's positions."
-    return Table("By drafter", (*columns, beyond_column), tuple(lines), note=note)
+    return Table("By drafter", columns, tuple(lines), note=note)
 
 
 @dataclass(frozen=True)
@@ -83,19 +79,15 @@ def _of(rows: Frame, names: Sequence[str]) -> Frame:
     return rows[rows.drafter.isin(names) | rows.method.isin(names)]
 
 
-def _by_mode(*sides: Frame) -> Iterator[tuple[str, list[Frame]]]:
+def _by_mode(*sides: Frame) -> list[tuple[str, list[Frame]]]:
     """The sides in each mode that they have in common; as they are, with "", where they have none (M against T).
 
     Where a drafter is in several methods of one mode (trees), the methods are compared one by one in their place.
     """
-    key = "mode"
-    if any(len(side[["mode", "method"]].drop_duplicates()) > side["mode"].nunique() for side in sides):
-        key = "method"
+    trees = any(len(side[["mode", "method"]].drop_duplicates()) > side["mode"].nunique() for side in sides)
+    key = "method" if trees else "mode"
     common = [value for value in sides[0][key].unique() if all((side[key] == value).any() for side in sides)]
-    for value in common:
-        yield value, [side[side[key] == value] for side in sides]
-    if not common:
-        yield "", list(sides)
+    return [(value, [side[side[key] == value] for side in sides]) for value in common] or [("", [*sides])]
 
 
 def _twice(rows: Frame) -> bool:
@@ -117,11 +109,11 @@ def mode_differences(rows: Frame) -> dict[str, tuple[Difference, SeedDifference 
     return differences
 
 
-def trainings_of(rows: Frame, settings: Comparison | None) -> dict[str, Trainings]:
+def trainings_of(rows: Frame, settings: Comparison | None) -> dict[str, tuple[SeedDifference, float]]:
     """Place and mode (or method) -> tau of the first stages minus tau of the second, with Student's 95% interval over
     pairs, and the share of requests whose plain answer is the data's word for word; empty without `settings`.
     """
-    comparisons: dict[str, Trainings] = {}
+    comparisons: dict[str, tuple[SeedDifference, float]] = {}
     if settings is None:
         return comparisons
     for place, some in _of(rows, [*settings.first, *settings.second]).groupby("place", sort=False):
@@ -135,43 +127,33 @@ def trainings_of(rows: Frame, settings: Comparison | None) -> dict[str, Training
     return comparisons
 
 
-@dataclass(frozen=True)
-class Differences:
-    """What is compared on the same requests."""
-
-    modes: Mapping[str, tuple[Difference, SeedDifference | None]]  # place -> M minus T
-    contrasts: Sequence[Contrast]
-    trainings: Mapping[str, Trainings]
-
-    def to_json(self) -> JsonObject:
-        """What report.json holds of modes, contrasts and comparisons of trainings."""
-        return {
-            "M_minus_T": {place: asdict(difference) for place, (difference, _) in self.modes.items()},
-            "M_minus_T_by_drafter": {place: asdict(seeds) for place, (_, seeds) in self.modes.items() if seeds},
-            "contrasts": [asdict(one) for one in self.contrasts],
-            "comparison": {p: asdict(seeds) | {"target_says_the_data": s} for p, (seeds, s) in self.trainings.items()},
-        }
-
-    def table(self) -> Table | None:
-        """A line for each difference, with its interval; None without one."""
-        lines: list[tuple[Value, ...]] = []
-        for one in self.contrasts:
-            result = one.result
-            place = f"{one.place}, mode {one.mode}" if one.mode else one.place
-            lines.append((one.name, place, (result.difference, *result.interval), f"{result.requests} requests"))
-        for place, (result, seeds) in self.modes.items():
-            name = "the picture is seen (M - T)"
-            lines.append((name, place, (result.difference, *result.interval), f"{result.requests} requests"))
-            lines += [(name, place, (seeds.mean, *seeds.interval), f"{len(seeds.each)} drafters")] if seeds else []
-        for place, (seeds, _) in self.trainings.items():
-            each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
-            over = f"{len(seeds.each)} pairs: {each}"
-            lines.append(("first trainings - second", place, (seeds.mean, *seeds.interval), over))
-        if not lines:
-            return None
-        columns = (text("change"), text("measured on"), Column("tau [95%]", "+.3f", kind="interval"), text("over"))
-        note = (
-            "Difference of tau on the same requests: over requests with the interval of a paired bootstrap, over "
-            "drafters or pairs of trainings with Student's."
-        )
-        return Table("Effect of each change on tau", columns, tuple(lines), note=note)
+def differences(rows: Frame, contrasts: Contrasts, compare: Comparison | None) -> tuple[JsonObject, Table | None]:
+    """What is compared on the same requests: data of report.json, and a line for each difference, with its interval;
+    None without one.
+    """
+    modes, trainings = mode_differences(rows), trainings_of(rows, compare)
+    lines: list[tuple[Value, ...]] = []
+    for one in (contrasted := contrasts_of(rows, contrasts)):
+        place = f"{one.place}, mode {one.mode}" if one.mode else one.place
+        result = one.result
+        lines.append((one.name, place, (result.difference, *result.interval), f"{result.requests} requests"))
+    for place, (result, seeds) in modes.items():
+        name = "the picture is seen (M - T)"
+        lines.append((name, place, (result.difference, *result.interval), f"{result.requests} requests"))
+        lines += [(name, place, (seeds.mean, *seeds.interval), f"{len(seeds.each)} drafters")] if seeds else []
+    for place, (seeds, _) in trainings.items():
+        each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
+        over = f"{len(seeds.each)} pairs: {each}"
+        lines.append(("first trainings - second", place, (seeds.mean, *seeds.interval), over))
+    columns = (text("change"), text("measured on"), Column("tau [95%]", "+.3f", kind="interval"), text("over"))
+    note = (
+        "Difference of tau on the same requests: over requests with the interval of a paired bootstrap, over "
+        "drafters or pairs of trainings with Student's."
+    )
+    data: JsonObject = {
+        "M_minus_T": {place: asdict(difference) for place, (difference, _) in modes.items()},
+        "M_minus_T_by_drafter": {place: asdict(seeds) for place, (_, seeds) in modes.items() if seeds},
+        "contrasts": [asdict(one) for one in contrasted],
+        "comparison": {p: asdict(seeds) | {"target_says_the_data": s} for p, (seeds, s) in trainings.items()},
+    }
+    return data, Table("Effect of each change on tau", columns, tuple(lines), note=note) if lines else None

@@ -1,23 +1,88 @@
 """The pictures that every report has: acceptance by depth, expected and measured speedup, what was drawn, curves.
 
-Letters: B pictures, S side in pixels.
+All have one style, in colours that stay apart for colour-blind readers (Okabe and Ito) and sizes that suit a README: at
+most eight inches at 130 dots. Letters: B pictures, S side in pixels.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from PIL import Image
 from torch import Tensor
 
-from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, Panel, errors, one_panel, panel_grid, save, styled, wrapped
 from .summary import Depth, Summary
-from .tables import GAP
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes as Panel
+    from matplotlib.figure import Figure
+else:  # matplotlib is imported where a figure is drawn
+    Panel = object
 
 MOST_PANELS, PER_ROW, MOST_BARS = 6, 3, 24
+GAP = 2  # pixels between the pictures of a grid
+BLUE, ORANGE, GREEN, VERMILION, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+GREY, PALE, INK = "#8A8A8A", "#D9D9D9", "#333333"
+COLORS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "figure.titlesize": 10, "legend.fontsize": 8,
+    "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
+    "figure.constrained_layout.h_pad": 0.07, "figure.constrained_layout.w_pad": 0.06,
+}  # fmt: skip
+WIDEST = 8.0  # inches
+Drawing = ParamSpec("Drawing")
+
+
+def styled(draw: Callable[Drawing, None]) -> Callable[Drawing, None]:
+    """Draws a figure with `STYLE`: matplotlib's own settings stay as they were.
+
+    matplotlib is imported here and in `panel_grid`: sections of recipes stand beside figures, and a dry run draws none.
+    """
+
+    @functools.wraps(draw)
+    def drawn(*args: Drawing.args, **kwargs: Drawing.kwargs) -> None:
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            draw(*args, **kwargs)
+
+    return drawn
+
+
+def panel_grid(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, np.ndarray]:
+    """A figure of `size` inches and its panels [rows][columns]; `more` as of matplotlib's `subplots`."""
+    from matplotlib.figure import Figure  # without a window, whatever the backend
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **more)
+
+
+def panels_for(count: int, width: float, height: float, **more: Any) -> tuple[Figure, np.ndarray]:
+    """A figure of `count` panels of this size, three in a row: those that are left over are hidden."""
+    rows, columns = -(-count // PER_ROW), min(PER_ROW, count)
+    figure, panels = panel_grid(rows, columns, (width * columns, height * rows), **more)
+    for panel in panels.flat[count:]:
+        panel.set_visible(False)
+    return figure, panels
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes the file, its folders too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
+
+
+def lines(panel: Panel, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+    """A line for each name, (x, y), with a colour and a mark of its own: as many as there are colours."""
+    for color, marker, (name, (xs, ys)) in zip(COLORS, MARKERS, groups.items(), strict=False):
+        panel.plot(xs, ys, "-", color=color, marker=marker, label=name, markeredgecolor="white")
 
 
 @styled
@@ -29,8 +94,7 @@ def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]])
         places: what was measured on -> method -> its summary; the first six, and the seven methods of highest tau.
     """
     shown = dict(list(places.items())[:MOST_PANELS])
-    rows, columns = -(-len(shown) // PER_ROW), min(PER_ROW, len(shown))
-    figure, panels = panel_grid(rows, columns, (min(WIDEST, 3.6 * columns), 2.7 * rows + 0.3), sharey=True)
+    figure, panels = panels_for(len(shown), WIDEST / PER_ROW if len(shown) >= PER_ROW else 3.6, 2.8, sharey=True)
     names = _highest({name: s for methods in shown.values() for name, s in methods.items()}, len(COLORS))
     lines: dict[str, Any] = {}
     for panel, (title, methods) in zip(panels.flat, shown.items(), strict=False):
@@ -42,8 +106,6 @@ def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]])
         panel.set(title=title, xlabel="depth of the drafted token", ylim=(0, 1.02))
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.25)
-    for panel in panels.flat[len(shown) :]:
-        panel.set_visible(False)
     for row in panels:
         row[0].set_ylabel("share accepted")
     figure.legend([*lines.values()], [*lines], loc="outside lower center", ncol=4)
@@ -100,14 +162,16 @@ def methods(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
 def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
     """Expected against measured speedup of decoding, with its quartiles; the line at 1 is plain decoding."""
     bars = [(f"{place}: {name}", s) for place, methods in places.items() for name, s in methods.items()][:MOST_BARS]
-    figure, panel = one_panel((6.4, 0.36 * len(bars) + 1.1))
+    figure, ((panel,),) = panel_grid(1, 1, (6.4, 0.36 * len(bars) + 1.1))
     for row, (_, s) in enumerate(bars):
+        # As far as they reach below and above; an interval need not hold the value that it is of.
+        errors = [[max(0.0, s.DSR - s.DSR_spread[0])], [max(0.0, s.DSR_spread[1] - s.DSR)]]
         panel.barh(row - 0.19, s.expected_speedup, 0.36, color=ORANGE, label="expected" if not row else None)
-        panel.barh(row + 0.19, s.DSR, 0.36, xerr=errors([s.DSR], [s.DSR_spread]), color=BLUE,
+        panel.barh(row + 0.19, s.DSR, 0.36, xerr=errors, color=BLUE,
                    error_kw={"ecolor": INK, "capsize": 2},
                    label="measured (DSR, quartiles)" if not row else None)  # fmt: skip
     panel.axvline(1.0, color=GREY, linewidth=1, linestyle="--")
-    panel.set_yticks(range(len(bars)), wrapped([name for name, _ in bars]))
+    panel.set_yticks(range(len(bars)), [textwrap.fill(name, 26) for name, _ in bars])
     panel.margins(y=0.5 / len(bars))
     panel.invert_yaxis()
     panel.tick_params(axis="y", length=0)
@@ -124,10 +188,7 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
         panels: title, run -> (step, value); a run has the same colour in all of them.
     """
     names = list(dict.fromkeys(name for _, lines in panels for name in lines))
-    rows, columns = -(-len(panels) // PER_ROW), min(PER_ROW, len(panels))
-    figure, axes = panel_grid(rows, columns, (4.2 * columns, 3.0 * rows))
-    for panel in axes.flat[len(panels) :]:
-        panel.set_visible(False)
+    figure, axes = panels_for(len(panels), 4.2, 3.0)
     for panel, (title, lines) in zip(axes.flat, panels, strict=False):
         for name, points in lines.items():
             steps, values = zip(*points, strict=True)

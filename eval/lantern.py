@@ -20,8 +20,7 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.finite import NotFinite, likeliest
 from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
-from ..models.decoding.tree import ROOT, Tree
-from ..models.decoding.upload import upload_tokens
+from ..models.decoding.tree import ROOT, Tree, upload_tokens
 from ..models.decoding.warp import Distributions
 from .rules import SCORES, Codes, RuleSection, Verified, descend, positive_part, read_with, without
 

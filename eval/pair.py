@@ -14,14 +14,15 @@ from torch import nn
 
 from ..core.files import checked
 from ..core.json_types import JsonMapping
-from ..core.pretrained import generation_ends
+from ..core.pretrained import Checkpoint
 from ..data.families.processor import Processor
 from ..data.processor_files import load_processor
 from ..models.drafters import DRAFTER
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from ..models.drafters.manifest import MANIFEST, read_manifest
-from ..models.targets.generators import AnyTarget, Generator, load_generator
+from ..models.targets.drawing import Generator
 from ..models.targets.load import load_target
+from ..models.targets.table import AnyTarget
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def open_pair(
     """
     section = config.model_dump(mode="json") if section is None else section
     if config.draws_images:
-        generator = load_generator(config, {part: Path(place) for part, place in parts.items()}, device=device)
+        generator = config.generator({part: Path(place) for part, place in parts.items()}, device=device)
         return Pair(generator.target, TargetIdentity(section), generator=generator)
     source = parts.get("target") or str(config.path)
     if processor is None:
@@ -102,7 +103,7 @@ def open_pair(
         family = config.picture_family
         processor = load_processor(own, revision=revision, text_only=config.reads_text_alone, family=family)
         if own != source:
-            processor = replace(processor, generation_ends=generation_ends(source, config.revision))
+            processor = replace(processor, generation_ends=Checkpoint(source, config.revision).generation_ends())
     num_ids, image = processor.num_token_ids, processor.image_token_id
     target = load_target(config, source, num_token_ids=num_ids, image_token_id=image, device=device)
     return Pair(target, TargetIdentity(section, processor.tokenizer_hash), processor=processor)

@@ -5,7 +5,6 @@ Everything in it is computed from rows. The papers' own tables and figures are s
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,40 +13,13 @@ from pathlib import Path
 
 from ..core.json_types import Json, JsonMapping, JsonObject, with_each
 from ..core.markdown import plain
-from ..core.secrets import as_written, redact, redact_markdown
+from ..core.secrets import redact, redact_markdown
 from . import figures
-from .cells import (
-    Cell,
-    MethodInfo,
-    Quality,
-    cells_of,
-    common_table,
-    cycles_table,
-    labels,
-    methods_table,
-    placed,
-)
-from .contrasts import (
-    Comparison,
-    Contrasts,
-    Differences,
-    contrasts_of,
-    drafters_table,
-    mode_differences,
-    trainings_of,
-)
+from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels, methods_table, placed
+from .contrasts import Comparison, Contrasts, differences, drafters_table
 from .findings import binding_sentence, findings, unsteady
-from .html_page import html_page
 from .measured_rows import PLAIN, Row, frame, write_rows
-from .summary import Summary
-from .tables import (
-    Figure,
-    Items,
-    Part,
-    ReportSection,
-    Table,
-    markdown,
-)
+from .tables import Figure, Items, Part, ReportSection, Table, html_page, markdown
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
@@ -121,62 +93,67 @@ def build(
     answers = placed(frame(rows))
     cells = cells_of(answers, methods)
     assert cells, "nothing was drafted"
-    label = labels(answers)
     single = answers[(answers.turn == "") & (answers.method != PLAIN)]  # of suites their own tables say more
-    differences = Differences(
-        modes=mode_differences(single),
-        contrasts=contrasts_of(single, contrasts or {}),
-        trainings=trainings_of(single, compare),
-    )
+    data, effects = differences(single, contrasts or {}, compare)
     each = (methods_table(cells), common_table(cells, quality or {}, methods), cycles_table(cells),
-            drafters_table(single), differences.table())  # fmt: skip
+            drafters_table(single), effects)  # fmt: skip
     tables = [table for table in each if table is not None]
-    data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
-    sentences = (*findings(cells, label), *binding_sentence(binding))
-    sentences += tuple(unsteady(answers))
-    sentences += tuple(f"**Warning**: {text}." for text in warnings)
+    data |= {"binding": dict(binding)} if binding else {}
+    sentences = (*findings(cells), *binding_sentence(binding), *unsteady(answers),
+                 *(f"**Warning**: {text}." for text in warnings))  # fmt: skip
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 
 
-def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mapping[str, str] | None = None) -> None:
+def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
     """`report.md`, `report.html`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), figures.
 
     Without rows there is no `rows.jsonl`: pictures were drawn for their quality alone.
-
-    Args:
-        variables: value -> `${oc.env:NAME}`, which stands in its place.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if rows:
         write_rows(folder / "rows.jsonl", (replace(row, tokens=()) for row in rows))
-    places = _shown(report.cells)
-    drawn: list[Figure] = []
-    if places:
-        panels = f" of the first {figures.MOST_PANELS} sets" if len(places) > figures.MOST_PANELS else ""
-        temperatures = sorted({cell.temperature for cell in report.cells})
-        cold = f" At temperature {temperatures[0]:g}." if len(temperatures) > 1 else ""
-        if methods_table(report.cells) is not None:
-            figures.methods(folder / "methods.png", places)
-            what = f"tau and the measured speedup of decoding, of every method on every set.{cold}"
-            drawn.append(Figure("methods.png", what))
-        expected = [s.expected_speedup for methods in places.values() for s in methods.values()]
-        if len(expected) <= figures.MOST_BARS and not all(map(math.isnan, expected)):
-            figures.speedups(folder / "speedup.png", places)
-            what = f"Expected and measured speedup of decoding, each at the tau of its set and method.{cold}"
-            drawn.append(Figure("speedup.png", what))
-        figures.acceptance_by_depth(folder / "acceptance.png", places)
-        what = f"Share of drafted tokens accepted, by depth{panels}; the numbers are n, the cycles of each point.{cold}"
-        drawn.append(Figure("acceptance.png", what))  # its table follows
-
-    shown = functools.partial(as_written, variables=variables or {})
-    (folder / "report.json").write_text(redact(json.dumps(shown(report.to_json()), indent=1)))
-    text = redact_markdown(shown(page(report, drawn)))
+    (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
+    text = redact_markdown(page(report, _figures(folder, report.cells)))
     (folder / "report.md").write_text(text)
     (folder / "report.html").write_text(html_page(text, folder))
 
 
-def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:
-    """What a report says, in its order: of this both pages are made."""
+def _figures(folder: Path, cells: Sequence[Cell]) -> list[Figure]:
+    """Those of a report, drawn: at the lowest temperature, of the longest answers, each set at its most visual tokens,
+    of suites the first turns, and of an engine the fewest requests at once.
+    """
+    cold = [c for c in cells if c.temperature == min(c.temperature for c in cells) and c.turn in ("", "first")]
+    longest = max((c.max_new_tokens for c in cold if c.is_measured), default=0)
+    alone = min((c.concurrency for c in cold if c.is_measured and c.engine), default=1)
+    some = [
+        c for c in cold if c.is_measured and c.max_new_tokens == longest and (not c.engine or c.concurrency == alone)
+    ]
+    most = {c.benchmark: c.budget for c in sorted(some, key=lambda c: c.visual_tokens)}
+    label = labels(some)
+    places: dict[str, dict[str, Cell]] = {}
+    for cell in (cell for cell in some if cell.budget == most[cell.benchmark]):
+        places.setdefault(label(cell), {})[cell.method] = cell
+    if not places:
+        return []
+    at = f" At temperature {some[0].temperature:g}." if len({cell.temperature for cell in cells}) > 1 else ""
+    drawn: list[Figure] = []
+    if methods_table(cells) is not None:
+        figures.methods(folder / "methods.png", places)
+        what = f"tau and the measured speedup of decoding, of every method on every set.{at}"
+        drawn.append(Figure("methods.png", what))
+    expected = [cell.expected_speedup for methods in places.values() for cell in methods.values()]
+    if len(expected) <= figures.MOST_BARS and not all(map(math.isnan, expected)):
+        figures.speedups(folder / "speedup.png", places)
+        what = f"Expected and measured speedup of decoding, each at the tau of its set and method.{at}"
+        drawn.append(Figure("speedup.png", what))
+    figures.acceptance_by_depth(folder / "acceptance.png", places)
+    panels = f" of the first {figures.MOST_PANELS} sets" if len(places) > figures.MOST_PANELS else ""
+    what = f"Share of drafted tokens accepted, by depth{panels}; the numbers are n, the cycles of each point.{at}"
+    return [*drawn, Figure("acceptance.png", what)]
+
+
+def page(report: Report, drawn: Sequence[Figure]) -> str:
+    """The report as Markdown."""
     many = len(report.cells) > MANY
     first = methods_table(report.cells) is not None  # then it stands before those of cells
     behind = first + (1 if many else 2)
@@ -187,7 +164,9 @@ def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:
     trees = (f"{name}: {line}" for name, info in report.methods.items() if (line := described(info)))
     measured = Items((*(f"{key}: {value}" for key, value in report.about.items()), *trees))
     how = ReportSection("How it was measured", (measured,))
-    return [Items(report.findings), *overview, *(part for group in order for part in group), how]
+    parts = [Items(report.findings), *overview, *(part for group in order for part in group), how]
+    lines = [line for part in parts for line in markdown(part)]
+    return "\n".join([f"# {plain(title(report))}", "", *lines])
 
 
 def title(report: Report) -> str:
@@ -195,20 +174,10 @@ def title(report: Report) -> str:
     about = {key: str(value) for key, value in report.about.items()}
     what = "speculative decoding" if report.cells else "quality of drawn pictures"
     target = about.get("target", "")
-    said = [
-        what,
-        target and f"target {target if ' ' in target else Path(target).name}",
-        about.get("device", "").partition(",")[0],
-        about.get("date", ""),
-    ]
+    said = [what, target and f"target {target if ' ' in target else Path(target).name}",
+            about.get("device", "").partition(",")[0], about.get("date", "")]  # fmt: skip
     line = ", ".join(part for part in said if part)
     return f"{about['run']}: {line}" if "run" in about else line[0].upper() + line[1:]
-
-
-def page(report: Report, drawn: Sequence[Figure]) -> str:
-    """The report as Markdown."""
-    lines = [line for part in parts(report, drawn) for line in markdown(part)]
-    return "\n".join([f"# {plain(title(report))}", "", *lines])
 
 
 def described(info: MethodInfo) -> str:
@@ -218,24 +187,3 @@ def described(info: MethodInfo) -> str:
              info.draw != "top-k" and f"draws by {info.draw}",
              info.visual_skip is not None and f"no draft at {info.visual_skip:g} on pictures"]  # fmt: skip
     return ", ".join(part for part in parts if part)
-
-
-def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Summary]]:
-    """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens, of
-    suites the first turns, and of an engine the fewest requests at once.
-    """
-    coldest = min((cell.temperature for cell in cells), default=0.0)
-    cold = [c for c in cells if c.temperature == coldest and c.turn in ("", "first") and c.summary.is_measured]
-    longest = max((cell.max_new_tokens for cell in cold), default=0)
-    alone = min((cell.concurrency for cell in cold if cell.engine), default=1)
-    some = [c for c in cold if c.max_new_tokens == longest and (not c.engine or c.concurrency == alone)]
-    most = {
-        cell.benchmark: max(c.summary.visual_tokens for c in some if c.benchmark == cell.benchmark) for cell in some
-    }
-    budgets = {c.benchmark: c.budget for c in some if c.summary.visual_tokens == most[c.benchmark]}
-    places: dict[str, dict[str, Summary]] = {}
-    label = labels(some)
-    for cell in some:
-        if cell.budget == budgets[cell.benchmark]:
-            places.setdefault(label(cell), {})[cell.method] = cell.summary
-    return places

@@ -10,79 +10,58 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
 from ..core.json_types import JsonMapping, JsonObject, flat, object_at
 from ..core.ranks import notice
 from ..core.results import DONE, check_written, read_mark
+from .cells import Cell, labels
 from .tables import Column, Table, text
 
 REPORT = "report.json"
-
-
-COLUMNS = (
-    "measured on",
-    "method",
-    "requests",
-    "tau",
-    "tau 95% low",
-    "tau 95% high",
-    "speedup of decoding",
-    "identical",
-)
-NEWER = {"drafters": (), "relaxed": False, "expected_speedup": None, "DSR_spread": None}  # than the oldest report
-
-
-class Cell(SimpleNamespace):
-    """A method on a set of requests: the fields of a cell of report.json under their names; None: not measured.
-
-    Beside them stand `where`, all that it was measured on as far as the report's cells differ, and `of`, the set with
-    its budget and turn. `identical` is None where outputs need not be plain decoding's.
-    """
+COLUMNS = ("measured on", "method", "requests", "tau", "tau 95% low", "tau 95% high", "speedup of decoding",
+           "identical")  # fmt: skip
+NEWER: JsonObject = {"drafters": (), "relaxed": False, "expected_speedup": None, "DSR_spread": None,
+                     "engine": "", "concurrency": 1}  # than the oldest report  # fmt: skip
+_NEEDED = {"benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "requests", "tau", "tau_interval",
+           "DSR", "ESR", "identical", "exact"}  # fmt: skip
 
 
 def cells(report: JsonMapping) -> list[Cell]:
-    """Every cell of a `report.json`, in its order.
+    """Every cell of a `report.json`, in its order; None: not measured.
 
     Raises:
         KeyError: an earlier version of draftsmith wrote it.
     """
-    hot, long = (len({cell[key] for cell in report["cells"]}) > 1 for key in ("temperature", "max_new_tokens"))
-    return [_cell(cell, hot, long) for cell in report["cells"]]
-
-
-def _cell(cell: JsonObject, with_temperature: bool, with_length: bool) -> Cell:
-    of = cell["benchmark"] + (f" at {cell['budget']}" if cell["budget"] else "")
-    of += f", {cell['turn']}" if cell["turn"] else ""
-    where = [of, with_temperature and f"T {cell['temperature']:g}", with_length and f"{cell['max_new_tokens']} new",
-             "engine" in cell and f"{cell['engine']}, {cell['concurrency']} at once"]  # fmt: skip
-    values: JsonObject = NEWER | {"answers": cell["requests"]} | cell
-    for name in {"tau_interval", "DSR_spread"} & {*cell}:
-        values[name] = None if None in cell[name] else tuple(cell[name])
-    values |= {name: None if cell[name] is None else float(cell[name]) for name in ("tau", "DSR", "ESR")}
-    values["identical"] = int(cell["identical"]) if cell["exact"] else None
-    return Cell(**values, where=", ".join(part for part in where if part), of=of)
+    if missing := [key for cell in report["cells"] for key in sorted(_NEEDED - cell.keys())]:
+        raise KeyError(missing[0])
+    read = [Cell(**NEWER | {"answers": cell["requests"]} | cell) for cell in report["cells"]]
+    label = labels(read)
+    for cell in read:
+        cell.where = label(cell)
+    return read
 
 
 def readable(cell: Cell) -> list[object]:
     """The cell under `COLUMNS`."""
-    ends = cell.tau_interval or (None, None)
-    return [cell.where, cell.method, cell.requests, cell.tau, *ends, cell.DSR, cell.identical]
+    return [cell.where, cell.method, cell.requests, cell.tau, *cell.tau_interval, cell.DSR, _same(cell)]
 
 
-def overview(report: JsonMapping) -> Table:
+def overview(measured: Sequence[Cell]) -> Table:
     """What a model card says of an evaluation; of suites the first turns."""
     columns = (text("measured on"), text("method"), Column("temperature", "g"), Column("n", "d"),
                Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),
                Column("same tokens as plain", kind="count"))  # fmt: skip
-    rows = tuple(
-        (c.where, c.method, c.temperature, c.requests, (c.tau, *c.tau_interval) if c.tau and c.tau_interval else None,
-         c.DSR, c.ESR, None if c.identical is None else (c.identical, c.answers))
-        for c in cells({**report, "cells": [c for c in report["cells"] if c["turn"] in ("", "first")]})
-    )  # fmt: skip
-    return Table("", columns, rows)
+    return Table("", columns, tuple(
+        (c.where, c.method, c.temperature, c.requests, (c.tau, *c.tau_interval), c.DSR, c.ESR, (_same(c), c.answers))
+        for c in measured if c.turn in ("", "first")
+    ))  # fmt: skip
+
+
+def _same(cell: Cell) -> int | None:
+    """Answers whose tokens are plain decoding's; None where they need not be."""
+    return cell.identical if cell.exact else None
 
 
 @dataclass(frozen=True)
@@ -116,7 +95,7 @@ def read_run(folder: Path, name: str) -> Run:
     ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
     folders = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
                      key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
-    curves = {p.name: curves_of_stage for p in folders if (curves_of_stage := _curves(p / "metrics.jsonl"))}
+    curves = {p.name: curves_of_stage for p in folders if (curves_of_stage := read_curves(p / "metrics.jsonl"))}
     evaluations, about = {}, {}
     for path in (p / REPORT for p in folders):
         if path.is_file():
@@ -137,7 +116,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(name, settings, object_at(recipe, "stages") or {}, curves, evaluations, folder, about)
 
 
-def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Numbers by step. A line that a crash or a full disk has cut off is passed over, and said."""
     curves: dict[str, list[tuple[int, float]]] = {}
     damaged = 0

@@ -140,7 +140,7 @@ def ordered(answers: Frame) -> Frame:
 
 
 def seconds_of_parts(answers: Frame) -> dict[str, float]:
-    """Operation -> its seconds in all answers (`generation_rows.time_parts`)."""
+    """Operation -> its seconds in all answers (`measured_rows.time_parts`)."""
     names = dict.fromkeys(name for parts in answers.parts_s for name in parts)
     return {name: sum(parts.get(name, 0.0) for parts in answers.parts_s) for name in names}
 
@@ -214,11 +214,6 @@ class SeedDifference:
     mean: float
     interval: Interval
     verdict: Verdict
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation over drafters."""
-        return statistics.stdev(self.each.values())
 
 
 def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) -> SeedDifference | None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .figures import BLUE, panel_grid, save, styled
 from .intervals import ratio
 from .measured_rows import Row, frame
-from .style import BLUE, panel_grid, save, styled
 from .summary import mean, summarize
 from .tables import Column, Figure, ReportSection, Table, Value, text
 
@@ -138,7 +138,7 @@ def _notes(rows: Sequence[Row], plan: Plan) -> list[str]:
 def draw_tables(path: Path, tables: Sequence[Table]) -> None:
     """The tables below each other as one picture, for slides: best bold and blue, second best in italics."""
     width, heights = 3 + 0.78 * max(len(table.columns) - 2 for table in tables), [len(t.rows) + 2 for t in tables]
-    figure, panels = panel_grid(len(tables), 1, (width, 0.26 * sum(heights)), heights=heights)
+    figure, panels = panel_grid(len(tables), 1, (width, 0.26 * sum(heights)), height_ratios=heights)
     for panel, table in zip(panels[:, 0], tables, strict=True):
         panel.axis("off")
         panel.set_title(table.title, loc="left", weight="bold")

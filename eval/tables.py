@@ -1,26 +1,30 @@
-"""Tables, figures and sections of a report as data, and the writer that makes Markdown and JSON of them.
+"""Tables, figures and sections of a report as data, and the writers that make Markdown, JSON and HTML of them.
 
 Every text is escaped: names come from recipes and reports, which may be a stranger's.
 """
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
 
 from rich.cells import cell_len, set_cell_size
 
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.markdown import cell, label, plain, sentence
+from ..core.markdown import cell, filled, label, plain, sentence
 from .measured_rows import PLAIN
 
 # None: not measured; a table takes NaN for it. Of a column of kind interval (value, low, high), of kind count (how
 # many, of how many).
 Value = None | str | float | tuple[float, ...]
 Mark = Literal["", "best", "second"]
-GAP = 2  # pixels between the pictures of a grid
 
 
 @dataclass(frozen=True)
@@ -29,20 +33,15 @@ class Column:
 
     name: str
     format: str = ".2f"  # of str.format, for each number
-    unit: str = ""  # after the number
+    unit: str = ""  # after the number; only speedups, expected or measured, have the unit x
     kind: Literal["text", "number", "interval", "count"] = "number"
     group: str = ""  # heading above several columns: a set, a length
     ranked: bool = True  # more is better: the best of compared lines is marked
 
     @property
-    def depends_on_tau(self) -> bool:
-        """Whether it holds speedups, expected or measured: only they have the unit x."""
-        return self.unit == "x"
-
-    @property
     def heading(self) -> str:
         """Group and name in one line; the name alone without a group."""
-        return f"{self.group} {self.name}".strip() if self.group else self.name
+        return f"{self.group} {self.name}".strip()
 
     def shown(self, value: Value) -> str:
         """A value as text, with format and unit; "-" where nothing was measured."""
@@ -90,26 +89,20 @@ class Table:
 
     def on_tau(self) -> str:
         """A sentence that names the columns which depend on tau, and at what tau they hold; "" where none does."""
-        names = list(dict.fromkeys(column.name for column in self.columns if column.depends_on_tau))
+        names = list(dict.fromkeys(column.name for column in self.columns if column.unit == "x"))
         if not names:
             return ""
         has_tau = any(column.name.split(" ")[0] == "tau" for column in self.columns)
         where = "in its row" if has_tau else "that this report gives for its sets and its method"
-        what = f"{', '.join(names)} depends" if len(names) == 1 else f"{', '.join(names)} depend"
-        return (
-            f"{what} on tau: each holds only at the tau {where}, for these requests, this temperature and this drafter."
-        )
-
-    def on_marks(self) -> str:
-        """A sentence that says what bold and underlined values are; "" where none is marked."""
-        if not any(mark for line in self.marks() for mark in line):
-            return ""
-        among = f" among the lines of one {' and '.join(self.compared)}" if self.compared else ""
-        return f"Bold is the best value of a column{among}, underlined the second best."
+        what = f"{', '.join(names)} depend{'s' if len(names) == 1 else ''} on tau"
+        return f"{what}: each holds only at the tau {where}, for these requests, this temperature and this drafter."
 
     def remark(self) -> str:
         """The text under the table: note, what marks mean, what columns depend on, and whose table's layout it has."""
-        notes = (self.note, self.on_marks(), self.on_tau(), f"Layout as in {self.source}." if self.source else "")
+        among = f" among the lines of one {' and '.join(self.compared)}" if self.compared else ""
+        marked = f"Bold is the best value of a column{among}, underlined the second best."
+        notes = (self.note, marked if any(map(any, self.marks())) else "", self.on_tau(),
+                 f"Layout as in {self.source}." if self.source else "")  # fmt: skip
         return " ".join(note for note in notes if note)
 
     def marks(self) -> list[list[Mark]]:
@@ -131,8 +124,7 @@ class Table:
 
     def to_json(self) -> JsonObject:
         """Columns with their formats, and rows of plain values."""
-        said = self.on_tau()
-        return asdict(self) | ({"on_tau": said} if said else {})
+        return asdict(self) | ({"on_tau": said} if (said := self.on_tau()) else {})
 
 
 @dataclass(frozen=True)
@@ -162,25 +154,23 @@ Part = str | Items | Table | Figure | ReportSection
 
 
 def _numbers(value: Value) -> tuple[float, ...]:
-    """The numbers of a value; none of words, and where nothing was measured."""
     if value is None or isinstance(value, str):
         return ()
     return value if isinstance(value, tuple) else (value,)
 
 
 def _measured(value: Value) -> Value:
-    """None where a number, or one of several, is NaN: a ratio over nothing."""
-    return None if any(map(math.isnan, _numbers(value))) else value
+    """None where a number, or one of several, is missing or NaN: a ratio over nothing."""
+    return None if any(number is None or math.isnan(number) for number in _numbers(value)) else value
 
 
 def best(values: Sequence[Value]) -> list[Mark]:
     """Best and second best as they are printed, to two decimals: what prints alike is marked alike."""
     printed = [round(numbers[0], 2) if (numbers := _numbers(value)) else None for value in values]
-    ranks = sorted({value for value in printed if value is not None}, reverse=True)[:2]
-    if len({value for value in printed if value is not None}) < 2:
+    first, second, *_ = *sorted({value for value in printed if value is not None}, reverse=True), math.nan, math.nan
+    if math.isnan(second):
         return ["" for _ in values]
-    names: tuple[Mark, Mark] = ("best", "second")
-    return [names[ranks.index(value)] if value in ranks else "" for value in printed]
+    return ["best" if value == first else "second" if value == second else "" for value in printed]
 
 
 def markdown(part: Part, *, level: int = 2) -> list[str]:
@@ -207,13 +197,9 @@ def _table(table: Table, level: int) -> list[str]:
     """A table under its title; best in bold, second best underlined."""
     lines = [f"{'#' * level} {plain(table.title)}", ""] if table.title else []
     signs = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
-    rows = [
-        [
-            signs[mark].format(cell(column.shown(value)))
-            for column, value, mark in zip(table.columns, row, marks, strict=True)
-        ]
-        for row, marks in zip(table.rows, table.marks(), strict=True)
-    ]
+    rows = [[signs[mark].format(cell(column.shown(value)))
+             for column, value, mark in zip(table.columns, row, marks, strict=True)]
+            for row, marks in zip(table.rows, table.marks(), strict=True)]  # fmt: skip
     head: list[str] = [cell(column.heading) for column in table.columns]
     grid = [head, ["---" if column.kind == "text" else "---:" for column in table.columns], *rows]
     lines += [*("| " + " | ".join(cells) + " |" for cells in grid), ""]
@@ -238,12 +224,31 @@ def for_terminal(table: Table) -> list[str]:
     return [table.title, *lines, "", *([note, ""] if note else []), *([*footnotes, ""] if footnotes else [])]
 
 
-def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> Table:
-    """A table of words, under `head`."""
-    return Table(title, tuple(map(text, head)), tuple(map(tuple, rows)), note=note)
+def html_page(markdown: str, folder: Path) -> str:
+    """A page of Markdown as one HTML file: pictures inside, tables that sort, nothing fetched from elsewhere.
+    markdown-it escapes every text; `page.html.jinja` has the frame, style and script.
 
+    Args:
+        markdown: of a page that begins with its title, as it is to be read: secrets are taken out before, so that none
+            is looked for in a picture's data.
+        folder: where the PNG files lie that it shows.
+    """
+    from markdown_it import MarkdownIt  # nothing but a page needs it
 
-def interval(ends: Sequence[float]) -> str:
-    """[low, high] with two decimals."""
-    low, high = ends
-    return f"[{low:.2f}, {high:.2f}]"
+    def image(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+        caption = escape(renderer.renderInlineAsText(tokens[index].children, options, env))
+        path = folder / unquote(str(tokens[index].attrs["src"]))
+        if not path.is_file():
+            return caption
+        return f'<img src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" alt="{caption}">'
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.disable(["link", "autolink"])
+    reader.add_render_rule("image", image)
+    reader.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
+    reader.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    # The one tag that our tables have: the second best value of a column.
+    body = re.sub(r"&lt;u&gt;([^<&]*)&lt;/u&gt;", r"<u>\1</u>", reader.render(markdown))
+    heading = re.match(r"<h1>(.*?)</h1>", body)
+    title = "" if heading is None else re.sub(r"<.*?>", "", heading[1])  # escaped, as the body is
+    return filled(Path(__file__).parent / "page.html.jinja", title=title, body=body)

@@ -44,10 +44,8 @@ def metrics_of(name: str) -> tuple[Metric, ...]:
 
 
 def scorers(sets: Sequence[str]) -> dict[Metric, Scorer]:
-    """Every metric that the sets need, ready before anything is decoded.
-
-    Raises:
-        UserError: a library or its data is missing.
+    """Every metric that the sets need, ready before anything is decoded. Raises `UserError`: a library or its data is
+    missing.
     """
     builders: dict[Metric, Callable[[], Scorer]] = {"accuracy": lambda: contains, "ROUGE-L": rouge_l, "METEOR": meteor}
     wanted = dict.fromkeys(metric for name in sets for metric in metrics_of(name))
@@ -165,10 +163,8 @@ def scores_table(built: JsonMapping) -> Table:
 
 
 def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]) -> str:
-    """The table of scores and sample answers (figure 7).
-
-    Args:
-        pictures: record -> paths of its pictures, relative to where the page will lie.
+    """The table of scores and sample answers (figure 7); `pictures` gives a record's paths, relative to where the page
+    will lie.
     """
     lines = ["# Quality of answers: target and draft, with the picture and without", ""]
     lines += [

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from ..core.errors import Refused, UserError, did_you_mean, first_line
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pretrained import CPU, check_config, reading_safetensors
+from ..core.pretrained import CPU, check_config, opened
 from ..core.results import SUMS, check_sums
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -74,7 +73,7 @@ def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None, devi
     if not path.is_file():
         hint = "a single safetensors file is read; shards and pickles are not"
         raise UserError(f"{WEIGHTS} is missing", where=str(folder), hint=hint)
-    with reading_safetensors(path), safe_open(path, "pt") as file:
+    with opened(path) as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         check_shapes(shapes, expected, where=str(path))
         weights = {name: file.get_tensor(name).to(device, dtype) for name in expected}

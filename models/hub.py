@@ -1,8 +1,7 @@
-"""Where model configs and weights come from: a Hub id, a local directory, or an inline config.
+"""Model configs and what they say, and models, of a Hub id, a local directory or an inline config.
 
 Configs of the published models that recipes name are pinned as JSON in `configs/`, so that a recipe
-can be checked at full size without a network; once weights are loaded, their own config wins. Heads are trained beside
-a target's embedding, which is read here without loading the model.
+can be checked at full size without a network; once weights are loaded, their own config wins.
 """
 
 from __future__ import annotations
@@ -12,31 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from safetensors import safe_open
-from torch import Tensor
-
-from ..core.errors import UserError, did_you_mean, first_line
+from ..core.errors import UserError, did_you_mean
 from ..core.files import read_json
-from ..core.finite import check_module, check_weights
+from ..core.finite import check_module
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pretrained import (
-    INDEX,
-    RESTORE,
-    Index,
-    check_all_read,
-    check_quantised,
-    reading_pretrained,
-    reading_safetensors,
-)
+from ..core.pretrained import check_all_read, check_quantised, reading_pretrained
 from .folders import PREFIX
 from .inline import inline_config
+from .stored import holds_two_tables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 PINNED = Path(__file__).parent / "configs"
 
+_CURE = "check the name and the network, or download it once and give the local directory"
 RECURS = "linear_attention"  # what transformers calls such a layer in `layer_types`
 # What a model may be named by: a Hub id, a directory, or the config itself (tiny models that a recipe spells out).
 ModelSource: TypeAlias = str | JsonObject
@@ -123,7 +112,10 @@ def read_config(
     if Path(source).is_dir():
         path = str(Path(source) / "config.json")
         with reading_pretrained(source, "cannot read the config of", key=key, where=path, weights=False):
-            return AutoConfig.from_pretrained(source)
+            config = AutoConfig.from_pretrained(source)
+        if is_tied(config) and holds_two_tables(source):
+            untie(config)
+        return config
     if not network:
         values = pinned_config(source)
         if values is None:
@@ -139,17 +131,6 @@ def read_config(
         return AutoConfig.from_pretrained(source, revision=revision)
 
 
-def load_language_model(source: str, *, key: str, revision: str | None) -> PreTrainedModel:
-    """A causal language model in float32."""
-    return _load("AutoModelForCausalLM", source, key=key, revision=revision)
-
-
-def load_vision_tower(source: str, config: PreTrainedConfig, *, key: str) -> PreTrainedModel:
-    """A vision tower in float32. A config of both CLIP towers is read for its vision half."""
-    name = "CLIPVisionModel" if config.model_type == "clip_vision_model" else "AutoModel"
-    return _load(name, source, key=key, revision=None)
-
-
 def config_value(config: object, name: str, default: object = None) -> Any:
     """A value of a transformers config that not every family's config has."""
     return getattr(config, name, default)
@@ -160,6 +141,17 @@ def transformers_class(name: str) -> Any:
     import transformers
 
     return getattr(transformers, name)
+
+
+def is_tied(config: PreTrainedConfig) -> bool:
+    """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
+    whole = config_value(config, "tie_word_embeddings", False)
+    return bool(config_value(config.get_text_config(), "tie_word_embeddings", whole))
+
+
+def untie(config: PreTrainedConfig) -> None:
+    """Let a config say that embedding and LM head are two matrices."""
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
 
 
 def rope_of(text: PreTrainedConfig) -> JsonObject:
@@ -175,148 +167,32 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
     return config_value(config, "vision_config", config)
 
 
-def _load(name: str, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
-    cls = transformers_class(name)
-    with reading_pretrained(source, "cannot load", key=key, hint=_CURE):
-        # safetensors where the repository has them; older files are read with weights_only, which runs no code.
-        model, info = cls.from_pretrained(
-            source, revision=revision, dtype=torch.float32, weights_only=True, output_loading_info=True
-        )
-    check_quantised(model, info, source)
-    check_all_read(info, source)
-    check_module(model, source)
-    return model
+def load_pretrained(
+    load: Callable[..., Any], source: str | Path, *, key: str | None = None, hint: str = _CURE, whole: bool = False,
+    tables_only: bool = False, **arguments: Any,
+) -> PreTrainedModel:  # fmt: skip
+    """A model of a folder or Hub id, every tensor read and finite: transformers draws a missing one at random.
 
-
-_CURE = "check the name and the network, or download it once and give the local directory"
-
-
-SINGLE = "model.safetensors"
-# Of a plain language model, and of models with a vision tower as newer (Idefics' line apart) and older transformers
-# write them.
-_NAMES = (
-    "model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
-    "model.text_model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-    "embed_tokens.weight",
-)
-
-
-_SCORES = ("lm_head.weight", "language_model.lm_head.weight")
-_NORMS = tuple(name.replace("embed_tokens", "norm") for name in _NAMES)
-_CALLED = {_NAMES: "token embedding", _SCORES: "LM head", _SCORES + _NAMES: "LM head", _NORMS: "final norm"}
-
-
-def target_embedding(source: str | None, *, where: str, revision: str | None = None) -> Tensor:
-    """[V,D] of a directory, or of a Hub id, of which only the file that holds it is fetched.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
-    return _table(source, _NAMES, where=where, revision=revision)
-
-
-def target_lm_head(source: str | None, *, where: str, tied: bool) -> Tensor:
-    """[V,D] that scores a target's tokens: the LM head that its files hold, else of tied tables the embedding.
-    transformers keeps two stored tables apart, whatever the config says. Raises as `target_embedding`.
-    """
-    return _table(source, _SCORES + (_NAMES if tied else ()), where=where, revision=None)
-
-
-def target_norm(source: str | None, *, where: str) -> Tensor:
-    """[D], the weight of a target's final norm. Raises as `target_embedding`."""
-    return _table(source, _NORMS, where=where, revision=None)
-
-
-def _table(source: str | None, names: tuple[str, ...], *, where: str, revision: str | None) -> Tensor:
-    """The tensor of one of these names."""
-    what = _CALLED[names]
-    if source is None:
-        raise UserError(f"the target's {what} is needed, and its weights are not named", where=where,
-                        hint="give the target's folder: --target")  # fmt: skip
-    state, path = _some(source, names.__contains__, what, where=where, revision=revision)
-    name = next((n for n in names if n in state), None)
-    if name is None:
-        raise UserError(f"no {what} among its tensors", where=str(path),
-                        hint="give the target that the head was trained for")  # fmt: skip
-    return state[name]
-
-
-def tensors_under(prefix: str, source: str, what: str, *, key: str, revision: str | None = None) -> dict[str, Tensor]:
-    """Tensors whose names begin with `prefix`, without it, of a directory or a Hub id, of which only the files that
-    hold them are fetched; none: there are none.
+    Pickles are read with weights_only, which runs no code.
 
     Args:
-        what: they are, for a reader of errors.
+        load: a `from_pretrained` of transformers.
+        whole: refuse tensors that the config has no place for, too.
+        tables_only: layers, which alone are quantised, are left out.
+        arguments: of `load`: revision, dtype, ...
 
     Raises:
-        UserError: they cannot be read.
+        UserError: it cannot be read, is quantised by a method that is not applied, or names a tensor that is missing,
+            of another shape than the config's, or not finite.
     """
-    state, _ = _some(source, lambda name: name.startswith(prefix), what, key=key, revision=revision)
-    return {name.removeprefix(prefix): value for name, value in state.items()}
-
-
-def _some(
-    source: str,
-    wanted: Callable[[str], bool],
-    what: str,
-    *,
-    revision: str | None,
-    key: str | None = None,
-    where: str | None = None,
-) -> tuple[dict[str, Tensor], Path]:
-    """The tensors whose names are wanted, and the last file that was read."""
-    state, path = dict[str, Tensor](), Path(source)
-    try:
-        index = fetch_file(source, INDEX, revision)
-        files = read_json(index, Index, hint=RESTORE).weight_map if index else {}
-        for file in sorted({files[name] for name in files if wanted(name)}) if index else [SINGLE]:
-            held = fetch_file(source, file, revision)
-            if held is None:
-                hint = RESTORE if index else "pickles of targets are not read; convert"
-                raise UserError(f"{file} is missing", where=source, hint=hint)
-            path = held
-            with reading_safetensors(path), safe_open(path, "pt") as opened:
-                found = {name: opened.get_tensor(name) for name in opened.keys() if wanted(name)}  # noqa: SIM118
-            check_weights(found, path)
-            state |= found
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the {what} of {source!r}: {first_line(error)}", key=key, where=where,
-                        hint="check the name and the network, or give a directory") from error  # fmt: skip
-    return state, path
-
-
-def target_tower(source: str | None, *, where: str) -> dict[str, Tensor]:
-    """The tower's tensors of a LLaVA in a directory or of a Hub id, named as in a tower without a model around it.
-
-    Raises:
-        UserError: they cannot be read.
-    """
-    if source is None:
-        raise UserError("the target's tower is needed, and its weights are not named", where=where,
-                        hint="give the target's folder: --target")  # fmt: skip
-    sign = "vision_tower."
-    held, _ = _some(source, lambda name: sign in name, "tower", where=where, revision=None)
-    return {name.partition(sign)[2].removeprefix("vision_model."): value for name, value in held.items()}
-
-
-def fetch_file(source: str, name: str, revision: str | None) -> Path | None:
-    """A file of a directory, or of a Hub id (fetched, or cached); None: there is none.
-
-    Raises:
-        OSError, ValueError: the Hub cannot be asked.
-    """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    if Path(source).is_dir():
-        path = Path(source) / name
-        return path if path.is_file() else None
-    try:
-        return Path(hf_hub_download(source, name, revision=revision))
-    except EntryNotFoundError:
-        return None
+    arguments |= {"weights_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    with reading_pretrained(source, "cannot load", key=key, hint=hint):
+        model, info = load(source, **arguments)
+    if not tables_only:
+        check_quantised(model, info, source, key=key)
+    check_all_read(info, source, key=key, whole=whole)
+    check_module(model, source)
+    return model
 
 
 def is_somewhere(place: str | None) -> bool:

@@ -35,6 +35,11 @@ class TokenIds:
     vision_start: int | None = None
     vision_end: int | None = None
 
+    def put_into(self, text: PreTrainedConfig) -> None:
+        """Let a text config have these ids."""
+        text.vocab_size = self.vocab_size
+        text.bos_token_id, text.eos_token_id, text.pad_token_id = self.bos, self.eos, self.pad
+
 
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     """Ids that stand for images and clips in a prompt, and are never emitted."""
@@ -48,11 +53,6 @@ def language_model_of(model: PreTrainedModel) -> nn.Module:
     parts = dict(model.model.named_children())
     # As transformers calls it in nearly all of them, and in Idefics' line.
     return parts.get("language_model") or parts.get("text_model") or model.model
-
-
-def is_tied(config: PreTrainedConfig) -> bool:
-    """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
-    return bool(config_value(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
 
 
 @torch.no_grad()

@@ -17,10 +17,9 @@ from torch.nn import functional as F
 
 from ..core.batch import PictureBatch, StepLoss
 from ..core.files import read_json
-from ..core.finite import check_module
-from ..core.pretrained import RESTORE, read_safetensors
+from ..core.pretrained import RESTORE
 from ..core.states import TargetStates
-from .folders import check_shapes, shapes_of
+from .folders import CONFIG, WEIGHTS, read_weights, shapes_of
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,12 @@ class ShapesReader(nn.Module):
     def save(self, folder: Path) -> None:
         """Write weights and settings to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.state_dict(), folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps({"model_type": "shapes_reader", **self.settings}))
+        save_file(self.state_dict(), folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps({"model_type": "shapes_reader", **self.settings}))
 
     @classmethod
     def load(cls, folder: Path) -> ShapesReader:
         """The reader that `save` wrote, in eval mode. Raises `UserError` where its files are damaged."""
-        path = folder / "config.json"
-        settings = read_json(path, _Settings, hint=RESTORE)
-        reader, weights = cls(**vars(settings)), folder / "model.safetensors"
-        state = read_safetensors(weights)
-        check_shapes(shapes_of(state), shapes_of(reader.state_dict()), where=str(weights))
-        reader.load_state_dict(state)
-        check_module(reader, folder)
+        reader = cls(**vars(read_json(folder / CONFIG, _Settings, hint=RESTORE)))
+        reader.load_state_dict(read_weights(folder, shapes_of(reader.state_dict()), None))
         return reader.eval()

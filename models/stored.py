@@ -1,7 +1,7 @@
-"""In which type weights are held where a setting says `dtype: auto`: as they are stored on a GPU, float32 on a CPU.
+"""What stored weights say without a model: tied or not, tables that heads are trained beside, and `dtype: auto`.
 
-This is the only place where `auto` becomes a type. A folder's safetensors say what they hold; of a Hub id its
-config.json is asked, so that no weights are fetched for the question.
+`auto` becomes a type here alone: as the weights are stored on a GPU, float32 on a CPU. A folder's safetensors say what
+they hold; of a Hub id its config.json is asked, so that no weights are fetched for the question.
 """
 
 from __future__ import annotations
@@ -9,20 +9,75 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol
 
 import torch
-from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
-from ..core.errors import UserError, first_line
-from ..core.files import read_json
-from ..core.json_types import JsonMapping, JsonObject, object_at, text_at
-from ..core.pretrained import INDEX, RESTORE, indexed_files, reading_safetensors
+from ..core.errors import UserError
+from ..core.json_types import JsonMapping, object_at, text_at
+from ..core.pretrained import CONFIG, RESTORE, SINGLE, Checkpoint
 from ..core.ranks import notice
-from .hub import SINGLE, fetch_file
 
-_CONFIG = "config.json"
+# Of a plain language model, and of models with a vision tower as newer (Idefics' line apart) and older transformers
+# write them.
+_EMBEDDING = (
+    "model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "model.text_model.embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+    "embed_tokens.weight",
+)
+_HEAD = ("lm_head.weight", "language_model.lm_head.weight")
+_NAMES_OF = {
+    "token embedding": _EMBEDDING, "LM head": _HEAD,
+    "final norm": tuple(name.replace("embed_tokens", "norm") for name in _EMBEDDING),
+}  # fmt: skip
+
+
+def holds_two_tables(folder: str | Path) -> bool:
+    """Whether embedding and LM head are both stored and differ: transformers keeps both, whatever the config says."""
+    checkpoint = Checkpoint(folder)
+    if not any(name in _HEAD for _, name, _ in checkpoint.headers()):
+        return False
+    tables = [*checkpoint.tensors((*_HEAD, *_EMBEDDING).__contains__).values()]
+    return len(tables) == 2 and not torch.equal(*tables)
+
+
+def stored_table(
+    what: Literal["token embedding", "LM head", "final norm"], source: str | None, *, where: str, tied: bool = False,
+    revision: str | None = None,
+) -> Tensor:  # fmt: skip
+    """[V,D], of a norm [D], of a target's directory or Hub id, of which only the file that holds it is fetched.
+
+    Args:
+        tied: the embedding is the LM head where none is stored.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    names = _NAMES_OF[what] + (_EMBEDDING if tied else ())
+    state = _checkpoint(source, what, where, revision).tensors(names.__contains__)
+    for name in names:
+        if name in state:
+            return state[name]
+    raise UserError(f"no {what} among its tensors", where=source, hint="give the target that the head was trained for")
+
+
+def stored_tower(source: str | None, *, where: str) -> dict[str, Tensor]:
+    """The tower's tensors of a LLaVA, named as in a tower without a model around it; else as `stored_table`."""
+    sign = "vision_tower."
+    state = _checkpoint(source, "tower", where).tensors(lambda name: sign in name)
+    return {name.partition(sign)[2].removeprefix("vision_model."): value for name, value in state.items()}
+
+
+def _checkpoint(source: str | None, what: str, where: str, revision: str | None = None) -> Checkpoint:
+    if source is None:
+        raise UserError(f"the target's {what} is needed, and its weights are not named", where=where,
+                        hint="give the target's folder: --target")  # fmt: skip
+    return Checkpoint(source, revision, where=where)
+
+
 # Names that safetensors' headers have; torch computes in float64 for nobody here.
 _NAMES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _KNOWN = ("float32", "bfloat16", "float16")
@@ -80,28 +135,20 @@ def stored_dtype(source: str | Path, revision: str | None, *, key: str) -> str:
     Raises:
         UserError: most parameters have another type, config.json says that they are quantised, or nothing says.
     """
-    values = _config_of(source, revision)
+    checkpoint = Checkpoint(source, revision)
+    if checkpoint.file(CONFIG) is None and not Path(source).is_dir():
+        raise UserError(f"cannot read {CONFIG} of {str(source)!r}", hint="check the name and the network, or set dtype")
+    values = checkpoint.values()
     if values.get("quantization_config") is not None:
         _refuse(key, source, "the weights are quantised")
-    files, said = weight_files(Path(source)), named_dtype(values)
-    if not files and said is None and (single := fetch_file(str(source), SINGLE, revision)) is not None:
-        files = [single]  # of a Hub id whose config does not say
-    if not files:
-        return said if said in _KNOWN else _refuse(key, source, f"{_CONFIG} says no type that auto knows ({said})")
-    counts = parameters_by_dtype(files)
-    (most, _), *_ = counts.most_common(1) or [("none", 0)]
+    said, counts = named_dtype(values), Counter[str]()
+    if Path(source).is_dir() or (said is None and checkpoint.file(SINGLE) is not None):
+        for _, _, part in checkpoint.headers():
+            counts[part.get_dtype()] += prod(part.get_shape())
+    if not counts:
+        return said if said in _KNOWN else _refuse(key, source, f"{CONFIG} says no type that auto knows ({said})")
+    (most, _), *_ = counts.most_common(1)
     return _NAMES.get(most) or _refuse(key, source, f"most parameters are stored in {most}")
-
-
-def parameters_by_dtype(files: list[Path]) -> Counter[str]:
-    """Safetensors' name of a type -> parameters, from the headers alone."""
-    counts: Counter[str] = Counter()
-    for path in files:
-        with reading_safetensors(path), safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                part = file.get_slice(name)
-                counts[part.get_dtype()] += prod(part.get_shape())
-    return counts
 
 
 _FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -115,35 +162,14 @@ def check_types(folder: Path, module: nn.Module) -> None:
     """
     used = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()}
     casts: Counter[str] = Counter()
-    for path in weight_files(folder):
-        with reading_safetensors(path), safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                stored = file.get_slice(name).get_dtype()
-                if stored not in _FLOATS and name.endswith((".weight", ".bias")):
-                    problem = f"{name} is stored as {stored}, and weights are {', '.join(_FLOATS.values())}"
-                    raise UserError(problem, where=str(path), hint=RESTORE)
-                casts[_FLOATS.get(stored, "")] += 1
+    for path, name, part in Checkpoint(folder).headers():
+        stored = part.get_dtype()
+        if stored not in _FLOATS and name.endswith((".weight", ".bias")):
+            problem = f"{name} is stored as {stored}, and weights are {', '.join(_FLOATS.values())}"
+            raise UserError(problem, where=str(path), hint=RESTORE)
+        casts[_FLOATS.get(stored, "")] += 1
     for stored in sorted(casts.keys() - used - {""}):
         notice(f"{folder}: {casts[stored]} tensors are stored as {stored} and read as {' and '.join(sorted(used))}")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors that a loader would open; none of a Hub id, or of a folder with pickles alone."""
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    return indexed_files(folder) if (folder / INDEX).is_file() else []
-
-
-def _config_of(source: str | Path, revision: str | None) -> JsonMapping:
-    """config.json; empty where there is none."""
-    problem, hint = f"cannot read {_CONFIG} of {str(source)!r}", "check the name and the network, or set dtype"
-    try:
-        path = fetch_file(str(source), _CONFIG, revision)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{problem}: {first_line(error)}", hint=hint) from error
-    if path is None and not Path(source).is_dir():
-        raise UserError(problem, hint=hint)
-    return {} if path is None else read_json(path, JsonObject, hint=RESTORE)
 
 
 def named_dtype(values: JsonMapping) -> str | None:

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from ..core.batch import Batch, StepLoss
 from ..core.positions import Resume
 from ..core.states import TargetStates, at_places, places_of
+from .hub import is_tied
 from .lora import LoraConfig, add_adapters
-from .parts import Part, is_tied, language_model_of
+from .parts import Part, language_model_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -42,7 +42,7 @@ EXTRAS = {
     "baseline drafters": tuple(
         f"models/drafters/{n}.py"
         for n in (
-            "dflash", "dflash2", "dflash_confidence", "dflash_files", "dflash_images", "dflash_module",
+            "dflash", "dflash2", "dflash_confidence", "dflash_files", "dflash_module", "dflash_proposal",
             "dflash_training", "dflash_settings", "dflash_walk", "dspark", "hivis", "llamagen", "msd", "mtp", "peagle",
             "pruned", "vispec",
         )
@@ -55,8 +55,7 @@ EXTRAS = {
         "recipes/commands/bench.py",
     ),
     "studies": (
-        "eval/studies/",
-        *(f"trainers/evaluate/{n}.py" for n in ("drawn_analysis", "probes", "recorded_weights")),
+        "eval/studies/", "trainers/evaluate/probes.py",
     ),
     "shapes": ("data/shapes/", "models/shapes_reader.py", "trainers/stages/generate.py"),
 }  # fmt: skip
@@ -128,7 +127,7 @@ def extra_tests() -> tuple[str, ...]:
 
 
 # Files of `models/targets` that import the families' folders, where the others are what families are made of.
-_ABOVE_FAMILIES = [f"models/targets/{n}.py" for n in ("generators", "load", "parallel", "sizes", "table")]
+_ABOVE_FAMILIES = [f"models/targets/{n}.py" for n in ("load", "parallel", "sizes", "table")]
 
 
 def room(path: str) -> str:

@@ -1,14 +1,12 @@
 #!/usr/bin/env python
 """Tables of README.md and docs/ that show what demos measured, written from recorded runs.
 
-    scripts/results.py record runs/compare-0 runs/compare-1 runs/compare-2    # finished runs, into docs/results
-    scripts/results.py write                                                  # the tables of every page
-    scripts/results.py check                                                  # exit code 1 where a page has another
+    scripts/results.py write    # the tables of every page
+    scripts/results.py check    # exit code 1 where a page has another
 
-A page says `<!-- results: NAME -->` above a table. NAME is a function of `result_tables.py`, with dashes, or
-`cells RECIPE: COLUMN, ...`. Over several seeds a value is the mean of the runs: tau with Student's 95% interval, a
-speedup alone or with the range of the runs. In a table of one run, tau has its bootstrap interval over requests and a
-speedup its quartiles.
+A page says `<!-- results: NAME -->` above a table: a function here, with dashes, whose first row is the heading.
+Over several seeds a value is the mean of the runs: tau with Student's 95% interval, a speedup alone or with the range
+of the runs. In a table of one run, tau has its bootstrap interval over requests and a speedup its quartiles.
 """
 
 import argparse
@@ -22,116 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.errors import UserError
-from draftsmith.core.files import read_yaml
 from draftsmith.eval.intervals import student_half_width
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-MARK = re.compile(r"(?P<mark>^<!-- results: (?P<name>.+?) -->\n\n)(?P<table>(?:^\|.*\n)*)\n?", re.M)
+MARK = re.compile(r"(?P<mark>^<!-- results: (?P<name>.+?) -->\n\n)(?:^\|.*\n)*\n?", re.M)
 Cell = dict[str, Any]
 Rows = list[list[str]]
-
-# Recording
-
-
-CELL = (
-    "benchmark", "budget", "temperature", "method", "requests", "tau", "tau_interval", "DSR", "DSR_spread",
-    "expected_speedup", "T_q_ms", "T_q_over_T_p", "kept_depth", "mean_nodes", "drafter_ms", "identical", "exact",
-    "relaxed",
-)  # fmt: skip
-
-
-def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The name of a finished run's recipe without `demo/`, and what is kept of the run.
-
-    Raises:
-        UserError: the run measured nothing, or its code was not that of a commit.
-    """
-    about = read_yaml(folder / "run.yaml", dict[str, Any], hint="give the output folder of a run")
-    commit, changed = about["git"]["commit"], about["git"]["changed_files"]
-    if commit is None or changed:
-        raise UserError("its code is not that of a commit", where=str(folder), hint="run it in a clone without changes")
-    reports = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/report.json"))}
-    if not reports:
-        raise UserError("nothing was measured here", where=str(folder), hint="let the run end")
-    seed = next(iter(reports.values()))["about"]["seed"]
-    evaluations = {name: shortened(evaluation(report)) for name, report in reports.items()}
-    return Path(about["recipe"]).stem, {"seed": seed, "commit": commit, "evaluations": evaluations}
-
-
-def evaluation(report: dict[str, Any]) -> dict[str, Any]:
-    """What tables read of one report."""
-    result: dict[str, Any] = {"about": {key: report["about"][key] for key in ("device", "date", "torch")}}
-    if report.get("binding"):
-        result["binding"] = report["binding"]
-    if report.get("quality"):  # temperature -> method -> metric
-        result["quality"] = {
-            t: {method: {name: score["value"] for name, score in scores.items()} for method, scores in methods.items()}
-            for t, methods in report["quality"].items()
-        }
-    if report.get("contrasts"):
-        result["contrasts"] = [
-            {"name": one["name"], "mode": one["mode"], "place": one["place"]}
-            | {"difference": one["result"]["difference"], "interval": one["result"]["interval"]}
-            for one in report["contrasts"]
-        ]
-    if report.get("comparison"):  # place -> two ways of training over seeds
-        keys = ("each", "mean", "interval", "verdict")
-        result["comparison"] = {place: {k: one[k] for k in keys} for place, one in report["comparison"].items()}
-    for table in report["tables"]:
-        if table["title"] == "By drafter":
-            places = [column["name"] for column in table["columns"]][2:-1]
-            result["by_drafter"] = [
-                {"drafter": drafter, "method": method, "tau": dict(zip(places, taus, strict=True))}
-                for drafter, method, *taus, _ in table["rows"]
-            ]
-    for section in report["sections"]:
-        if section["name"] == "suite":  # title of each table -> method -> heading -> number
-            result["suite"] = {table["title"]: by_method(table) for table in section["tables"]}
-    result["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
-    return result
-
-
-def by_method(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    names = [" ".join(filter(None, (column["group"], column["name"]))) for column in table["columns"]]
-    return {method: dict(zip(names[2:], values, strict=True)) for _, method, *values in table["rows"]}
-
-
-def shortened(value: Any) -> Any:
-    """Floats with six digits: tables show four."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: shortened(part) for key, part in value.items()}
-    return [shortened(part) for part in value] if isinstance(value, list) else value
-
-
-def record(folders: Sequence[Path]) -> None:
-    """Keep finished runs by recipe and seed. Runs of an earlier commit go: a table never mixes two."""
-    runs: dict[str, dict[str, Any]] = {}
-    for folder in folders:
-        recipe, run = recorded(folder)
-        runs.setdefault(recipe, {})[str(run["seed"])] = run
-    for recipe, by_seed in runs.items():
-        path = RESULTS / f"{recipe}.json"
-        before = json.loads(path.read_text()) if path.exists() else {}
-        commits = {run["commit"] for run in by_seed.values()}
-        by_seed = {seed: run for seed, run in before.items() if run["commit"] in commits} | by_seed
-        # A line for each cell, so that a difference of two versions can be read.
-        lines = [f'"{seed}": ' + json.dumps(by_seed[seed]).replace('{"benchmark"', '\n{"benchmark"')
-                 for seed in sorted(by_seed, key=int)]  # fmt: skip
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-        print(f"{path.relative_to(ROOT)}: seeds {', '.join(sorted(by_seed, key=int))}")
-
-
-# Recorded runs
 
 
 @cache
 def runs_of(recipe: str) -> list[dict[str, Any]]:
     """The runs of a recipe in the order of their seeds: the evaluation that its tables are of, with `seed`."""
     runs = json.loads((RESULTS / f"{recipe}.json").read_text())
-    stage = {"suite": "suite", "lvlm-distilled": "compare"}.get(recipe, "evaluate")
+    stage = "compare" if recipe == "lvlm-distilled" else "evaluate"
     return [{"seed": seed, **runs[seed]["evaluations"][stage]} for seed in sorted(runs, key=int)]
 
 
@@ -215,32 +117,240 @@ def named(cell: Cell) -> str:
     return f"{cell['method']} (relaxed)" if cell["relaxed"] and "relaxed" not in cell["method"] else cell["method"]
 
 
-# Heading -> what a column of this name shows of one run's cell.
-COLUMNS: dict[str, Callable[[Cell], str]] = {
-    "T": lambda cell: f"{cell['temperature']:g}",
-    "method": named,
-    "n": lambda cell: str(cell["requests"]),
-    "identical": lambda cell: "-" if cell["temperature"] else same(cell),
-    "tau [95%]": tau_of_run,
-    "T_q/T_p": lambda cell: f"{cell['T_q_over_T_p']:.2f}",
-    "expected": lambda cell: f"{cell['expected_speedup']:.2f}x",
-    "DSR [IQR]": speed_of_run,
-}
+TABLES: dict[str, Callable[[], Rows]] = {}
 
 
-def cells(recipe: str, columns: Sequence[str]) -> Rows:
-    """A line for each cell of a recipe's first run, at all temperatures in turn.
+def table(function: Callable[[], Rows]) -> Callable[[], Rows]:
+    """Registers a table under its function's name."""
+    TABLES[function.__name__.replace("_", "-")] = function
+    return function
 
-    Raises:
-        UserError: no column has one of the names.
-    """
-    if unknown := [name for name in columns if name not in COLUMNS]:
-        raise UserError(f"a page asks for columns {unknown}, and none has this name", where="COLUMNS in results.py",
-                        hint="correct the mark or add the column")  # fmt: skip
-    run = runs_of(recipe)[0]
-    rows = [list(columns)]
-    for cell in sorted(run["cells"], key=lambda cell: cell["temperature"]):
-        rows.append([COLUMNS[name](cell) for name in columns])
+
+# demo/smollm2-full
+
+
+@table
+def smollm2_full() -> Rows:
+    """Every method at both temperatures."""
+    rows = [["T", "method", "identical", "tau [95%]", "expected", "DSR [IQR]"]]
+    for cell in sorted(runs_of("smollm2-full")[0]["cells"], key=lambda cell: cell["temperature"]):
+        rows.append([f"{cell['temperature']:g}", named(cell), "-" if cell["temperature"] else same(cell),
+                     tau_of_run(cell), f"{cell['expected_speedup']:.2f}x", speed_of_run(cell)])  # fmt: skip
+    return rows
+
+
+@table
+def smollm2_full_readme() -> Rows:
+    """The fastest row of each drafter, and what is free."""
+    rows = [["drafter", "tau [95%]", "measured [IQR]", "identical", "at temperature 1"]]
+    for method in ("EAGLE-3, tree of 12", "DFlash, chain of 5", "DSpark, chain of 5", "Medusa, chain of 3",
+                   "prompt lookup, chain", "suffix lookup, chain"):  # fmt: skip
+        (cell,), (hot,) = (cells_of("smollm2-full", method, temperature=t) for t in (0.0, 1.0))
+        last = f"{hot['tau']:.2f}, {hot['DSR']:.2f}x"
+        rows.append([method, tau_of_run(cell), speed_of_run(cell), same(cell), last])
+    return rows
+
+
+# demo/lvlm and its family
+
+
+@table
+def lvlm_seeds() -> Rows:
+    """Each run of demo/lvlm-from-nothing, and the means."""
+    rows = [["seed", "right attribute named with the picture, without it", "pictures: tau M", "tau T", "text: tau M",
+             "tau T"]]  # fmt: skip
+    both = [cells_of("lvlm-from-nothing", mode, benchmark=name) for name in ("pictures", "text") for mode in "MT"]
+    for number, run in enumerate(runs_of("lvlm-from-nothing")):
+        named_right = f"{run['binding']['accuracy']:.0%}, {run['binding']['blind_accuracy']:.0%}"
+        rows.append([run["seed"], named_right,
+                     *(f"{cells[number]['tau']:.2f}, {cells[number]['DSR']:.2f}x" for cells in both)])  # fmt: skip
+    return [*rows, ["mean", "", *(f"{mean_of(taus(cells))}, {speed(cells)}" for cells in both)]]
+
+
+@table
+def distilled() -> Rows:
+    """Drafts that learned from the target against drafts that learned from the data, over the drafts of one run."""
+    rows = [["benchmark", "learned from the target", "learned from the data", "difference", "verdict"]]
+    for where, compared in runs_of("lvlm-distilled")[0]["comparison"].items():
+        place = where.removesuffix(", mode M")
+        requests = cells_of("lvlm-distilled", "M", benchmark=place)[0]["requests"] // 6  # of six drafts
+        by_drafter = taus_by_drafter("lvlm-distilled", "M", place)
+        sides = [[value for name, (value, *_) in by_drafter.items() if name.startswith(way)]
+                 for way in ("distill", "finetune")]  # fmt: skip
+        difference = mean_of(list(compared["each"].values()), "+")
+        rows.append([f"{place} ({requests} requests for each draft)", *map(each, sides), difference,
+                     compared["verdict"]])  # fmt: skip
+    return rows
+
+
+@table
+def ov() -> Rows:
+    """tau with the pictures of four drafts of demo/lvlm-ov that differ in positions and in training."""
+    drafts = {
+        "few_single_only": "64 positions, trained on single pictures",
+        "few_onevision": "64 positions, trained on several",
+        "single_only": "256 positions, trained on single pictures",
+        "onevision": "256 positions, trained on several",
+    }
+    by_place = [taus_by_drafter("lvlm-ov", "M", place) for place in ("single", "pairs", "stories", "clips")]
+    rows = [[label, *(with_interval(taus[name][0], taus[name][1:]) for taus in by_place)]
+            for name, label in drafts.items()]  # fmt: skip
+    return [["draft", "single", "pairs", "stories (5 pictures)", "clips"], *rows]
+
+
+@table
+def adapt() -> Rows:
+    """tau of adapted heads and of heads from scratch, by steps; shares of the longest from scratch, seed by seed."""
+    by_drafter = taus_by_drafter("adapt", "chain", "new")
+    heads = {"old": ("adapted", 0), "fortieth": ("adapted", 37), "twentieth": ("adapted", 75),
+             "tenth": ("adapted", 150), "adapted": ("adapted", 300), "short": ("from scratch", 300),
+             "fresh": ("from scratch", 1500)}  # fmt: skip
+    rows = [["head", "steps", "seed 0", "seed 1", "seed 2", "mean", "share of heads from scratch, by seed",
+             "mean share"]]  # fmt: skip
+    seeds = ("", "_1", "_2")
+    for name, (head, steps) in heads.items():
+        values = [by_drafter[name + seed][0] for seed in seeds]
+        shares = [value / by_drafter["fresh" + seed][0] for value, seed in zip(values, seeds, strict=True)]
+        rows.append([head, f"{steps:,} ({steps / 1500:.1%})", *(f"{value:.2f}" for value in values),
+                     f"{statistics.fmean(values):.2f}", ", ".join(f"{share:.1%}" for share in shares),
+                     f"{statistics.fmean(shares):.1%}"])  # fmt: skip
+    return rows
+
+
+# demo/compare
+
+SETS = ("single", "pairs", "clips")
+
+
+@table
+def compare() -> Rows:
+    """Every method; of each column the best is bold and the second underlined."""
+    by_method = {method: [cells_of("compare", method, benchmark=name) for name in SETS]
+                 for method in methods_of("compare")}  # fmt: skip
+    rows = {method: [method] for method in by_method}
+    for place in range(len(SETS)):
+        for key in ("tau", "DSR"):
+            means = {method: round(statistics.fmean(cell[key] for cell in by_set[place]), 2)
+                     for method, by_set in by_method.items()}  # fmt: skip
+            best, second, *_ = sorted({*means.values()}, reverse=True)
+            for method, by_set in by_method.items():
+                shown = mean_of(taus(by_set[place])) if key == "tau" else speed(by_set[place])
+                value, *rest = shown.split(" ", 1)
+                value = {best: f"**{value}**", second: f"<u>{value}</u>"}.get(means[method], value)
+                rows[method].append(" ".join([value, *rest]))
+    heading = ["method", *(text for name in SETS for text in (f"{name} tau [95%]", f"{name} DSR"))]
+    return [heading, *rows.values()]
+
+
+# demo/sage, demo/dflash
+
+
+@table
+def sage() -> Rows:
+    labels = {"SAGE, template": "SAGE as printed", "SAGE, online": "SAGE, grown online (ours)"}
+    rows = [["tree", "tau of three drafts: mean [95%]", "mean nodes of a cycle", "DSR [IQR]", "expected", "identical"]]
+    for method in methods_of("sage"):
+        (cell,) = cells_of("sage", method)
+        drafts = [value for value, *_ in taus_by_drafter("sage", method, "tales").values()]
+        rows.append([labels.get(method, method), each_and_mean(drafts), f"{cell['mean_nodes']:.1f}",
+                     speed_of_run(cell), f"{cell['expected_speedup']:.2f}x", same(cell)])  # fmt: skip
+    return rows
+
+
+def sampled(method: str) -> list[Cell]:
+    """Cells of a method of demo/dflash at temperature 1; none where it was not sampled."""
+    head, _, cut = method.partition(", cut")
+    name = f"{head}, sampled" + (f", cut{cut}" if cut else "")
+    return cells_of("dflash", name, temperature=1.0) if name in methods_of("dflash", 1.0) else []
+
+
+def drafting(cells: Sequence[Cell]) -> list[float]:
+    """Milliseconds of a cycle in the drafter."""
+    return [cell["drafter_ms"] for cell in cells]
+
+
+@table
+def dflash() -> Rows:
+    labels = {
+        "DFlash from distributions": "DFlash, trained on the target's distribution",
+        **{f"{name}, 25 nodes": f"{name}, tree of 25 nodes" for name in ("DFlash", "DSpark", "EAGLE-3")},
+    }
+    rows = [["method", "passes", "T = 0: tau", "drafting, ms", "DSR", "T = 1: tau", "DSR"]]
+    for method in methods_of("dflash"):
+        cold, hot = cells_of("dflash", method), sampled(method)
+        rows.append([labels.get(method, method), "7" if method.startswith("EAGLE") else "1", each_and_mean(taus(cold)),
+                     span(drafting(cold)), speeds(cold),
+                     *((each_and_mean(taus(hot)), speeds(hot)) if hot else ("-", "-"))])  # fmt: skip
+    return rows
+
+
+# demo/video
+
+FACTS = {"clips-222": "early facts", "late-222": "late facts"}
+LENGTHS = ["early facts: 36 visual tokens", "288", "1,998", "late facts: 36", "288", "1,998"]
+PAPERS, MATCHED = "Sparrow, all (the paper's)", "Sparrow, none (matched)"
+HALF_BLIND = "Sparrow, none in half (half blind)"
+
+
+def clips(method: str) -> list[list[Cell]]:
+    """A method's cells of each run at each length in visual tokens, with early facts and then with late ones."""
+    return [cells_of("video", method, benchmark=name, budget=n) for name in FACTS for n in ("36", "288", "1998")]
+
+
+@table
+def video() -> Rows:
+    heads = {
+        "Sparrow": (PAPERS, "VATA"), "matched": (MATCHED, "VATA"), "half blind": (HALF_BLIND, "VATA"),
+        "Sparrow without VATA": (PAPERS, "all inputs"), "half blind without VATA": (HALF_BLIND, "all inputs"),
+        "MSD": ("MSD, all", "all inputs"), "MSD with VATA": ("MSD, all", "VATA"),
+    }  # fmt: skip
+    rows = [[*labels, *(mean_of(taus(cells)) for cells in clips(method))] for method, labels in heads.items()]
+    return [["head, and visual inputs in training", "decoding", *LENGTHS], *rows]
+
+
+# demo/visual-ar and its family
+
+TEXTURES, PLAIN = "visual-ar-textures", "plain decoding"
+
+
+def score(recipe: str, method: str, temperature: float, metric: str) -> float:
+    """A score of a method's pictures, the mean of the runs; `as_captioned`: the share that a network reads as such."""
+    return statistics.fmean(run["quality"][f"{temperature:g}"][method][metric] for run in runs_of(recipe))
+
+
+@table
+def textures() -> Rows:
+    """Every method of demo/visual-ar-textures at both temperatures."""
+    rows = [["method", *(text for t in ("T = 0", "T = 1") for text in (f"tau [95%], {t}", "DSR", "as captioned",
+                                                                       "FID"))]]  # fmt: skip
+    for method in [PLAIN, *dict.fromkeys(method for t in (0.0, 1.0) for method in methods_of(TEXTURES, t))]:
+        row = ["plain decoding" if method == PLAIN else method]
+        for t in (0.0, 1.0):
+            if method == PLAIN:
+                row += ["1", "1.00x"]
+            elif method in methods_of(TEXTURES, t):
+                found = cells_of(TEXTURES, method, temperature=t)
+                row[0] = named(found[0])
+                row += [mean_of(taus(found)), speeds(found)]
+            else:
+                row += ["-"] * 4
+                continue
+            row += [f"{score(TEXTURES, method, t, 'as_captioned'):.0%}",
+                    f"{score(TEXTURES, method, t, 'fid_of_reader'):.0f}"]  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+@table
+def runs() -> Rows:
+    """What was run: every recipe of docs/results."""
+    rows = [["recipe", "seeds", "commit", "date", "device", "torch"]]
+    for path in sorted(RESULTS.glob("*.json")):
+        by_seed = json.loads(path.read_text())
+        about = [evaluation["about"] for run in by_seed.values() for evaluation in run["evaluations"].values()]
+        values = [sorted({run["commit"][:7] for run in by_seed.values()})]
+        values += [sorted({one[key] for one in about}) for key in ("date", "device", "torch")]
+        rows.append([f"`demo/{path.stem}`", ", ".join(sorted(by_seed, key=int)), *map(", ".join, values)])
     return rows
 
 
@@ -248,16 +358,11 @@ def cells(recipe: str, columns: Sequence[str]) -> Rows:
 
 
 def markdown(name: str) -> str:
-    """A table in Markdown. Raises `UserError` where no function or column has this name."""
-    import result_tables
-
-    if query := re.fullmatch(r"cells ([\w-]+): (.+)", name):
-        rows = cells(query[1], query[2].split(", "))
-    elif name in result_tables.TABLES:
-        rows = result_tables.TABLES[name]()
-    else:
-        raise UserError(f"a page marks a table {name!r}, and none has this name", where="scripts/result_tables.py",
+    """A table in Markdown. Raises `UserError` where no function has this name."""
+    if name not in TABLES:
+        raise UserError(f"a page marks a table {name!r}, and none has this name", where="scripts/results.py",
                         hint="correct the mark or add the function")  # fmt: skip
+    rows = TABLES[name]()
     heading, *lines = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([heading, "|" + " --- |" * len(rows[0]), *lines])
 
@@ -273,20 +378,14 @@ def rewritten(page: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("record", help="keep what finished runs measured").add_argument("runs", nargs="+", type=Path)
-    verbs.add_parser("write", help="write the tables of all pages")
-    verbs.add_parser("check", help="name the pages whose tables are not those of the recorded runs")
-    options = parser.parse_args(arguments)
-    if options.verb == "record":
-        record(options.runs)
-        return 0
+    parser.add_argument("verb", choices=("write", "check"))
+    verb = parser.parse_args(arguments).verb
     stale = {path: new for path in pages() if (new := rewritten(old := path.read_text())) != old}
     for path, new in stale.items():
         print(path.relative_to(ROOT))
-        if options.verb == "write":
+        if verb == "write":
             path.write_text(new)
-    return int(bool(stale) and options.verb == "check")
+    return int(bool(stale) and verb == "check")
 
 
 if __name__ == "__main__":

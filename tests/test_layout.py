@@ -22,7 +22,7 @@ DOORS = {
     "deepspeed": {"trainers/train/engine.py"},
     "omegaconf": {"core/interpolation.py"},
     "wandb": {"core/tracking.py"},
-    "matplotlib": {"eval/style.py"},
+    "matplotlib": {"eval/figures.py"},
     "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},
     "pandas": {"eval/measured_rows.py"},

@@ -1,4 +1,4 @@
-"""What all sources of captioned pictures share: their items, why some are refused, reading of files and of pictures.
+"""One captioned picture, or why it cannot be used: its text and its pixels.
 
 A reader raises `Unusable` for what concerns one item, and `UserError` for what concerns the whole source.
 """
@@ -6,41 +6,20 @@ A reader raises `Unusable` for what concerns one item, and `UserError` for what 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
-from pydantic import Field
 
-from ...core.errors import NotFound, encodable
+from ...core.errors import encodable
 from ...core.file_kinds import HEAD, other_kind
-from ...core.files import LOG_BYTES, NotRegular, open_regular, read_json
-from ...core.json_types import JsonObject
-from ...core.section import Section
+from ...core.files import NotRegular, open_regular
 from ..pictures.media_files import BadMedia, Embedded
 from ..pictures.picture_files import check_area, load_image
 from ..pictures.tiles import Size
 
 MAX_TEXT_BYTES = 1 << 20  # of a caption file or of a sample's json
-
-
-Opener = Callable[[int], "Captioned | Refused"]  # number -> item; only then are picture and caption read
-
-
-class Source(Section):
-    """What every kind of source can be told, and does."""
-
-    # Read only this number of items, refused ones included; null: all.
-    max_samples: int | None = Field(None, ge=1)
-
-    def openers(self, start: int) -> Iterator[Opener]:
-        """One for each item from number `start` on, in a fixed order."""
-        raise NotImplementedError
-
-    def num_items(self) -> int:
-        """All of them, before `max_samples`."""
-        return sum(1 for _ in self.openers(0))
+MAX_PIXELS = 89_478_485  # half of what the reader of pictures allows: Pillow warns of a decompression bomb from here on
 
 
 @dataclass(frozen=True)
@@ -68,19 +47,6 @@ class Refused:
 
 class Unusable(Exception):
     """Carries `reason` and `detail` to where the item's number is known."""
-
-
-def opened(
-    number: int, key: str, where: str, content: Callable[[], tuple[bytes, str, int | None]]
-) -> Captioned | Refused:
-    """The item, with what `content` reads (picture, caption, label), or why it cannot be used."""
-    if encodable(key) != key:  # of a file whose name is in another code
-        return Refused(number, encodable(key), "unsafe name", encodable(where), "not UTF-8")
-    try:
-        image, caption, label = content()
-    except Unusable as error:
-        return Refused(number, key, error.args[0], where, error.args[1])
-    return Captioned(number, key, image, caption, label, where)
 
 
 def caption_text(data: bytes) -> str:
@@ -115,22 +81,6 @@ def file_bytes(path: Path, max_bytes: int, missing: str = "missing image") -> by
     if len(data) > max_bytes:
         raise Unusable("file too large", f"{path.name} has more than {max_bytes} bytes")
     return data
-
-
-def existing_folder(folder: str) -> Path:
-    """The folder as a path. Raises `UserError` where there is none."""
-    path = Path(folder)
-    if not path.is_dir():
-        raise NotFound("folder not found", where=folder, hint="check the data section")
-    return path
-
-
-def json_file(path: Path) -> JsonObject:
-    """What a large JSON file holds. Raises `UserError` where it is missing, cannot be read, or is no object."""
-    return read_json(path, JsonObject, hint="check the data section, or fetch the file again", max_bytes=LOG_BYTES)
-
-
-MAX_PIXELS = 89_478_485  # half of what the reader of pictures allows: Pillow warns of a decompression bomb from here on
 
 
 def decode_image(item: Captioned, size: int, *, min_side: int = 1) -> Image.Image | Refused:

@@ -20,7 +20,7 @@ from ...core.fields import Place, Seed
 from ...core.files import LOG_BYTES, read_text
 from ...core.json_types import JsonObject, object_at, text_at
 from ...core.section import Section
-from . import CaptionedSource, CocoSource, TarSource, read, usable
+from .sources import CaptionedSource, CocoSource, TarSource, read, usable
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,56 @@
 """Where captioned pictures come from: tar shards (LAION-COCO), folders, a folder for each class (ImageNet), MS-COCO.
 
-Nothing in a tar is run or unpacked (see `tars.py`).
+Each source is one stream of numbered items. An item that cannot be used keeps its number and says why, so that counts
+add up and a pass can go on anywhere. No more than one picture is held at a time; nothing of a file is run or unpacked
+(see `tars.py`).
 """
 
 from __future__ import annotations
 
-import functools
-import heapq
-import itertools
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
-from ...core.errors import UserError
+from ...core.errors import NotFound, UserError, encodable
 from ...core.fields import Place
-from ...core.json_types import text_at
+from ...core.files import LOG_BYTES, read_json, write_whole
+from ...core.json_types import JsonObject, text_at
+from ...core.section import Section
 from ..records import tars
-from .items import (
-    MAX_TEXT_BYTES,
-    Captioned,
-    Opener,
-    Refused,
-    Source,
-    Unusable,
-    caption_text,
-    existing_folder,
-    file_bytes,
-    json_file,
-    not_empty,
-    opened,
-)
+from .items import MAX_TEXT_BYTES, Captioned, Refused, Unusable, caption_text, file_bytes, not_empty
 
-NAMES_HELD = 65536  # of a folder at a time
+Content = tuple[bytes, str, int | None]  # picture, caption, class index
+
+
+class Entry(NamedTuple):
+    """An item that is not read yet."""
+
+    key: str
+    where: str
+    content: Callable[[], Content]  # raises `Unusable`
+
+
+class Source(Section):
+    """What every kind of source can be told, and does."""
+
+    # Read only this number of items, refused ones included; null: all.
+    max_samples: int | None = Field(None, ge=1)
+
+    def entries(self, start: int) -> Iterator[Entry]:
+        """One for each item from number `start` on, in a fixed order."""
+        raise NotImplementedError
+
+    def num_items(self) -> int:
+        """All of them, before `max_samples`."""
+        return sum(1 for _ in self.entries(0))
 
 
 class TarSource(Source):
@@ -51,44 +66,39 @@ class TarSource(Source):
         """All of them, by the tars' indices."""
         return sum(tars.tar_index(path).num_items for path in tars.expand_paths(self.path))
 
-    def openers(self, start: int) -> Iterator[Opener]:
+    def entries(self, start: int) -> Iterator[Entry]:
         """One for each item from `start` on; whole tars before it are passed over by their index."""
-        return _tar_openers(self, tars.expand_paths(self.path), start)
+        return self._entries(tars.expand_paths(self.path), start)
 
+    def _entries(self, paths: list[Path], start: int) -> Iterator[Entry]:
+        for path in paths:
+            number = offset = 0
+            if start:
+                index = tars.tar_index(path)
+                if start >= index.num_items:
+                    start -= index.num_items
+                    continue
+                number, offset = index.before(start)
+            for sample in islice(tars.samples(path, start=offset), start - number, None):
+                key = sample.name if isinstance(sample, tars.RefusedMember) else sample.key
+                yield Entry(key, f"{path}, {key!r}", partial(self._content, path, sample))
+            start = 0
 
-def _tar_openers(source: TarSource, paths: list[Path], start: int) -> Iterator[Opener]:
-    for path in paths:
-        number = offset = 0
-        if start:
-            index = tars.tar_index(path)
-            if start >= index.num_items:
-                start -= index.num_items
-                continue
-            number, offset = index.before(start)
-        for sample in itertools.islice(tars.samples(path, start=offset), start - number, None):
-            yield functools.partial(_open_sample, source, path, sample)
-        start = 0
-
-
-def _open_sample(source: TarSource, path: Path, sample: tars.TarSample | tars.RefusedMember, number: int):
-    if isinstance(sample, tars.RefusedMember):
-        return Refused(number, sample.name, sample.reason, f"{path}, {sample.name!r}", sample.detail)
-    return opened(number, sample.key, f"{path}, {sample.key!r}", lambda: _tar_content(source, path, sample))
-
-
-def _tar_content(source: TarSource, path: Path, sample: tars.TarSample) -> tuple[bytes, str, None]:
-    image = next((sample.members[s] for s in tars.IMAGE_SUFFIXES if s in sample.members), None)
-    if image is None:
-        raise Unusable("no image", f"members: {', '.join(sample.members)}")
-    suffix = "txt" if source.caption_key is None else "json"
-    text = sample.members.get(suffix)
-    if text is None:
-        raise Unusable("no caption", f"no {suffix} member")
-    if text.size > MAX_TEXT_BYTES:
-        raise Unusable("member too large", f"{text.size} bytes of text, more than {MAX_TEXT_BYTES}")
-    data = tars.content(path, text.offset, text.size)
-    caption = caption_text(data) if source.caption_key is None else _json_caption(data, source.caption_key)
-    return tars.content(path, image.offset, image.size), caption, None
+    def _content(self, path: Path, sample: tars.TarSample | tars.RefusedMember) -> Content:
+        if isinstance(sample, tars.RefusedMember):
+            raise Unusable(sample.reason, sample.detail)
+        image = next((sample.members[s] for s in tars.IMAGE_SUFFIXES if s in sample.members), None)
+        if image is None:
+            raise Unusable("no image", f"members: {', '.join(sample.members)}")
+        suffix = "txt" if self.caption_key is None else "json"
+        text = sample.members.get(suffix)
+        if text is None:
+            raise Unusable("no caption", f"no {suffix} member")
+        if text.size > MAX_TEXT_BYTES:
+            raise Unusable("member too large", f"{text.size} bytes of text, more than {MAX_TEXT_BYTES}")
+        data = tars.content(path, text.offset, text.size)
+        caption = caption_text(data) if self.caption_key is None else _json_caption(data, self.caption_key)
+        return tars.content(path, image.offset, image.size), caption, None
 
 
 def _json_caption(data: bytes, key: str) -> str:
@@ -110,9 +120,21 @@ class FolderSource(Source):
     # The folder; folders inside it are not looked into, and .txt and .json files are no pictures.
     folder: Place
 
-    def openers(self, start: int) -> Iterator[Opener]:
-        """One for each picture, in the order of the names."""
-        return itertools.islice(_pairs(existing_folder(self.folder)), start, None)
+    def entries(self, start: int) -> Iterator[Entry]:
+        """One for each picture, in the order of the names. Raises `UserError`: none is a picture."""
+        folder = _existing_folder(self.folder)
+        names = _file_names(folder)
+        if not any(map(_is_picture, names)):
+            problem = f"no pictures ({', '.join(tars.IMAGE_SUFFIXES)})"
+            raise UserError(problem, where=str(folder), hint="check `folder` of the data section")
+        paths = (folder / name for name in names[start:])
+        return (Entry(path.stem, str(path), partial(_beside_its_caption, path)) for path in paths)
+
+
+def _beside_its_caption(path: Path) -> Content:
+    _check_name(path)
+    caption = file_bytes(path.with_suffix(".txt"), MAX_TEXT_BYTES, missing="no caption")
+    return file_bytes(path, tars.MAX_BYTES), caption_text(caption), None
 
 
 class ClassFolderSource(Source):
@@ -127,110 +149,49 @@ class ClassFolderSource(Source):
     # few classes; null: all.
     max_per_class: int | None = Field(None, ge=1)
 
-    def openers(self, start: int) -> Iterator[Opener]:
+    def entries(self, start: int) -> Iterator[Entry]:
         """One for each picture, class by class in the order of the folders."""
-        return itertools.islice(_labelled(_classes(self), self.max_per_class), start, None)
+        return islice(self._entries(self._classes()), start, None)
+
+    def _entries(self, classes: list[tuple[Path, int, str]]) -> Iterator[Entry]:
+        for folder, label, name in classes:
+            left = self.max_per_class
+            for path in (folder / file for file in _file_names(folder)):
+                if left == 0:
+                    break
+                if left is not None:
+                    left -= _is_picture(path.name)
+                yield Entry(f"{folder.name}/{path.stem}", str(path), partial(_of_a_class, path, label, name))
+
+    def class_labels(self) -> list[tuple[str, int]]:
+        """(name, label) of each class."""
+        return [(name, label) for _, label, name in self._classes()]
+
+    def _classes(self) -> list[tuple[Path, int, str]]:
+        """(folder, label, name) of each class, in the order of the folders."""
+        root = _existing_folder(self.folder)
+        folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        if not folders:
+            raise UserError("no class folders", where=str(root), hint="check `folder` of the data section")
+        if self.class_index is None:
+            return [(folder, label, folder.name) for label, folder in enumerate(folders)]
+        path = Path(self.class_index)
+        labels = {}
+        try:
+            for label, (folder_name, name) in _json_file(path).items():
+                labels[folder_name] = int(label), name
+        except (TypeError, ValueError) as error:
+            hint = 'give {"0": ["n01440764", "tench"], ...}'
+            raise UserError(f"not a class index: {error}", where=str(path), hint=hint) from error
+        unknown = [folder.name for folder in folders if folder.name not in labels]
+        if unknown:
+            raise UserError(f"{len(unknown)} class folders without a label, first {unknown[0]!r}", where=str(path))
+        return [(folder, *labels[folder.name]) for folder in folders]
 
 
-def _pairs(folder: Path) -> Iterator[Opener]:
-    found = False
-    for name in file_names(folder):
-        found = found or is_picture(name)
-        yield functools.partial(_open_pair, folder / name)
-    if not found:
-        raise UserError(
-            f"no pictures ({', '.join(tars.IMAGE_SUFFIXES)})",
-            where=str(folder),
-            hint="check `folder` of the data section",
-        )
-
-
-def _open_pair(path: Path, number: int) -> Captioned | Refused:
-    def content() -> tuple[bytes, str, None]:
-        _check_name(path)
-        caption = file_bytes(path.with_suffix(".txt"), MAX_TEXT_BYTES, missing="no caption")
-        return file_bytes(path, tars.MAX_BYTES), caption_text(caption), None
-
-    return opened(number, path.stem, str(path), content)
-
-
-_PICTURES = tuple("." + suffix for suffix in tars.IMAGE_SUFFIXES)
-_BESIDE = (".txt", ".json")  # captions, and what img2dataset notes of a picture
-
-
-def is_picture(name: str) -> bool:
-    """Whether a file is called as pictures are."""
-    return name.lower().endswith(_PICTURES)
-
-
-def _check_name(path: Path) -> None:
-    if not is_picture(path.name):
-        raise Unusable(tars.UNKNOWN_SUFFIX, f"{path.suffix!r} is none of {', '.join(tars.IMAGE_SUFFIXES)}")
-
-
-def file_names(folder: Path, held: int = NAMES_HELD) -> Iterator[str]:
-    """Names of a folder's pictures, and of files that are not called so, sorted; the folder is looked through again for
-    each `held` of them.
-
-    Hidden files are not pictures: macOS leaves a `._name.jpg` beside each file that it unpacks.
-    """
-    last = ""
-    while True:
-        with os.scandir(folder) as entries:
-            names = (e.name for e in entries if e.name > last and not e.name.lower().endswith(_BESIDE)
-                     and (is_picture(e.name) or not e.is_dir()))  # fmt: skip
-            chunk = heapq.nsmallest(held, (name for name in names if not name.startswith(".")))
-        if not chunk:
-            return
-        last = chunk[-1]
-        yield from chunk
-        chunk.clear()
-
-
-def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
-    """(folder, label, name) of each class, in the order of the folders."""
-    root = existing_folder(source.folder)
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not folders:
-        raise UserError("no class folders", where=str(root), hint="check `folder` of the data section")
-    if source.class_index is None:
-        return [(folder, label, folder.name) for label, folder in enumerate(folders)]
-    path = Path(source.class_index)
-    labels = {}
-    try:
-        for label, (folder_name, name) in json_file(path).items():
-            labels[folder_name] = int(label), name
-    except (TypeError, ValueError) as error:
-        hint = 'give {"0": ["n01440764", "tench"], ...}'
-        raise UserError(f"not a class index: {error}", where=str(path), hint=hint) from error
-    unknown = [folder.name for folder in folders if folder.name not in labels]
-    if unknown:
-        raise UserError(f"{len(unknown)} class folders without a label, first {unknown[0]!r}", where=str(path))
-    return [(folder, *labels[folder.name]) for folder in folders]
-
-
-def _labelled(classes: list[tuple[Path, int, str]], most: int | None) -> Iterator[Opener]:
-    for folder, label, name in classes:
-        left = most
-        for file in file_names(folder):
-            if left == 0:
-                break
-            if left is not None:
-                left -= is_picture(file)
-            yield functools.partial(_open_labelled, folder / file, label, name)
-
-
-def _open_labelled(path: Path, label: int, name: str, number: int) -> Captioned | Refused:
-    def content() -> tuple[bytes, str, int]:
-        _check_name(path)
-        return file_bytes(path, tars.MAX_BYTES), not_empty(name), label
-
-    return opened(number, f"{path.parent.name}/{path.stem}", str(path), content)
-
-
-def class_labels(source: ClassFolderSource) -> list[tuple[str, int]]:
-    """(name, label) of each class."""
-    return [(name, label) for _, label, name in _classes(source)]
+def _of_a_class(path: Path, label: int, name: str) -> Content:
+    _check_name(path)
+    return file_bytes(path, tars.MAX_BYTES), not_empty(name), label
 
 
 class CocoSource(Source):
@@ -244,48 +205,140 @@ class CocoSource(Source):
     # Of an image's captions the first by annotation id, the longest, or each as an item of its own.
     which: Literal["first", "longest", "all"] = "first"
 
-    def openers(self, start: int) -> Iterator[Opener]:
+    def entries(self, start: int) -> Iterator[Entry]:
         """One for each item, in the order of image ids."""
-        folder = None if self.images is None else existing_folder(self.images)
-        return itertools.islice(_coco_openers(self, folder, _images(Path(self.annotations))), start, None)
+        folder = None if self.images is None else _existing_folder(self.images)
+        return islice(self._entries(folder, self._read()), start, None)
+
+    def _entries(self, folder: Path | None, images: list[tuple[int, str, list]]) -> Iterator[Entry]:
+        for image_id, name, captions in images:
+            if self.which == "longest":
+                captions = sorted(captions, key=lambda c: -len(c[1]))
+            for annotation_id, caption in (captions if self.which == "all" else captions[:1]) or [(None, None)]:
+                key = f"{image_id}-{annotation_id}" if self.which == "all" else str(image_id)
+                content = partial(_of_an_annotation, folder, name, caption)
+                yield Entry(key, f"{self.annotations}, image {image_id}", content)
+
+    def _read(self) -> list[tuple[int, str, list[tuple[int, str]]]]:
+        """(image id, file name, [(annotation id, caption)]) in the order of the ids."""
+        path = Path(self.annotations)
+        file = _json_file(path)
+        images: dict[int, tuple[str, list[tuple[int, str]]]] = {}
+        try:
+            for image in file["images"]:
+                images[int(image["id"])] = str(image["file_name"]), []
+            for annotation in file["annotations"]:
+                if not isinstance(annotation["caption"], str):
+                    raise TypeError("a caption that is not text")
+                images[int(annotation["image_id"])][1].append((int(annotation["id"]), annotation["caption"]))
+        except (KeyError, TypeError, ValueError) as error:
+            hint = "give captions_*.json of MS-COCO; instances_*.json holds no captions"
+            raise UserError(f"not MS-COCO captions: {error!r}", where=str(path), hint=hint) from error
+        return [(number, name, sorted(captions)) for number, (name, captions) in sorted(images.items())]
 
 
-def _images(path: Path) -> list[tuple[int, str, list[tuple[int, str]]]]:
-    """(image id, file name, [(annotation id, caption)]) in the order of the ids."""
-    file = json_file(path)
-    images: dict[int, tuple[str, list[tuple[int, str]]]] = {}
-    try:
-        for image in file["images"]:
-            images[int(image["id"])] = str(image["file_name"]), []
-        for annotation in file["annotations"]:
-            if not isinstance(annotation["caption"], str):
-                raise TypeError("a caption that is not text")
-            images[int(annotation["image_id"])][1].append((int(annotation["id"]), annotation["caption"]))
-    except (KeyError, TypeError, ValueError) as error:
-        hint = "give captions_*.json of MS-COCO; instances_*.json holds no captions"
-        raise UserError(f"not MS-COCO captions: {error!r}", where=str(path), hint=hint) from error
-    return [(number, name, sorted(captions)) for number, (name, captions) in sorted(images.items())]
-
-
-def _coco_openers(source: CocoSource, folder: Path | None, images: list) -> Iterator[Opener]:
-    for image_id, name, captions in images:
-        where = f"{source.annotations}, image {image_id}"
-        match source.which:
-            case "first":
-                chosen = captions[:1]
-            case "longest":
-                chosen = sorted(captions, key=lambda c: -len(c[1]))[:1]
-            case "all":
-                chosen = captions
-        for annotation_id, caption in chosen or [(None, None)]:
-            key = f"{image_id}-{annotation_id}" if source.which == "all" else str(image_id)
-            content = functools.partial(_coco_content, folder, name, caption)
-            yield functools.partial(opened, key=key, where=where, content=content)
-
-
-def _coco_content(folder: Path | None, name: str, caption: str | None) -> tuple[bytes, str, None]:
+def _of_an_annotation(folder: Path | None, name: str, caption: str | None) -> Content:
     if caption is None:
         raise Unusable("no caption", "the image has no annotation")
     if problem := tars.unsafe_name(name):
         raise Unusable("unsafe name", f"{name!r}: {problem}")
     return b"" if folder is None else file_bytes(folder / name, tars.MAX_BYTES), not_empty(caption), None
+
+
+CaptionedSource = Annotated[TarSource | FolderSource | ClassFolderSource | CocoSource, Field(discriminator="kind")]
+
+
+def read(source: CaptionedSource, start: int = 0) -> Iterator[Captioned | Refused]:
+    """Items from number `start` on, in a fixed order; those before it are passed over without being read.
+
+    Raises:
+        UserError: a missing file or folder, an address, a damaged tar or json; at once or where the stream comes to it.
+    """
+    assert start >= 0, start
+    left = None if source.max_samples is None else max(source.max_samples - start, 0)
+    return (_opened(number, entry) for number, entry in enumerate(islice(source.entries(start), left), start))
+
+
+def _opened(number: int, entry: Entry) -> Captioned | Refused:
+    key, where, content = entry
+    if encodable(key) != key:  # of a file whose name is in another code
+        return Refused(number, encodable(key), "unsafe name", encodable(where), "not UTF-8")
+    try:
+        return Captioned(number, key, *content(), where)
+    except Unusable as error:
+        return Refused(number, key, error.args[0], where, error.args[1])
+
+
+def usable(items: Iterable[Captioned | Refused]) -> Iterator[Captioned]:
+    """Those that can be used."""
+    return (item for item in items if isinstance(item, Captioned))
+
+
+def num_items(source: CaptionedSource) -> int:
+    """How many items `read` gives, refused ones included; no picture is read."""
+    count = source.num_items()
+    return count if source.max_samples is None else min(count, source.max_samples)
+
+
+_DIGEST_BYTES = 16  # of a picture's SHA-256
+
+
+def write_digests(items: Iterable[Captioned | Refused], path: Path) -> None:
+    """Keep a digest of each picture's bytes, and zeros for an item that cannot be used."""
+    nothing = bytes(_DIGEST_BYTES)
+    digests = (hashlib.sha256(i.image).digest()[:_DIGEST_BYTES] if isinstance(i, Captioned) else nothing for i in items)
+    content = b"".join(digests)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)
+
+
+def repeated(paths: Sequence[Path]) -> dict[int, int]:
+    """Number of an item -> number of the first one with the same picture, by the digests in these files.
+
+    LAION-COCO holds many copies of one picture; a drafter trained on them, or a hold-out that shares them, measures
+    memory instead of prediction.
+    """
+    digests = np.concatenate([np.fromfile(path, dtype=f"V{_DIGEST_BYTES}") for path in paths])
+    _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
+    earlier, nothing = first[inverse], np.zeros(1, digests.dtype)
+    repeats = np.flatnonzero((earlier < np.arange(len(digests))) & (digests != nothing))
+    return dict(zip(repeats.tolist(), earlier[repeats].tolist(), strict=True))
+
+
+_PICTURES = tuple("." + suffix for suffix in tars.IMAGE_SUFFIXES)
+_BESIDE = (".txt", ".json")  # captions, and what img2dataset notes of a picture
+
+
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(_PICTURES)
+
+
+def _check_name(path: Path) -> None:
+    if not _is_picture(path.name):
+        raise Unusable(tars.UNKNOWN_SUFFIX, f"{path.suffix!r} is none of {', '.join(tars.IMAGE_SUFFIXES)}")
+
+
+def _file_names(folder: Path) -> list[str]:
+    """Names of a folder's pictures, and of files that are not called so, sorted.
+
+    Hidden files are not pictures: macOS leaves a `._name.jpg` beside each file that it unpacks.
+    """
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name for entry in entries
+            if not entry.name.startswith(".") and not entry.name.lower().endswith(_BESIDE)
+            and (_is_picture(entry.name) or not entry.is_dir())
+        )  # fmt: skip
+
+
+def _existing_folder(folder: str) -> Path:
+    """The folder as a path. Raises `UserError` where there is none."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise NotFound("folder not found", where=folder, hint="check the data section")
+    return path
+
+
+def _json_file(path: Path) -> JsonObject:
+    """What a large JSON file holds. Raises `UserError` where it is missing, cannot be read, or is no object."""
+    return read_json(path, JsonObject, hint="check the data section, or fetch the file again", max_bytes=LOG_BYTES)

@@ -34,11 +34,7 @@ class InternVLFamily(PictureFamily):
     """An InternVL, whose limits of pixels are limits of tiles."""
 
     def grid(self, size: Size, processor: Processor, resizing: Resizing) -> tuple[int, int]:
-        """Tiles across and down of a picture.
-
-        Raises:
-            UserError: the fewest are more than the most.
-        """
+        """Tiles across and down of a picture. Raises `UserError`: the fewest are more than the most."""
         images, area, limits = processor.image_processor, processor.image_size**2, resizing.limits
         least = images.min_patches if limits[0] is None else -(-limits[0] // area)
         most = images.max_patches if limits[1] is None else max(1, limits[1] // area)

@@ -107,17 +107,12 @@ V1 = _Vicuna("v1", end="</s>", system=SYSTEM)
 
 @dataclass(frozen=True)
 class LlavaFamily(PictureFamily):
-    """A LLaVA.
+    """A LLaVA."""
 
-    Args:
-        usual: resolutions that pictures are fitted into, by the side of a tile; None: a picture is one tile.
-        needs: special tokens that the tokenizer must have.
-        maker: name of transformers' processor, which makes the files where it needs no torchvision.
-    """
-
+    # Resolutions that pictures are fitted into, by the side of a tile; None: a picture is one tile.
     usual: Callable[[int], tuple[tuple[int, int], ...]] | None = None
-    needs: tuple[str, ...] = ("bos", "eos", "pad")
-    maker: str | None = None
+    needs: tuple[str, ...] = ("bos", "eos", "pad")  # special tokens that the tokenizer must have
+    maker: str | None = None  # name of transformers' processor, which makes the files where it needs no torchvision
 
     def needs_sizes(self, aspect: Aspect, num_images: int) -> bool:
         return is_tiled(aspect, num_images)  # a single tile does not depend on the picture's size

@@ -52,10 +52,8 @@ class PixtralFamily(WholeFamily):
         return tower == "pixtral" or super().of_model(model_type, tower)
 
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
-        """Never larger than the longest edge, sides cut to whole pixels and rounded up to whole tokens.
-
-        Raises:
-            UserError: a fewest number of pixels is asked for, or one side is more than 200 times the other.
+        """Never larger than the longest edge, sides cut to whole pixels and rounded up to whole tokens. Raises
+        `UserError`: a fewest number of pixels is asked for, or one side is more than 200 times the other.
         """
         if least is not None:
             raise UserError(f"min_pixels is {least}, and Pixtral's and Mistral 3's pictures are only ever made smaller",

@@ -43,35 +43,23 @@ SIGLIP_STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample"
 
 @dataclass(frozen=True)
 class Resizing:
-    """How a data section wants images resized. A family whose pictures' sizes decide has its own way.
+    """How a data section wants images resized. A family whose pictures' sizes decide has its own way."""
 
-    Args:
-        aspect: what is done to images that are not square, of LLaVA.
-        convention: of LLaVA's tiled images.
-        limits: of pictures whose size decides.
-    """
-
-    aspect: Aspect = "pad"
-    convention: Convention = "hf"
-    limits: Limits = (None, None)
+    aspect: Aspect = "pad"  # what is done to images that are not square, of LLaVA
+    convention: Convention = "hf"  # of LLaVA's tiled images
+    limits: Limits = (None, None)  # of pictures whose size decides
 
 
 @dataclass(frozen=True)
 class Files:
-    """A processor's files, as a family reads them.
-
-    Args:
-        settings: what they say, the image processor's part included.
-        published: the image processor's settings that stand for a missing file; None: there is one.
-        key: names the files in messages.
-    """
+    """A processor's files, as a family reads them."""
 
     tokenizer: PreTrainedTokenizerFast
-    settings: JsonMapping
-    published: JsonMapping | None
+    settings: JsonMapping  # what they say, the image processor's part included
+    published: JsonMapping | None  # the image processor's settings that stand for a missing file; None: there is one
     source: str | Path
     revision: str | None
-    key: str
+    key: str  # names the files in messages
 
     def images(self, name: str) -> Any:
         """The image processor of this name."""
@@ -93,32 +81,21 @@ class Files:
 
 @dataclass(frozen=True)
 class PictureFamily:
-    """How a family of targets reads pictures: each as one tile, where no derived class says otherwise.
+    """How a family of targets reads pictures: each as one tile, where no derived class says otherwise."""
 
-    Args:
-        name: as processors and recipes have it.
-        processor_class: of transformers, as the family's files name it.
-        templates: that its conversations are written with, beside the one in its files; one that surrounds pictures
-            is the only one.
-        model_types: further ones whose pictures are read the same way.
-        written: what its own chat template writes for a picture; None: the mark itself. Others stand between special
-            tokens.
-        system: the system sentence of the family, where it is not its template's.
-        reads_whole: pictures in as many patches as they have, and not in tiles.
-        sizes_decide: the number of a picture's tokens follows from its size, whatever the data section's aspect.
-        loads_plainly: transformers' `AutoProcessor` loads the files without torchvision.
-    """
-
-    name: str
-    processor_class: str = ""
+    name: str  # as processors and recipes have it
+    processor_class: str = ""  # of transformers, as the family's files name it
+    # That its conversations are written with, beside the one in its files; one that surrounds pictures is the only one.
     templates: tuple[Template, ...] = ()
-    model_types: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()  # further ones whose pictures are read the same way
+    # What its own chat template writes for a picture; None: the mark itself. Others stand between special tokens.
     written: re.Pattern[str] | None = None
-    system: str | None = None
+    system: str | None = None  # the system sentence of the family, where it is not its template's
     reads_pictures: bool = True
-    reads_whole: bool = False
+    reads_whole: bool = False  # pictures in as many patches as they have, and not in tiles
+    # The number of a picture's tokens follows from its size, whatever the data section's aspect.
     sizes_decide: bool = False
-    loads_plainly: bool = True
+    loads_plainly: bool = True  # transformers' `AutoProcessor` loads the files without torchvision
 
     @property
     def template(self) -> str | None:
@@ -158,10 +135,8 @@ class PictureFamily:
         return settings
 
     def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        """The layout of a clip: one picture, or several where something is written between its frames.
-
-        Raises:
-            UserError: the family reads no clips.
+        """The layout of a clip: one picture, or several where something is written between its frames. Raises
+        `UserError`: the family reads no clips.
         """
         return (self.video(settings).picture(len(clip.numbers), processor.patches),)
 
@@ -358,10 +333,8 @@ def tile_side(images: object) -> int:
 
 
 def text_processor(tokenizer: PreTrainedTokenizerFast, key: str) -> Processor:
-    """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token.
-
-    Raises:
-        UserError: the tokenizer has no end token or no offsets.
+    """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token. Raises `UserError`: the
+    tokenizer has no end token or no offsets.
     """
     if not tokenizer.is_fast:
         raise UserError(f"{key}: label masks need character offsets", hint="use a repository with tokenizer.json")

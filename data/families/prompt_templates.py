@@ -32,29 +32,17 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Template:
-    """A template whose turns begin with a head of their role (ChatML, Llama 3).
+    """A template whose turns begin with a head of their role (ChatML, Llama 3)."""
 
-    Args:
-        name: as recipes have it; of ChatML, the table of the families says how they call it.
-        head: what begins a turn, with {} for its role.
-        end: the token that ends a turn; empty: none does.
-        between: what stands after a turn's end.
-        system: the template's own system sentence.
-        answers: what it calls who answers.
-        surrounds: pictures stand between tokens of their family, which it writes.
-        keeps_breaks: beside a picture; elsewhere the line break is LLaVA's way of writing a mark.
-        strips: blanks around a turn's text.
-    """
-
-    name: str
-    head: str = ""
-    end: str = ""
-    between: str = ""
-    system: str = ""
-    answers: str = "assistant"
-    surrounds: bool = False
-    keeps_breaks: bool = False
-    strips: bool = False
+    name: str  # as recipes have it; of ChatML, the table of the families says how they call it
+    head: str = ""  # what begins a turn, with {} for its role
+    end: str = ""  # the token that ends a turn; empty: none does
+    between: str = ""  # what stands after a turn's end
+    system: str = ""  # the template's own system sentence
+    answers: str = "assistant"  # what it calls who answers
+    surrounds: bool = False  # pictures stand between tokens of their family, which it writes
+    keeps_breaks: bool = False  # beside a picture; elsewhere the line break is LLaVA's way of writing a mark
+    strips: bool = False  # blanks around a turn's text
 
     def check_system(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raises `UserError` where the tokenizer lacks what surrounds a system sentence."""

@@ -37,17 +37,11 @@ _FRAMES = 2  # of a clip in one patch
 
 @dataclass(frozen=True)
 class QwenFamily(WholeFamily):
-    """A Qwen-VL.
+    """A Qwen-VL."""
 
-    Args:
-        limits: the fewest and the most pixels of a picture, of the published files.
-        is_clips: channels are normalised as CLIP's in the published files, and not as SigLIP's.
-        writes_times: before the frames of a clip, each pair of which is a picture of its own.
-    """
-
-    limits: tuple[int, int] = (3136, 12845056)
-    is_clips: bool = True
-    writes_times: bool = False
+    limits: tuple[int, int] = (3136, 12845056)  # the fewest and the most pixels of a picture, of the published files
+    is_clips: bool = True  # channels are normalised as CLIP's in the published files, and not as SigLIP's
+    writes_times: bool = False  # before the frames of a clip, each pair of which is a picture of its own
 
     @property
     def _limits(self) -> dict[str, int]:
@@ -58,10 +52,8 @@ class QwenFamily(WholeFamily):
         return rounded(size, processor.image_size, least or limits["shortest_edge"], most or limits["longest_edge"])
 
     def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        """One picture, or of Qwen3-VL one for each pair of frames.
-
-        Raises:
-            UserError: the clip does not say how many frames a second has, which positions or times are made of.
+        """One picture, or of Qwen3-VL one for each pair of frames. Raises `UserError`: the clip does not say how many
+        frames a second has, which positions or times are made of.
         """
         unit, count = processor.image_size, len(clip.numbers)
         size = rounded(clip.size, unit, *settings.pixel_limits(count, unit))
@@ -156,10 +148,8 @@ QWEN3_VL = QwenFamily(
 
 
 def rounded(size: Size, unit: int, least: int, most: int) -> Size:
-    """Width and height in multiples of `unit`, of `least` to `most` pixels, about as oblong as before.
-
-    Raises:
-        UserError: one side is more than 200 times the other.
+    """Width and height in multiples of `unit`, of `least` to `most` pixels, about as oblong as before. Raises
+    `UserError`: one side is more than 200 times the other.
     """
     check_oblong(size)
     width, height = size

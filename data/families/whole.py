@@ -33,10 +33,8 @@ class WholeFamily(PictureFamily, ABC):
 
     @abstractmethod
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
-        """Width and height that a picture of `size` pixels is resized to.
-
-        Args:
-            least: pixels at least; None: as the processor's files say. So is `most`.
+        """Width and height that a picture of `size` pixels is resized to, with at least and at most so many pixels;
+        None: as the processor's files say.
         """
 
     def ordered(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:

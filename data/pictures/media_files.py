@@ -21,12 +21,7 @@ from ...core.files import NotRegular, open_regular
 
 @dataclass(frozen=True)
 class Embedded:
-    """Encoded bytes.
-
-    Args:
-        where: file and place, for messages.
-        stream: opens the bytes anew each time.
-    """
+    """Encoded bytes; `stream` opens them anew each time, and `where` names file and place in messages."""
 
     where: str
     stream: Callable[[], BinaryIO]
@@ -49,11 +44,7 @@ Medium = Literal["image", "clip"]
 
 
 class BadMedia(UserError):
-    """A picture or clip that cannot be used.
-
-    Args:
-        reason: one of few, to be counted.
-    """
+    """A picture or clip that cannot be used. `reason` is one of few, to be counted."""
 
     def __init__(self, problem: str, *, reason: str = "", where: str | None = None, hint: str | None = None):
         super().__init__(problem, where=where, hint=hint)
@@ -62,12 +53,7 @@ class BadMedia(UserError):
 
 def located(folder: Path, name: str | Embedded, *, allow_outside: bool) -> MediaFile:
     """What a record names, relative to `folder`. Symbolic links inside the folder are its owner's, and are followed.
-
-    Args:
-        allow_outside: take absolute names and names with `..` as they are.
-
-    Raises:
-        BadMedia: the name leads out of the folder.
+    Raises `BadMedia` for a name that leads out of the folder, unless `allow_outside` takes it as it is.
     """
     if isinstance(name, Embedded):
         return name

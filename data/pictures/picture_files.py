@@ -39,13 +39,8 @@ _PHOTOMETRIC, _BITS_PER_SAMPLE, _WHITE_IS_ZERO = 262, 258, 0  # tags of TIFF, an
 
 
 def load_image(file: MediaFile, *, check: Callable[[Size], None] | None = None) -> Image.Image:
-    """The picture as RGB, upright.
-
-    Args:
-        check: raises `BadMedia` for a size (width, height) that is not wanted, before anything is decoded.
-
-    Raises:
-        BadMedia: missing, no regular file, of no known format, broken or too large; the message names the file.
+    """The picture as RGB, upright. Raises `BadMedia` that names the file: missing, no regular file, of no known format,
+    broken, too large, or of a size (width, height) that `check` refuses before anything is decoded.
     """
 
     def decode(image: Image.Image) -> Image.Image:

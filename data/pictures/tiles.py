@@ -31,20 +31,14 @@ def is_tiled(aspect: Aspect, num_images: int) -> bool:
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a model family tiles with.
+    """What a model family tiles with."""
 
-    Args:
-        tile: side of a tile in pixels.
-        patches: patches along a side of a tile.
-        resolutions: pairs of pixels as the family's list has them; `convention` says which of a pair is the width.
-        max_tiles: grids larger than so many tiles are shrunk; None: never.
-    """
-
-    tile: int
-    patches: int
+    tile: int  # side of a tile in pixels
+    patches: int  # patches along a side of a tile
+    # Pairs of pixels as the family's list has them; `convention` says which of a pair is the width.
     resolutions: tuple[tuple[int, int], ...]
     convention: Convention = "hf"
-    max_tiles: int | None = None
+    max_tiles: int | None = None  # grids larger than so many tiles are shrunk; None: never
 
 
 def next_resolutions(tile: int) -> tuple[tuple[int, int], ...]:

@@ -108,10 +108,8 @@ class Clip:
     """A clip whose file was scanned. The frames to take are known, and only the first one is decoded.
 
     Its frames are those that a player shows: what an edit list hides is no frame, a gap in time shows the frame before
-    it, and the display matrix of a phone turns them.
-
-    Raises:
-        UserError: missing, no regular file, broken, without pictures, too large, or too short.
+    it, and the display matrix of a phone turns them. Raises `UserError`: missing, no regular file, broken, without
+    pictures, too large, or too short.
     """
 
     def __init__(self, path: MediaFile, settings: VideoSettings):
@@ -169,13 +167,10 @@ class Clip:
         return self.total / self.rate / len(self.numbers)
 
     def frames(self, *, check: Callable[[Size], None] | None = None) -> list[Image.Image]:
-        """The taken frames, RGB.
+        """The taken frames, RGB. Raises `UserError`: a frame cannot be decoded, or they are too large.
 
         Args:
             check: raises `BadMedia` for a size of frames (width, height) that is not wanted, before any is decoded.
-
-        Raises:
-            UserError: a frame cannot be decoded, or they are too large.
         """
         wanted, frames = set(self.numbers), []
         width, height = self.size
@@ -273,12 +268,8 @@ def label(budget: int | str) -> str:
 
 @dataclass(frozen=True)
 class FrameTokens:
-    """How a family counts a clip.
-
-    Args:
-        per_step: tokens of each step in time.
-        frames_per_step: Qwen's towers join two frames; an odd last one is doubled.
-        per_clip: tokens beyond those of its frames (a newline).
+    """How a family counts a clip: tokens of each step in time and beyond those of its frames (a newline). Qwen's towers
+    join two frames in a step; an odd last one is doubled.
     """
 
     per_step: int
@@ -296,10 +287,8 @@ class FrameTokens:
 
 
 def tile_frames(settings: VideoSettings, patches: int) -> FrameTokens:
-    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline).
-
-    Args:
-        patches: along a side of a frame.
+    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline), of `patches` along a
+    side.
     """
     one, two = (settings.picture(count, patches).num_tokens for count in (1, 2))
     return FrameTokens(two - one, per_clip=2 * one - two)

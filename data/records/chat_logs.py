@@ -8,23 +8,27 @@ nothing is fetched from a network.
 
 from __future__ import annotations
 
+import functools
+import gzip
 import hashlib
 import json
 import random
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.errors import UserError, encodable
-from ...core.files import new_folder
+from ...core.file_kinds import HEAD, MARK, other_kind
+from ...core.files import new_folder, open_data
 from ...core.json_types import Json, JsonObject, all_are, list_at, listed, object_at, text_at, value_at
 from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
-from .log_lines import MOST_BYTES, lines
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
 from .record import check_record, num_learned
 
+MOST_BYTES = 256 << 20  # of a line, its pictures included
 RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"
 _ROLES = {"user": "human", "assistant": "gpt", "tool": "tool"} | {role: role for role in SYSTEM_ROLES}
 # Where servers and gateways write the two halves of a request.
@@ -38,27 +42,22 @@ _WHOLE = {"None", "stop", "tool_calls", "function_call", "eos", "eos_token", "en
 
 @dataclass
 class Converted:
-    """What came of a log.
-
-    Args:
-        held_out: of the records, in a file of their own.
-        skipped: reason -> answers, or lines, that were left out for it.
-        has: what records have besides texts and pictures -> how many.
-    """
+    """What came of a log."""
 
     records: int = 0
-    held_out: int = 0
+    held_out: int = 0  # of the records, in a file of their own
     pictures: int = 0
     answers: int = 0
     questions: int = 0  # records without an answer to learn
-    skipped: Counter[str] = field(default_factory=Counter)
-    has: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)  # reason -> answers, or lines, that were left out for it
+    has: Counter[str] = field(default_factory=Counter)  # what records have besides texts and pictures -> how many
 
 
 def convert(
     log: Path, destination: Path, *, images: Path | None = None, skip: bool = False, held_out: int = 0
 ) -> Converted:
     """Write `records.jsonl`, `held-out.jsonl` if asked for, and `pictures/` to a new folder, whole or not at all.
+    Raises `UserError`: the log cannot be read, a line of it cannot be used, none can, or nothing can be kept apart.
 
     Args:
         images: the folder that local pictures lie in, and that relative paths start at; None: the log's.
@@ -66,16 +65,13 @@ def convert(
             Answers that the server cut are always left out and listed.
         held_out: records to keep apart, at most. Those that share a picture or a conversation's first question stay
             together. The draw is seeded.
-
-    Raises:
-        UserError: the log cannot be read, a line of it cannot be used, none can, or nothing can be kept apart.
     """
     found, groups = Converted(), _Groups()
     with new_folder(destination) as folder:
         (folder / PICTURES).mkdir()
         pictures = LoggedPictures(folder / PICTURES, (images or log.parent).resolve())
         with (folder / RECORDS).open("w") as records, (folder / SKIPPED).open("w") as skipped:
-            for number, line in lines(log):
+            for number, line in _lines_of(log):
                 for record in _usable(number, line, log, pictures, skip):
                     if isinstance(record, Unusable):
                         found.skipped[str(record)] += 1
@@ -84,8 +80,13 @@ def convert(
                         continue
                     records.write(json.dumps(record, ensure_ascii=False) + "\n")
                     groups.add(record)
+                    turns = record["conversations"]
                     found.records += 1
-                    _count(record, found)
+                    found.questions += not num_learned(record)
+                    found.answers += sum(turn["from"] == "gpt" and "weight" not in turn for turn in turns)
+                    found.has["a system message"] += turns[0]["from"] in SYSTEM_ROLES
+                    found.has["tools"] += "tools" in record
+                    found.has["reasoning"] += any("reasoning" in turn for turn in turns)
         found.pictures = pictures.count
         if not found.records:
             first = next(iter(found.skipped), "the file has no lines")
@@ -95,8 +96,12 @@ def convert(
             (folder / SKIPPED).unlink()
         if held_out:
             apart = groups.drawn(held_out, where=str(log))
-            _split(folder, apart)
             found.records, found.held_out = found.records - len(apart), len(apart)
+            everything = (folder / RECORDS).rename(folder / ".everything")
+            with everything.open() as whole, (folder / RECORDS).open("w") as kept, (folder / HELD_OUT).open("w") as out:
+                for number, line in enumerate(whole):
+                    (out if number in apart else kept).write(line)
+            everything.unlink()
     return found
 
 
@@ -105,7 +110,14 @@ def _usable(
 ) -> Iterator[JsonObject | Unusable]:
     """The line's records, and why others of it are left out. Raises `UserError` at the first fault without `skip`."""
     try:
-        whole = _parsed(line)
+        if line is None:
+            raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
+        try:
+            whole = object_at(json.loads(line))
+        except (ValueError, RecursionError):
+            raise Unusable("not JSON", "one JSON object on each line") from None
+        if whole is None:
+            raise Unusable("no JSON object", "one JSON object on each line")
         asked, choices = _halves(whole)
         if not choices:
             yield _record(asked, None, f"{log.stem}-{number}", pictures)
@@ -122,18 +134,6 @@ def _usable(
             hint = error.cure or "fix the line, or leave such lines out: --skip"
             raise UserError(str(error), where=f"{log}, line {number}", hint=hint) from None
         yield error
-
-
-def _parsed(line: bytes | None) -> JsonObject:
-    if line is None:
-        raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
-    try:
-        value = object_at(json.loads(line))
-    except (ValueError, RecursionError):
-        raise Unusable("not JSON", "one JSON object on each line") from None
-    if value is None:
-        raise Unusable("no JSON object", "one JSON object on each line")
-    return value
 
 
 def _at(value: object, keys: tuple[str, ...]) -> Json:
@@ -272,15 +272,6 @@ def _value(content: object, role: str, pictures: LoggedPictures, images: list[st
     return value
 
 
-def _count(record: JsonObject, found: Converted) -> None:
-    turns = record["conversations"]
-    found.questions += not num_learned(record)
-    found.answers += sum(turn["from"] == "gpt" and "weight" not in turn for turn in turns)
-    found.has["a system message"] += turns[0]["from"] in SYSTEM_ROLES
-    found.has["tools"] += "tools" in record
-    found.has["reasoning"] += any("reasoning" in turn for turn in turns)
-
-
 class _Groups:
     """Which records may not be parted: those that show a picture of one another, or begin with the same question."""
 
@@ -324,10 +315,42 @@ class _Groups:
         return chosen
 
 
-def _split(folder: Path, apart: set[int]) -> None:
-    whole = folder / RECORDS
-    everything = whole.rename(folder / ".everything")
-    with everything.open() as lines, whole.open("w") as kept, (folder / HELD_OUT).open("w") as held_out:
-        for number, line in enumerate(lines):
-            (held_out if number in apart else kept).write(line)
-    everything.unlink()
+def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Number, from 1, and bytes of each line that is not blank; None for one of more than `MOST_BYTES`. Raises
+    `UserError`: it is no regular file, cannot be read, or is something else than a log.
+    """
+    if log.exists() and not log.is_file():
+        what = "a folder" if log.is_dir() else "no regular file (a device or a pipe)"
+        raise UserError(f"{what}, and a log is a file of JSON lines", where=str(log), hint="write the log to a file")
+    with open_data(log) as raw:
+        is_packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        try:
+            with gzip.open(raw) if is_packed else raw as file:
+                _check_kind(file.read(HEAD), log)  # of the text that was packed
+                file.seek(0)
+                for number, line in enumerate(iter(functools.partial(file.readline, MOST_BYTES + 1), b""), 1):
+                    is_long = len(line) > MOST_BYTES
+                    while is_long and line and not line.endswith(b"\n"):
+                        line = file.readline(1 << 16)
+                    if is_long or line.strip():
+                        yield number, None if is_long else line.removeprefix(MARK)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"a damaged gzip file: {error}", where=str(log), hint="copy or pack it again") from error
+
+
+def _check_kind(head: bytes, log: Path) -> None:
+    """Raises `UserError` that says what the file is, if it cannot be a log."""
+    kind = other_kind(head)
+    text = head.removeprefix(MARK).lstrip()
+    first = text.split(b"\n", 1)[0].strip()
+    if kind is not None:
+        pass
+    elif text.startswith(b"["):
+        kind = "a JSON array", "write each of its items on a line: jq -c '.[]' LOG > log.jsonl"
+    elif first == b"{":
+        kind = "JSON over several lines", "write each object on one line: jq -c . LOG > log.jsonl"
+    elif text.startswith((b"data:", b"event:")):
+        kind = "a stream of events, which hold pieces of answers", "log whole answers: requests without `stream`"
+    if kind is not None:
+        raise UserError(f"{kind[0]}, and a log has one JSON object on each line", where=str(log), hint=kind[1])

@@ -21,10 +21,8 @@ _DAMAGED = (zipfile.BadZipFile, ValueError, EOFError, KeyError, TypeError, Runti
 
 
 def read_arrays(path: Path, kinds: Mapping[str, type[np.generic]]) -> dict[str, np.ndarray] | None:
-    """The arrays that `write_arrays` kept; None where there are none, or they are damaged, which is said.
-
-    Args:
-        kinds: name -> dtype of the arrays that must be there.
+    """The arrays of these names and dtypes that `write_arrays` kept; None where there are none, or they are damaged,
+    which is said.
     """
     if not path.is_file():
         return None

@@ -24,11 +24,7 @@ MOST_BYTES = 64 * 2**20  # of a picture
 
 
 class Unusable(Exception):
-    """Why a part of a log cannot become a record, and what to do about it.
-
-    Args:
-        cure: empty: fix the line.
-    """
+    """Why a part of a log cannot become a record, and what to do about it; no `cure`: fix the line."""
 
     def __init__(self, problem: str, cure: str = ""):
         super().__init__(problem)
@@ -36,10 +32,8 @@ class Unusable(Exception):
 
 
 class LoggedPictures:
-    """Copies pictures to a folder under the hash of their bytes: one that comes often is kept once.
-
-    Args:
-        root: local pictures must lie in it: who wrote a log could otherwise have any file of this machine copied.
+    """Copies pictures to a folder under the hash of their bytes: one that comes often is kept once. Local ones must lie
+    in `root`: who wrote a log could otherwise have any file of this machine copied.
     """
 
     def __init__(self, folder: Path, root: Path):
@@ -50,7 +44,10 @@ class LoggedPictures:
         """The picture's name below the folder of the records. Raises `Unusable`."""
         if not isinstance(url, str) or not url:
             raise Unusable("a picture without an address")
-        data = _inline(url) if url.startswith("data:") else self._local(url)
+        try:
+            data = _inline(url) if url.startswith("data:") else self._read(url)
+        except (OSError, ValueError):  # too long, a zero byte, half a character, brackets of no address, no rights
+            raise Unusable("a picture's address that no file can have", f"{url[:80]!r}: mend or remove it") from None
         try:
             with Image.open(io.BytesIO(data)) as image:
                 image.verify()
@@ -63,12 +60,6 @@ class LoggedPictures:
             path.write_bytes(data)
             self.count += 1
         return name
-
-    def _local(self, url: str) -> bytes:
-        try:
-            return self._read(url)
-        except (OSError, ValueError):  # too long, a zero byte, half a character, brackets of no address, no rights
-            raise Unusable("a picture's address that no file can have", f"{url[:80]!r}: mend or remove it") from None
 
     def _read(self, url: str) -> bytes:
         parsed = urlparse(url)
@@ -107,19 +98,12 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system", "developer": 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record up to its last answer, and the questions that are asked after it.
+    """A record up to its last answer, and the questions that are asked after it."""
 
-    Args:
-        name: in messages; unique within its set.
-        record: LLaVA JSON, with further questions under `turns`.
-        images: folder that the names of its pictures are relative to.
-        allow_outside: they may lead out of it.
-    """
-
-    name: str
-    record: JsonMapping
-    images: Path
-    allow_outside: bool = False
+    name: str  # in messages; unique within its set
+    record: JsonMapping  # LLaVA JSON, with further questions under `turns`
+    images: Path  # folder that the names of its pictures are relative to
+    allow_outside: bool = False  # they may lead out of it
 
     @property
     def further(self) -> tuple[str, ...]:
@@ -127,10 +111,8 @@ class Conversation:
         return tuple(self.record.get("turns", ()))
 
     def messages(self) -> list[JsonObject]:
-        """The messages before the first answer, pictures as data: URLs where their marks stand.
-
-        Raises:
-            UserError: a picture is missing or broken, or the record has what no message can hold.
+        """The messages before the first answer, pictures as data: URLs where their marks stand. Raises `UserError`: a
+        picture is missing or broken, or the record has what no message can hold.
         """
         record = dict(self.record)
         turns = record["conversations"][: -1 if record["conversations"][-1]["from"] == "gpt" else None]

@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from ...core.errors import NotFound, Refused, UserError, counted, did_you_mean
+from ...core.errors import NotFound, UserError, counted
 from ...core.fields import Place
-from ...core.files import read_yaml
-from ...core.json_types import JsonObject, list_at, object_at, text_at, value_at
+from ...core.files import checked, read_yaml
+from ...core.json_types import JsonObject, text_at
+from ...core.section import Section
 from .patterns import MOST_NAMES, PUBLISHED, braces, fetch_commands, matched, shipped
 from .patterns import identity as shipped_identity
 from .records import RecordFile, file_identity, open_records
@@ -29,7 +30,6 @@ from .table_records import TableRecords
 from .tar_records import TarRecords
 
 _STRATEGY = re.compile(r"(?P<how>first|end|random):(?P<amount>\d+)(?P<percent>%?)")
-_KEYS = ("json_path", "sampling_strategy")
 STRATEGIES = "write all, or first:, end: or random: with a count or a percentage of 0 to 100 (first:500, random:10%)"
 _SHOWN = 12  # missing files that a message names
 
@@ -39,7 +39,7 @@ _SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(
 
 
 def kind(value: object) -> str | None:
-    """What one of a data section's `path` is; None: a section without a kind."""
+    """How a source of records is written: str, list, or the kind of its section; None: a section without one."""
     match value:
         case TableRecords() | TarRecords():
             return value.kind
@@ -99,18 +99,12 @@ Name = str | Path | TableRecords | TarRecords  # of files, of mixtures, or what 
 
 @dataclass(frozen=True)
 class Share:
-    """A data file, table or set of tars, and how much of it takes part.
-
-    Args:
-        strategy: all, or first, end or random with a count or a whole percentage.
-        where: what named it, for messages.
-        repeat: how often the same file stood before it; another draw of `random` each time.
-    """
+    """A data file, table or set of tars, and how much of it takes part."""
 
     source: Source
-    strategy: str = "all"
-    where: str = ""
-    repeat: int = 0
+    strategy: str = "all"  # all, or first, end or random with a count or a whole percentage
+    where: str = ""  # what named it, for messages
+    repeat: int = 0  # how often the same file stood before it; another draw of `random` each time
 
     def count(self, num_records: int) -> int:
         """Records kept: a percentage is rounded up, a count stops at what there is."""
@@ -140,47 +134,50 @@ class Share:
 
 
 def expand(names: Sequence[Name]) -> list[Share]:
-    """The sources behind `names`, in their order: files, patterns ({a,b}.json, part-*.json), mixtures (.yaml).
-
-    Raises:
-        UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
+    """The sources behind `names`, in their order: files, patterns ({a,b}.json, part-*.json), mixtures (.yaml). Raises
+    `UserError`: a pattern without a match, a mixture that cannot be read, or that names missing files.
     """
-    for file in _files(sources := _sources(names)):
-        matched(str(file.path), "path")
-    shares = [share for source in sources for share in _shares(source)]
+    sources = _sources(names)
+    for source in sources:
+        if isinstance(source, JsonFile):
+            matched(str(source.path), "path")
     seen: Counter[Source] = Counter()
-    numbered = []
-    for share in shares:
-        numbered.append(replace(share, repeat=seen[share.source]))
+    shares = []
+    for share in (share for source in sources for share in _shares(source)):
+        shares.append(replace(share, repeat=seen[share.source]))
         seen[share.source] += 1
-    return numbered
+    return shares
 
 
 def identities(names: Iterable[Name | JsonObject]) -> list[str]:
-    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there.
-
-    Args:
-        names: sources may be sections, or what these were read from.
+    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there. Names
+    may be what sections were read from.
     """
     hashes = []
     for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
         hashes.append(source.identity())
-        for file in (file for file in _files([source]) if is_mixture(file.path) and file.is_present()):
-            hashes += [share.source.identity() for share in _shares(file, check=False)]
+        if isinstance(source, JsonFile) and is_mixture(source.path) and source.is_present():
+            hashes += [share.source.identity() for share in _shares(source, check=False)]
     return hashes
 
 
 def are_present(names: Iterable[Name], *, opens_fast: bool = False) -> bool:
-    """Whether all files are on disk, those that mixtures name included.
-
-    Args:
-        opens_fast: and none of them must be converted first.
+    """Whether all files are on disk, those that mixtures name included; with `opens_fast` none of them must be
+    converted first.
     """
+    return all(source.is_present() and (source.opens_fast or not opens_fast) for source in _behind(names))
+
+
+def missing_files(names: Iterable[Name]) -> list[str]:
+    """What is not on disk: sources, or of mixtures that are there the files that they name."""
+    return [str(source) for source in _behind(names) if not source.is_present()]
+
+
+def _behind(names: Iterable[Name]) -> list[Source]:
+    """The sources, each once, and those that mixtures name which are there."""
     sources = _sources(names)
-    if not all(source.is_present() for source in sources):
-        return False
-    shares = [share for source in sources for share in _shares(source, check=False)]
-    return all(share.source.is_present() and (share.source.opens_fast or not opens_fast) for share in shares)
+    named = [share.source for source in sources if source.is_present() for share in _shares(source, check=False)]
+    return list(dict.fromkeys([*sources, *named]))
 
 
 def _sources(names: Iterable[Name]) -> list[Source]:
@@ -194,10 +191,6 @@ def _sources(names: Iterable[Name]) -> list[Source]:
         if len(sources) > MOST_NAMES:
             raise UserError(f"more than {MOST_NAMES:,} files", key="path", hint="name fewer")
     return sources
-
-
-def _files(sources: Iterable[Source]) -> list[JsonFile]:
-    return [source for source in sources if isinstance(source, JsonFile)]
 
 
 def is_mixture(path: Path) -> bool:
@@ -236,76 +229,48 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
 
 def missing_hint(names: Iterable[Name]) -> str | None:
     """How to fetch published files, and what mixtures that ship with the project name; None: nothing is known of it."""
-    paths = [file.path for file in _files(_sources(names))]
-    own = [
-        fetch_commands(place) if (place := shipped(path)) is not None else PUBLISHED.get(path.as_posix(), ())
-        for path in paths
-    ]
-    return " && ".join(command for commands in own for command in commands) or None
+    commands: list[str] = []
+    for source in _sources(names):
+        if isinstance(source, JsonFile) and (place := shipped(source.path)) is not None:
+            commands += fetch_commands(place)
+        elif isinstance(source, JsonFile):
+            commands += PUBLISHED.get(source.path.as_posix(), ())
+    return " && ".join(commands) or None
 
 
-def missing_files(names: Iterable[Name]) -> list[str]:
-    """What is not on disk: sources, or of mixtures that are there the files that they name."""
-    sources = _sources(names)
-    named = [share.source for source in sources if source.is_present() for share in _shares(source, check=False)]
-    return [str(source) for source in dict.fromkeys([*sources, *named]) if not source.is_present()]
+class _Entry(Section):
+    """A file of a mixture, as the published ones have it."""
+
+    json_path: str
+    sampling_strategy: Any = None
+
+
+class _Mixture(Section):
+    datasets: list[JsonObject] = Field(min_length=1)
 
 
 def _entries(path: Path, file: Path) -> list[Share]:
-    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder.
-
-    Args:
-        file: what is read, which may be the package's in place of `path`.
+    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder. What is read is
+    `file`, which may be the package's in place of `path`.
     """
-    where = str(path)
-    tree = read_yaml(file, JsonObject, hint="fix the YAML")
-    datasets = list_at(tree, "datasets") if set(tree) == {"datasets"} else None
-    if not datasets:
-        hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
-        raise UserError("a mixture is one list under the key datasets", where=where, hint=hint)
-    shares = []
-    for number, entry in enumerate(datasets, 1):
+    hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
+    shares: list[Share] = []
+    for number, entry in enumerate(read_yaml(file, _Mixture, hint=hint).datasets, 1):
         place = f"{path}, entry {number}"
-        strategy, section = value_at(entry, "sampling_strategy") or "all", object_at(entry) or {}
-        if "kind" in section:
-            source = _source({key: value for key, value in section.items() if key != "sampling_strategy"}, place)
-            _check_strategy(strategy, f"{place} ({source})")
-            shares.append(Share(source.inside(path.parent), strategy, place))
-            continue
-        for name in braces(_path(section, place), where=place):
-            shares.append(Share(JsonFile(path.parent / name), strategy, place))
+        sources: list[Source]
+        if "kind" in entry:
+            section = {key: value for key, value in entry.items() if key != "sampling_strategy"}
+            kinds = "kinds are datasets (tables, the Hub) and webdataset (tars)"
+            sources = [checked(section, _SOURCES, where=place, hint=kinds).inside(path.parent)]
+        else:
+            name = checked(entry, _Entry, where=place, hint="write json_path: FILE.json or FILE.jsonl").json_path
+            sources = [JsonFile(path.parent / one) for one in braces(name, where=place)]
+        strategy = entry.get("sampling_strategy") or "all"
+        if not is_strategy(strategy):
+            problem = f"sampling_strategy {strategy!r} is none of this format"
+            raise UserError(problem, where=f"{place} ({sources[0]})", hint=STRATEGIES)
+        shares += [Share(source, strategy, place) for source in sources]
     return shares
-
-
-def _source(section: JsonObject, place: str) -> TableRecords | TarRecords:
-    try:
-        return _SOURCES.validate_python(section)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        keys = [str(key) for key in problem["loc"] if key != section["kind"]]
-        hint = "kinds are datasets (tables, the Hub) and webdataset (tars)"
-        if isinstance(refused := problem.get("ctx", {}).get("error"), Refused):
-            what = f"{'.'.join([*keys, refused.key])}: {refused.problem}"
-            raise UserError(what, where=place, hint=refused.hint) from error
-        raise UserError(f"{'.'.join(keys) or 'kind'}: {problem['msg']}", where=place, hint=hint) from error
-
-
-def _path(entry: JsonObject, place: str) -> str:
-    """What a checked entry names."""
-    path = text_at(entry, "json_path")
-    if path is None:
-        raise UserError("an entry without json_path", where=place, hint="write json_path: FILE.json or FILE.jsonl")
-    unknown = [str(key) for key in entry if key not in _KEYS]
-    if unknown:
-        raise UserError(f"unknown key {unknown[0]!r}", where=place, hint=did_you_mean(unknown[0], _KEYS))
-    if entry.get("sampling_strategy") is not None:
-        _check_strategy(entry["sampling_strategy"], f"{place} ({path})")
-    return path
-
-
-def _check_strategy(strategy: object, where: str) -> None:
-    if not is_strategy(strategy):
-        raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
 
 
 # What is wrong with a question alone where answers are learned.
@@ -317,16 +282,14 @@ CURES = {
 
 
 class Selection:
-    """Indexed files and the records of each that take part; nothing of a record is held but numbers.
+    """Indexed files and the records of each that take part; nothing of a record is held but numbers. Raises
+    `UserError`: a file that is missing or no list of records, or a mixture that cannot be read.
 
     Args:
         names: data files, brace patterns and mixtures, or sections that name tables or tars.
         cache: folder for indices.
         seed: of the draws of `random:` in mixtures.
         learned: a record without an answer to learn is unusable; else it may be a question alone.
-
-    Raises:
-        UserError: a file that is missing or no list of records, or a mixture that cannot be read.
     """
 
     def __init__(self, names: Sequence[Name], *, cache: Path, seed: int, learned: bool = True):

@@ -41,10 +41,8 @@ def braces(name: str, *, key: str | None = None, where: str | None = None) -> li
 
 
 def expanded(name: str) -> list[str]:
-    """A name with its braces expanded, a bounded number of them.
-
-    Raises:
-        ValueError: braces that do not close, or more than `MOST_NAMES` names.
+    """A name with its braces expanded, a bounded number of them. Raises `ValueError`: braces that do not close, or more
+    than `MOST_NAMES` names.
     """
     if (count := _count(name)) > MOST_NAMES:
         raise ValueError(f"they are {count:,} names, and at most {MOST_NAMES:,} are read")
@@ -64,11 +62,6 @@ def _count(name: str) -> int:
         groups.append(count)
         name = f"{name[: group.start()]}\0{len(groups) - 1}\0{name[group.end() :]}"
     return math.prod(groups[int(number)] for number in _NUMBER.findall(name))
-
-
-def unmatched(name: str) -> list[str]:
-    """Return the patterns of `braces(name, ...)` that match nothing."""
-    return [str(path) for path in braces(name) if is_pattern(str(path)) and not glob(str(path))]
 
 
 def is_pattern(name: str) -> bool:

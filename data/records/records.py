@@ -6,13 +6,11 @@ result is kept in a cache folder, so that the next start reads numpy arrays only
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import multiprocessing
 import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -27,7 +25,6 @@ from ...core.locks import locked
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
 from .record import check_record, num_learned, paths
-from .workers import num_processes, quiet_worker
 
 _FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
 
@@ -41,16 +38,11 @@ COLUMNS: dict[str, type[np.generic]] = {
     "clips": np.int16,
     "answers": np.int32,  # to learn; 0: a question alone
 }
-_TYPES = COLUMNS | {"id_hashes": np.int64}
 
 
 class Reader:
-    """Reads records where they lie: in a JSON file, a table, tars.
-
-    Args:
-        name: in the names of samples; a file keeps it when its folder moves.
-        label: for messages.
-        folder: that relative paths of pictures start at, unless the data section names one.
+    """Reads records where they lie: in a JSON file, a table, tars. `name` is in the names of samples (a file keeps it
+    when its folder moves), `label` is for messages; relative paths of pictures start at `folder`.
     """
 
     def __init__(self, name: str, label: str, folder: Path):
@@ -82,15 +74,21 @@ class JsonReader(Reader):
 
 
 @dataclass(frozen=True)
-class RecordFile:
-    """One indexed file, or a set of files that count as one."""
+class _Extra:
+    """What an index holds besides arrays."""
 
-    reader: Reader
-    columns: dict[str, np.ndarray]  # name, as in `COLUMNS` -> [n], in file order
     problems: dict[int, str]  # record -> what is wrong with it
     id_kinds: dict[str, int]  # type of a usable record's `id` -> the first record that has such a one
     duplicate_ids: int  # usable records whose id an earlier one has
     first_duplicate: tuple[int, int] | None  # the first of them, and that earlier record
+
+
+@dataclass(frozen=True)
+class RecordFile(_Extra):
+    """One indexed file, or a set of files that count as one."""
+
+    reader: Reader
+    columns: dict[str, np.ndarray]  # name, as in `COLUMNS` -> [n], in file order
 
     def __len__(self) -> int:
         return len(self.columns["offsets"])
@@ -122,40 +120,34 @@ class RecordFile:
 
 
 def open_records(path: Path, cache: Path) -> RecordFile:
-    """Index `path`, or take the index from `cache` where the file is unchanged.
-
-    Raises:
-        UserError: the file is missing, empty or not JSON; the message names the place.
+    """Index `path`, or take the index from `cache` where the file is unchanged. Raises `UserError`: the file is
+    missing, empty or not JSON; the message names the place.
     """
     if not path.is_file():
         raise NotFound("data file not found", where=str(path), hint="check `path` of the data section")
-    return open_index(JsonReader(path), f"{path.stem}-{file_identity(path)[:16]}", cache, lambda: _index(path))
+
+    def index() -> RecordFile:
+        scan.check_kind(path)
+        hint = "give a JSON list, or JSONL with one record in each line"
+        return indexed(JsonReader(path), scan.entries(path), hint)
+
+    return open_index(JsonReader(path), f"{path.stem}-{file_identity(path)[:16]}", cache, index)
 
 
 def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], RecordFile]) -> RecordFile:
     """The index that `cache` keeps under `name`, or else the one that `index` makes."""
     kept = cache / f"{name}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
-    # The first of several ranks makes the index with all cores; the others wait and take it.
+    # The first of several ranks makes the index; the others wait and take it.
     with locked(kept.with_suffix(".lock")):
         arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
         if arrays is None:
             records = index()
-            own = {field.name: vars(records)[field.name] for field in fields(_Extra)}
-            write_arrays(kept, records.columns | {"extra": np.array(json.dumps(own))})
+            extra = {field.name: getattr(records, field.name) for field in fields(_Extra)}
+            write_arrays(kept, records.columns | {"extra": np.array(json.dumps(extra))})
             return records
-    extra = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(kept), hint="delete the file")
-    return RecordFile(reader, arrays, **vars(extra))
-
-
-@dataclass(frozen=True)
-class _Extra:
-    """What an index holds besides arrays, as of `RecordFile`."""
-
-    problems: dict[int, str]
-    id_kinds: dict[str, int]
-    duplicate_ids: int
-    first_duplicate: tuple[int, int] | None
+    held = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(kept), hint="delete the file")
+    return RecordFile(**vars(held), reader=reader, columns=arrays)
 
 
 _COUNTS_TIMES = ContextVar("whether identities count times of writing", default=True)
@@ -190,86 +182,30 @@ def file_identity(path: Path) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Part:
-    """The records of a piece of a file, numbered from its beginning."""
-
-    columns: dict[str, np.ndarray]  # of `COLUMNS`, and id_hashes [n] int64: 0 without an id, and of unusable records
-    problems: dict[int, str]
-    id_kinds: dict[str, int]
-
-
-def _index(path: Path) -> RecordFile:
-    scan.check_kind(path)
-    parts = _scan_pieces(path) or [scan_part(scan.entries(path))]
-    return joined(JsonReader(path), parts, "give a JSON list, or JSONL with one record in each line")
-
-
-def joined(reader: Reader, parts: list[Part], hint: str) -> RecordFile:
-    """The index of parts that follow each other. Raises `UserError` with `hint` where there is no record."""
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    if not len(columns["offsets"]):
-        raise UserError("no records", where=str(reader), hint=hint)
-    problems: dict[int, str] = {}
-    kinds: dict[str, int] = {}
-    start = 0
-    for part in parts:
-        problems |= {start + record: problem for record, problem in part.problems.items()}
-        kinds = {kind: start + record for kind, record in part.id_kinds.items()} | kinds
-        start += len(part.columns["offsets"])
-    repeated = duplicates(columns.pop("id_hashes")).tolist()
-    first = tuple(repeated[0]) if repeated else None
-    return RecordFile(reader, columns, problems, dict(sorted(kinds.items())), len(repeated), first)
-
-
-def _scan_pieces(path: Path) -> list[Part] | None:
-    """The parts of a file, of a large one by several processes; None where a cut was wrong, or the file is broken."""
-    cuts = scan.cuts(path)
-    scan_piece = functools.partial(_scan_piece, path)
-    if num_processes() > 1 and path.stat().st_size >= 4 * scan.CHUNK:
-        return by_processes(scan_piece, cuts[:-1], cuts[1:])
-    return _all_of(list(map(scan_piece, cuts[:-1], cuts[1:])))
-
-
-def by_processes(scan_piece: Callable[..., Part | None], *arguments: Iterable[object]) -> list[Part] | None:
-    """The parts of all pieces in their order; None where one of them is None."""
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(num_processes(), mp_context=fork, initializer=quiet_worker, initargs=(0,)) as pool:
-        return _all_of(list(pool.map(scan_piece, *arguments)))
-
-
-def _all_of(parts: list[Part | None]) -> list[Part] | None:
-    whole = [part for part in parts if part is not None]
-    return whole if len(whole) == len(parts) else None
-
-
-def _scan_piece(path: Path, start: int, stop: int) -> Part | None:
-    try:
-        return scan_part(scan.piece(path, start, stop))
-    except (UserError, ValueError):
-        return None
-
-
-def scan_part(entries: Iterable[scan.Entry]) -> Part:
-    """What an index holds of records that come one by one."""
-    rows: list[int] = []  # of record after record
+def indexed(reader: Reader, entries: Iterable[scan.Entry], hint: str) -> RecordFile:
+    """The index of records that come one by one. Raises `UserError` with `hint` where there is none."""
+    rows = array("q")  # of record after record: an offset, a size, ... and the hash of its id
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     for number, (offset, size, record) in enumerate(entries):
         if problem := check_record(record):
             problems[number] = problem
-            rows += (offset, size, 0, 0, 0, 0, 0)
+            rows.extend((offset, size, 0, 0, 0, 0, 0))
             continue
         images, clips = len(paths(record, "image")), len(paths(record, "video"))
         words = sum(len(turn["value"].split()) for turn in record["conversations"])
         name = record.get("id")
         kinds.setdefault(type(name).__name__, number)
-        # Python's own hash differs from process to process, but not between forked ones.
+        lengths = words if images or clips else -words
         id_hash = 0 if name is None else hash(str(name))
-        rows += (offset, size, words if images or clips else -words, images, clips, num_learned(record), id_hash)
-    table = np.array(rows, dtype=np.int64).reshape(-1, len(_TYPES))
-    columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(_TYPES.items())}
-    return Part(columns, problems, kinds)
+        rows.extend((offset, size, lengths, images, clips, num_learned(record), id_hash))
+    if not rows:
+        raise UserError("no records", where=str(reader), hint=hint)
+    table = np.frombuffer(rows, dtype=np.int64).reshape(-1, len(COLUMNS) + 1)
+    columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(COLUMNS.items())}
+    repeated = duplicates(table[:, -1]).tolist()
+    first = tuple(repeated[0]) if repeated else None
+    return RecordFile(problems, dict(sorted(kinds.items())), len(repeated), first, reader, columns)
 
 
 def duplicates(hashes: np.ndarray) -> np.ndarray:

@@ -1,14 +1,9 @@
-"""Large JSON lists and JSONL, record by record: from end to end, or in pieces that several processes take.
-
-A cut between two pieces is a guess. It is right if every piece holds whole records up to its very
-end, which is checked; a file that is cut wrongly, or broken, is read from end to end.
-"""
+"""Large JSON lists and JSONL, record by record and within bounded memory."""
 
 from __future__ import annotations
 
 import io
 import json
-import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +14,10 @@ from ...core.file_kinds import HEAD, MARK, other_kind
 from ...core.files import open_data
 from ...core.json_types import Json
 
-CHUNK = 16 << 20  # read at a time, and the size of a piece
+CHUNK = 16 << 20  # read at a time
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
 _GAP = re.compile(r"[\s,]*")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
-_FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*"\s*:)')
 
 Entry = tuple[int, int, Json]  # first byte, bytes, value
 
@@ -47,66 +41,26 @@ def check_kind(path: Path) -> None:
 
 def entries(path: Path) -> Iterator[Entry]:
     """Every record. Raises `UserError`, naming the place, where the file is neither a JSON list nor JSONL."""
-    start = _list_start(path)
-    with open_data(path) as file:
-        file.seek(start or 0)
-        if start is None:
-            yield from _lines(path, file, 0)
-            return
-        try:
-            yield from _list(path, "", io.TextIOWrapper(file, encoding="utf-8", newline=""), start)
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, "", error) from error
-
-
-def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
-    """The records in bytes `start` to `stop`. Raises `ValueError` or `UserError` where those are not whole records."""
-    with open_data(path) as file:
-        file.seek(start)
-        data = file.read(stop - start)
-    if _list_start(path) is None:
-        yield from _lines(path, io.BytesIO(data), start)
-        return
-    # The piece's own end stands for the list's: it must come after a whole record, and nothing after it.
-    text = data.decode() + ("" if stop == path.stat().st_size else "]")
-    yield from _list(path, text, io.StringIO(), start)
-
-
-def cuts(path: Path) -> list[int]:
-    """First bytes of the pieces, and the end of the file."""
-    start, size = _list_start(path), path.stat().st_size
-    if not size:  # what cannot be mapped
-        return [0]
-    with open_data(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if start is None:
-            between = re.compile(rb"\n")
-        elif key := _FIRST_KEY.match(data, start):
-            # Between two records: a brace, a comma, and a brace before the key that the first record begins with.
-            between = re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(key[1]) + rb")")
-        else:
-            return [start, size]
-        starts = [start or 0]
-        while match := between.search(data, starts[-1] + CHUNK):
-            if match.end() == size:
-                break
-            starts.append(match.end())
-    return [*starts, size]
-
-
-def _list_start(path: Path) -> int | None:
-    """The byte after the bracket of a JSON list; None: JSONL."""
     with open_data(path) as file:
         bracket = _LIST.match(file.read(4096))
-    return bracket.end() if bracket else None
+        start = file.seek(bracket.end() if bracket else 0)
+        if not bracket:
+            yield from _lines(path, file)
+            return
+        try:
+            yield from _list(path, io.TextIOWrapper(file, encoding="utf-8", newline=""), start)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(str(path), error) from error
 
 
-def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
+def _lines(path: Path, file: Any) -> Iterator[Entry]:
+    offset = 0
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
                 value = json.loads(line)
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, f"line {number}", error) from error
+                raise _not_utf8(f"{path}, line {number}", error) from error
             except (ValueError, RecursionError) as error:
                 raise _broken(path, f"line {number}", _ZEROS if b"\0" in line else error) from error
             yield offset, len(line), value
@@ -116,10 +70,10 @@ def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
 _ZEROS = "zero bytes, which a crash or a full disk leaves"
 
 
-def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
-    """Decode what follows a list's bracket, first `text` and then `file`, holding one chunk at a time."""
+def _list(path: Path, file: Any, offset: int) -> Iterator[Entry]:
+    """Decode what follows a list's bracket, holding one chunk at a time."""
     decoder = json.JSONDecoder()
-    position, count = 0, 0
+    text, position, count = "", 0, 0
     while True:
         gap = _GAP.match(text, position)
         assert gap is not None
@@ -145,9 +99,9 @@ def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
         offset, position, count = offset + size, end, count + 1
 
 
-def _not_utf8(path: Path, place: str, error: UnicodeDecodeError) -> UserError:
+def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
     hint = "convert the file to UTF-8, for example: iconv -f LATIN1 -t UTF-8 FILE > new.json"
-    return UserError(f"not UTF-8: {error}", where=", ".join(filter(None, (str(path), place))), hint=hint)
+    return UserError(f"not UTF-8: {error}", where=where, hint=hint)
 
 
 def _broken(path: Path, place: str, error: Exception | str) -> UserError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +64,10 @@ class SkippedLog:
             return Listed()
         hint = "delete the file: the next run writes it again"
         lines = read_small(self.path, hint=hint, max_bytes=LOG_BYTES).splitlines()
-        notes = [note for line in lines if (note := _parsed(line)) is not None]
+        notes = []
+        for line in lines:
+            with suppress(UserError):  # it is damaged, or was cut off while it was written
+                notes.append(parse_json(line, _Note, where="", hint=""))
         if damaged := len(lines) - len(notes):
             notice(f"{self.path}: {damaged} damaged or cut lines are passed over")
         of_records = [note.reason for note in notes if note.record is not None]
@@ -76,11 +80,3 @@ class SkippedLog:
 class _Note:
     record: int | None
     reason: str
-
-
-def _parsed(line: bytes) -> _Note | None:
-    """None for a line that is damaged, or was cut off while it was written."""
-    try:
-        return parse_json(line, _Note, where="", hint="")
-    except UserError:
-        return None

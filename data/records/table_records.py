@@ -22,7 +22,7 @@ from ...core.json_types import Json, JsonObject, value_at
 from ...core.section import Section
 from ..pictures.media_files import Embedded
 from .record import Unreadable
-from .records import Reader, RecordFile, file_identity, joined, open_index, scan_part
+from .records import Reader, RecordFile, file_identity, indexed, open_index
 from .scan import Entry
 
 _FILES = ("parquet", "json", "jsonl", "arrow")  # of a folder that `datasets` did not save itself
@@ -34,9 +34,6 @@ _ONLINE = (
     "download it once (`hf download ID --repo-type dataset --local-dir FOLDER`) and give FOLDER as path, or run once "
     "with a network: HF_HOME keeps what was loaded"
 )
-
-
-_OTHER_TYPE = "name another column, or convert this one; of LLaVA JSON give the file's name alone as path, without kind"
 _DAMAGED = (
     "check its files; rows of different types (ids that are numbers and texts) are no table: of LLaVA JSON give the "
     "file's name alone as path, without kind"
@@ -124,11 +121,8 @@ class TableRecords(Section):
         rows = self._loaded()
         reader = TableReader(self, rows)
         stem, settings = _NO_FILE_NAME.sub("_", self.source_name), self.model_dump_json()
-
-        def index() -> RecordFile:
-            return joined(reader, [scan_part(reader.entries())], "name another split")
-
-        file = open_index(reader, f"{stem}-{_hash(settings + rows._fingerprint)}", cache, index)
+        name = f"{stem}-{_hash(settings + rows._fingerprint)}"
+        file = open_index(reader, name, cache, lambda: indexed(reader, reader.entries(), "name another split"))
         if self.is_remote:
             self._check_unchanged(file.digest(), cache / f"{stem}-{_hash(settings)}.sha256")
         return file
@@ -155,28 +149,18 @@ class TableRecords(Section):
                 loaded = datasets.load_dataset(self.path, self.name, revision=self.revision)
             elif not path.exists():
                 raise UserError("no such folder", where=str(path), hint="check `path` and `name`")
-            elif _is_saved(path):
-                loaded = datasets.load_from_disk(str(path))
             else:
-                loaded = _of_files(path)
+                loaded = datasets.load_from_disk(str(path)) if _is_saved(path) else _of_files(path)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             hint = _ONLINE if path is None else _DAMAGED
             raise UserError(f"cannot load the set: {first_line(error)}", where=str(self), hint=hint) from error
-        return self._split(loaded)
-
-    def _split(self, loaded: Any) -> Any:
         if not isinstance(loaded, dict):  # a saved set of one split
-            if self.split is not None and self.split != str(loaded.split):
-                raise self._no_split([str(loaded.split)] if loaded.split else [])
-            return loaded
+            loaded = {str(loaded.split): loaded}
         split = self.split or ("train" if "train" in loaded or len(loaded) != 1 else next(iter(loaded)))
         if split not in loaded:
-            raise self._no_split(list(loaded))
+            problem = f"the set has no split {split!r}; it has {', '.join(loaded)}"
+            raise UserError(problem, where=f"{self}, key split", hint=did_you_mean(split, loaded))
         return loaded[split]
-
-    def _no_split(self, splits: list[str]) -> UserError:
-        problem = f"the set has no split {self.split or 'train'!r}; it has {', '.join(splits) or 'one without a name'}"
-        return UserError(problem, where=f"{self}, key split", hint=did_you_mean(self.split or "train", splits))
 
 
 def _hash(text: str) -> str:
@@ -216,7 +200,7 @@ class TableReader(Reader):
         super().__init__(source.source_name, str(source), path.parent if path.is_file() else path)
         schema = rows.features.arrow_schema
         self.columns = _checked(source, schema)
-        kept = {*self.columns.values(), *(f.name for f in schema if _is_plain(f.type))}
+        kept = {*self.columns.values(), *(f.name for f in schema if re.fullmatch(_KINDS["id"][0], str(f.type)))}
         self.rows = rows.select_columns([n for n in rows.column_names if n in kept]).with_format("arrow")
 
     def read(self, offset: int, size: int) -> Json:
@@ -262,80 +246,51 @@ def _checked(source: TableRecords, schema: Any) -> dict[str, str]:
         found = named or next((name for name in guessed if name in present), None)
         if found is None:
             continue
-        fits, wanted = _KINDS[part]
+        types, wanted = _KINDS[part]
         kind = schema.field(found).type
-        if not fits(kind):
+        if re.fullmatch(types, str(kind)) is None:
             problem = f"column {found!r} holds {kind}, and {part} must be {wanted}"
-            raise UserError(problem, where=f"{source}, key columns.{part}", hint=_OTHER_TYPE)
+            hint = "name another column, or convert this one; of LLaVA JSON give the file alone as path, without kind"
+            raise UserError(problem, where=f"{source}, key columns.{part}", hint=hint)
         result[part] = found
     return result
 
 
-def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string")
-
-
-def _is_plain(kind: Any) -> bool:
-    from pyarrow import types
-
-    return _is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-
-
-def _element(kind: Any) -> Any:
-    """The type of a list's elements; None where it is no list."""
-    return kind.value_type if str(kind).startswith(("list<", "large_list<")) else None
-
-
-def is_list(kind: Any) -> bool:
-    """Whether a column holds lists."""
-    return _element(kind) is not None
-
-
-def _fields(kind: Any) -> dict[str, Any]:
-    """Name -> type of a struct's fields; nothing where it is no struct."""
-    return {field.name: field.type for field in kind} if str(kind).startswith("struct<") else {}
-
-
-def _is_turns(kind: Any) -> bool:
-    fields = _fields(_element(kind))
-    return all(name in fields and _is_text(fields[name]) for name in ("from", "value"))
+_TEXT = r"(?:large_)?string"
+_BYTES = r"(?:large_)?binary"
+_ENCODED = r"struct<(?:bytes: \w+, path: \w+|path: \w+, bytes: \w+)>"  # as `datasets` keeps pictures
+_LIST = r"(?:large_)?list<\w+: "
+# Part of a record -> the types of its column, as pyarrow writes them, and what they are in words.
+_KINDS = {
+    "conversations": (rf"{_LIST}struct<(?=.*\bfrom: {_TEXT})(?=.*\bvalue: {_TEXT}).*",
+                      "a list of turns with the texts `from` and `value`"),
+    "image": (rf"(?:{_LIST})?(?:{_ENCODED}|{_TEXT}|{_BYTES}|null)>?",
+              "pictures (bytes and path), names of files, or lists of them"),
+    "video": (rf"(?:{_LIST})?(?:{_ENCODED}|{_TEXT}|{_BYTES}|null)>?",
+              "clips (bytes and path), names of files, or lists of them"),
+    "id": (rf"{_TEXT}|u?int\d+|(?:half)?float|double|bool", "a text or a number"),
+}  # fmt: skip
 
 
 def is_encoded(kind: Any) -> bool:
     """Whether a column holds encoded pictures, clips or sounds as `datasets` keeps them, or lists of them."""
-    return _fields(_element(kind) or kind).keys() == {"bytes", "path"}
-
-
-def _is_media(kind: Any) -> bool:
-    return is_encoded(kind) or str(_element(kind) or kind) in (
-        "string",
-        "large_string",
-        "binary",
-        "large_binary",
-        "null",
-    )
-
-
-_KINDS = {
-    "conversations": (_is_turns, "a list of turns with the texts `from` and `value`"),
-    "image": (_is_media, "pictures (bytes and path), names of files, or lists of them"),
-    "video": (_is_media, "clips (bytes and path), names of files, or lists of them"),
-    "id": (_is_plain, "a text or a number"),
-}
+    return re.fullmatch(rf"(?:{_LIST})?{_ENCODED}>?", str(kind)) is not None
 
 
 def media_of(cell: Any, where: str) -> Iterator[str | Embedded]:
     """Pictures or clips of a cell that is not null: bytes inside the file, or names."""
-    if is_list(cell.type):
+    import pyarrow
+
+    if isinstance(cell, pyarrow.ListScalar):
         for number, item in enumerate(cell.values):
             if item.is_valid:
                 yield from media_of(item, f"{where}, {number}")
-    elif _fields(cell.type):
+    elif isinstance(cell, pyarrow.StructScalar):
         if cell["bytes"].is_valid:
             yield from media_of(cell["bytes"], where)
         elif cell["path"].is_valid:
             yield cell["path"].as_py()
-    elif _is_text(cell.type):
+    elif isinstance(cell, pyarrow.StringScalar):
         yield cell.as_py()
     else:
         yield Embedded(where, functools.partial(_stream, cell))

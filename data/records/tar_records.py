@@ -24,23 +24,11 @@ from ...core.section import Section
 from ..pictures.media_files import Embedded
 from . import tars
 from .record import Unreadable
-from .records import (
-    Part,
-    Reader,
-    RecordFile,
-    by_processes,
-    duplicates,
-    file_identity,
-    joined,
-    open_index,
-    scan_part,
-)
+from .records import Reader, RecordFile, duplicates, file_identity, indexed, open_index
 from .scan import Entry
-from .workers import num_processes
 
 MAX_BYTES = 512 << 20  # of a picture or a clip
 MAX_RECORD_BYTES = 16 << 20
-SMALL_BYTES = 64 << 20  # of tars that one process indexes
 _SUFFIXES = frozenset({"json", *tars.IMAGE_SUFFIXES, *tars.CLIP_SUFFIXES})
 _NO_FILE_NAME = re.compile(r"[^\w.-]")
 _NUMBERS = re.compile(r"(\d+)")
@@ -122,42 +110,22 @@ class TarReader(Reader):
 
 
 def _index(reader: TarReader) -> RecordFile:
-    shards = reader.shards
-    several = len(shards) > 1 and num_processes() > 1 and sum(path.stat().st_size for path in shards) > SMALL_BYTES
-    parts = by_processes(_scan_quietly, shards) if several else None
-    parts = parts or [_scan_shard(path) for path in shards]
-    for part, start in zip(parts, reader.starts, strict=True):
-        part.columns["offsets"] += start
-    repeated = duplicates(np.concatenate([part.columns.pop("key_hashes") for part in parts]))
-    index = joined(reader, parts, "pack a KEY.json with a LLaVA record for each sample")
-    index.problems.update({int(number): _REPEATED for number, _ in repeated})
-    return index
-
-
-def _scan_quietly(path: Path) -> Part | None:
-    """None where the tar is damaged: the pass in order says so."""
-    try:
-        return _scan_shard(path)
-    except UserError:
-        return None
-
-
-def _scan_shard(path: Path) -> Part:
     key_hashes: list[int] = []
 
     def entries() -> Iterator[Entry]:
-        for item in _items(path, 0):
-            if isinstance(item, tars.RefusedMember):
-                key_hashes.append(0)
-                yield 0, 0, Unreadable(f"member {item.name!r}: {item.reason} ({item.detail})")
-            else:
-                key_hashes.append(hash(item.key))
-                text = item.members.get("json")
-                yield item.offset, text.size if text else 1, _record(path, item)
+        for path, start in zip(reader.shards, reader.starts.tolist(), strict=True):
+            for item in _items(path, 0):
+                if isinstance(item, tars.RefusedMember):
+                    key_hashes.append(0)
+                    yield start, 0, Unreadable(f"member {item.name!r}: {item.reason} ({item.detail})")
+                else:
+                    key_hashes.append(hash(item.key))
+                    text = item.members.get("json")
+                    yield start + item.offset, text.size if text else 1, _record(path, item)
 
-    part = scan_part(entries())
-    part.columns["key_hashes"] = np.array(key_hashes, dtype=np.int64)
-    return part
+    index = indexed(reader, entries(), "pack a KEY.json with a LLaVA record for each sample")
+    index.problems.update({int(number): _REPEATED for number, _ in duplicates(np.array(key_hashes))})
+    return index
 
 
 def _items(path: Path, start: int) -> Iterator[tars.TarSample | tars.RefusedMember]:

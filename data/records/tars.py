@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import io
 import os
 import re
 import tarfile
@@ -16,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import NotFound, UserError
 from ...core.files import open_data
@@ -24,7 +24,6 @@ from ...core.json_types import listed
 from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
 from .patterns import MOST_NAMES, braces, matched
 
-BLOCK = tarfile.BLOCKSIZE
 CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")
 SUFFIXES = frozenset({*IMAGE_SUFFIXES, "txt", "json"})
 # Only where the caller asks.
@@ -35,8 +34,6 @@ DOTTED = "a key ends at the first dot of a member's name"  # webdataset's rule, 
 MAX_BYTES = 64 << 20  # of a member
 _MAX_HEADER = 1 << 20  # bytes of an extended header, which is read whole
 _ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
-_LONG_NAME, _SKIPPED = tarfile.GNUTYPE_LONGNAME, (tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE)
-_PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,8 @@ class TarSample:
 
 
 def expand_paths(path: str | list[str]) -> list[Path]:
-    """Local tar files: names as listed, braces (`{00000..00041}`) in their order, glob patterns sorted.
-
-    Raises:
-        UserError: an address (`pipe:`, `https:`, ...), a missing file, a pattern without a match, a file named twice.
+    """Local tar files: names as listed, braces (`{00000..00041}`) in their order, glob patterns sorted. Raises
+    `UserError`: an address (`pipe:`, `https:`, ...), a missing file, a pattern without a match, a file named twice.
     """
     paths: list[Path] = []
     for pattern in listed(path):
@@ -104,16 +99,14 @@ def samples(
     labelled: bool = False,
 ) -> Iterator[TarSample | RefusedMember]:
     """Files of a tar grouped by key, and between them what was refused, each once, in a fixed order. No content is
-    read; directories are passed over.
+    read; directories are passed over. Raises `UserError`: not a tar, compressed, damaged or truncated; the message
+    names the file.
 
     Args:
         start: offset of the header to begin at, a `Member.header` or `TarSample.offset` of this tar.
         suffixes: which suffixes are let through, out of `SUFFIXES`, `CLIPS` and `SAFETENSORS`.
         max_bytes: members larger than that are refused.
         labelled: let a label stand before the suffix: key.0.jpg, key.left.jpg.
-
-    Raises:
-        UserError: not a tar, compressed, damaged or truncated; the message names the file.
     """
     assert suffixes <= SUFFIXES | CLIPS | SAFETENSORS, suffixes
     sample: TarSample | None = None
@@ -176,71 +169,41 @@ def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int, labe
     return Member(name, folder + slash + stem, suffix.lower(), info.offset_data, info.size, info.offset)
 
 
+class _Headers(io.BufferedReader):
+    """A tar as `tarfile` reads it: headers alone, an extended one whole, whose length a stranger wrote."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _MAX_HEADER:
+            raise tarfile.InvalidHeaderError(f"extended header of {size} bytes")
+        return super().read(size)
+
+
 def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
-    """Headers with their long names and sizes put in. Unlike `tarfile`, a damaged header is never taken for the end."""
-    with open_data(path) as file:
-        end = os.fstat(file.fileno()).st_size
-        offset = first = start
-        extended: dict[str, Any] = {}  # what extended headers say of the next member
-        while True:
-            file.seek(offset)
-            block = file.read(BLOCK)
-            if len(block) < BLOCK:
-                raise _truncated(path, offset + BLOCK)
-            if not any(block):
-                return
-            info = _parse(path, block, offset)
-            info.offset_data = offset + BLOCK
-            info.size = extended.get("size", info.size)
-            offset = info.offset_data
-            if info.isreg() or info.type not in tarfile.SUPPORTED_TYPES or info.type in (*_PAX, _LONG_NAME, *_SKIPPED):
-                offset += -(-info.size // BLOCK) * BLOCK
-            if info.type in (*_PAX, _LONG_NAME):
-                extended |= _extended(path, info, file.read(min(info.size, _MAX_HEADER)))
-            elif info.type not in _SKIPPED:
-                info.name = extended.get("path", info.name)
-                info.offset = first
-                first, extended = offset, {}
+    """Members with their long names and sizes. Unlike `tarfile`, a damaged header is never taken for the end."""
+    with _Headers(open_data(path).detach()) as file:
+        end, offset = os.fstat(file.fileno()).st_size, file.seek(start)
+        try:
+            tar = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="backslashreplace")
+            while (info := tar.next()) is not None:
+                size = info.pax_headers.get("size", "0")
+                if info.issparse() or info.size < 0 or not (size.isdecimal() and len(size) < 20):
+                    raise _damaged(path, info.offset, f"a sparse member, or one of {info.size} ({size[:20]}) bytes")
+                tar.members.clear()
+                offset = tar.offset
                 yield info
-            if offset > end:
-                raise _truncated(path, offset)
-
-
-def _parse(path: Path, block: bytes, offset: int) -> tarfile.TarInfo:
-    try:
-        info = tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace")
-    except tarfile.HeaderError as error:
-        if offset:
-            raise _damaged(path, offset, str(error)) from error
-        hint = "give plain .tar files; unpack compressed ones first (gunzip)"
-        raise UserError("not a tar file", where=str(path), hint=hint) from error
-    if info.size < 0 or info.type == tarfile.GNUTYPE_SPARSE:
-        raise _damaged(path, offset, "sparse member" if info.size >= 0 else "negative size")
-    return info
-
-
-def _extended(path: Path, info: tarfile.TarInfo, data: bytes) -> dict[str, Any]:
-    """The `path` and `size` that a pax or GNU header gives the next one."""
-    try:
-        if len(data) < info.size:
-            raise ValueError(f"extended header of {info.size} bytes")
-        if info.type == _LONG_NAME:
-            return {"path": data.rstrip(b"\0").decode("utf-8", "backslashreplace")}
-        records, position = {}, 0
-        while position < len(data):  # "<length of the record> <keyword>=<value>\n"
-            blank = data.index(b" ", position, position + 20)
-            stop = position + int(data[position:blank])
-            keyword, equals, value = data[blank + 1 : stop].partition(b"=")
-            if stop <= blank or stop > len(data) or not equals or not value.endswith(b"\n"):
-                raise ValueError("pax record")
-            if keyword in (b"path", b"size"):
-                records[keyword.decode()] = value[:-1].decode("utf-8", "backslashreplace")
-            position = stop
-        if "size" in records and not records["size"].isdecimal():
-            raise ValueError("pax size")
-        return records | ({"size": int(records["size"])} if "size" in records else {})
-    except ValueError as error:
-        raise _damaged(path, info.offset_data, str(error)) from error
+                if offset > end:
+                    raise _truncated(path, offset)
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+            if offset:
+                raise _damaged(path, offset, str(error)) from error
+            hint = "give plain .tar files; unpack compressed ones first (gunzip)"
+            raise UserError(f"not a tar file: {error}", where=str(path), hint=hint) from error
+        file.seek(offset)
+        block = file.read(tarfile.BLOCKSIZE)
+        if len(block) < tarfile.BLOCKSIZE:
+            raise _truncated(path, offset + tarfile.BLOCKSIZE)
+        if any(block):
+            raise _damaged(path, offset, "no header")
 
 
 def _damaged(path: Path, offset: int, problem: str) -> UserError:

@@ -79,20 +79,13 @@ class ShardSamples:
 
 @dataclass(frozen=True)
 class CodeCollate:
-    """Samples to a `CodeBatch`.
+    """Samples to a `CodeBatch`."""
 
-    Args:
-        condition: what a sample was asked for by, in the target family's own form.
-        template: a sample for fillers.
-        dropout: share of rows that lose their condition, drawn anew in each epoch.
-        supervised_per_row: tokens that a row is trained on.
-    """
-
-    condition: Callable[[ShardSample], Tensor]
-    template: ShardSample
+    condition: Callable[[ShardSample], Tensor]  # what a sample was asked for by, in the target family's own form
+    template: ShardSample  # a sample for fillers
     seed: int
-    dropout: float
-    supervised_per_row: int
+    dropout: float  # share of rows that lose their condition, drawn anew in each epoch
+    supervised_per_row: int  # tokens that a row is trained on
 
     def __call__(self, samples: Sequence[ShardSample], *, epoch: int) -> CodeBatch:
         rows = samples or [self.template]

@@ -80,13 +80,11 @@ def again(folder: Path) -> str:
 
 
 def claim(folder: Path, identity: JsonMapping) -> None:
-    """Make `folder` the place of these shards; to be called by each process before its first shard.
+    """Make `folder` the place of these shards; to be called by each process before its first shard. Raises `UserError`:
+    the folder belongs to another identity (the message names the field), or to nobody known.
 
     Args:
         identity: what the samples depend on, of JSON types; nothing that differs from rank to rank.
-
-    Raises:
-        UserError: the folder belongs to another identity (the message names the field), or to nobody known.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark, wanted = folder / IDENTITY, json.loads(json.dumps(identity))
@@ -108,16 +106,14 @@ def claim(folder: Path, identity: JsonMapping) -> None:
 def write_shard(
     folder: Path, index: int, samples: Iterable[Sample], counts: Mapping[str, int], *, columns: Sequence[str] = ()
 ) -> Shard:
-    """Write shard `index` aside, then rename it; processes may write side by side, each its own indices.
+    """Write shard `index` aside, then rename it; processes may write side by side, each its own indices. Raises
+    `UserError`: the disk is full.
 
     Args:
         samples: their keys are unique in the shard. All are held in memory. Tensors of one name have one type and
             number of dimensions (one at least); a sample may lack some.
         counts: reason -> refused items; read after the last sample, so that the samples' maker can count as it goes.
         columns: names of whole numbers in each sample's JSON, which are then known without reading the samples.
-
-    Raises:
-        UserError: the disk is full.
     """
     path = shard_path(folder, index)
     path.unlink(missing_ok=True)
@@ -146,7 +142,7 @@ def write_shard(
     except (OSError, SafetensorError) as error:
         aside.unlink(missing_ok=True)
         raise unwritable(path, error) from error
-    return read_shard(folder, index)
+    return _Index.read(folder, index).shard
 
 
 def _joined(name: str, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -172,15 +168,10 @@ def checksum(tensor: Tensor) -> int:
     return digest.intdigest()
 
 
-def read_shard(folder: Path, index: int) -> Shard:
-    """What a shard says of itself. Raises `UserError` where it is missing, cut or damaged."""
-    return _Index.read(folder, index).shard
-
-
 def finished(folder: Path, index: int) -> bool:
     """Whether shard `index` was written. A broken one counts as missing and is written again, with the same content."""
     try:
-        read_shard(folder, index)
+        _Index.read(folder, index)
     except UserError:
         return False
     return True
@@ -193,14 +184,12 @@ def unfinished(folder: Path, count: int, *, in_step: bool = False) -> list[int]:
 
 
 def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: JsonMapping | None = None) -> None:
-    """Write `manifest.json` over all shards; once, after every process has written its shards.
+    """Write `manifest.json` over all shards; once, after every process has written its shards. Raises `UserError`: a
+    shard is missing, cut or one too many; the folder is another identity's.
 
     Args:
         num_shards: how many there must be.
         measured: what was found out about the samples, for whoever reads the manifest; JSON types.
-
-    Raises:
-        UserError: a shard is missing, cut or one too many; the folder is another identity's.
     """
     claim(folder, identity)
     indices = _indices(folder)
@@ -211,7 +200,7 @@ def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: Js
     if len(indices) > num_shards:
         problem = f"{shard_path(folder, max(indices)).name} is more than the {num_shards} shards expected"
         raise UserError(problem, where=str(folder), hint="delete the shards that do not belong here")
-    shards = [read_shard(folder, index) for index in range(num_shards)]
+    shards = [_Index.read(folder, index).shard for index in range(num_shards)]
     manifest = {
         "format": FORMAT,
         "identity": identity,
@@ -240,27 +229,22 @@ class ShardReader:
     """Finished shards as one sequence: `reader[i]` is (key, tensors, info).
 
     No file stays open, so a reader may be forked, pickled and used by workers. It holds the index of each shard that it
-    has read from: about 20 bytes for each tensor of a sample.
-
-    Raises:
-        UserError: at once where the manifest or a shard is missing or cut, on reading where a sample was edited; the
-            message names the file.
+    has read from: about 20 bytes for each tensor of a sample. Raises `UserError`: at once where the manifest or a shard
+    is missing or cut, on reading where a sample was edited; the message names the file.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         manifest = read_manifest(folder)
-        self.identity, self.refused, self.measured = manifest.identity, manifest.refused, manifest.measured
-        self.shards = manifest.shards
+        self.identity, self.refused, self.shards = manifest.identity, manifest.refused, manifest.shards
         self._ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self._indices: dict[int, _Index] = {}
         for shard in self.shards:
             path = shard_path(folder, shard.index)
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
-                problem = "missing shard" if size is None else f"shard of {size} bytes"
-                problem += f", the manifest has one of {shard.bytes}"
-                raise UserError(problem, where=str(path), hint=again(folder))
+                what = "missing shard" if size is None else f"shard of {size} bytes"
+                raise UserError(f"{what}, the manifest has one of {shard.bytes}", where=str(path), hint=again(folder))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -271,10 +255,8 @@ class ShardReader:
         return key, tensors, info
 
     def tensors(self, index: int, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """The tensors of a sample, or those of these names alone.
-
-        Raises:
-            UserError: one differs from what was written; it names the file.
+        """The tensors of a sample, or those of these names alone. Raises `UserError`: one differs from what was
+        written; it names the file.
         """
         if not 0 <= index < len(self):
             raise IndexError(index)
@@ -285,13 +267,6 @@ class ShardReader:
     def column(self, name: str) -> np.ndarray:
         """[n] int64 of all samples."""
         return np.concatenate([self._index(shard).columns[name] for shard in self.shards])
-
-    def verify(self) -> None:
-        """Read all and compare the checksums. Raises `UserError` naming the first file that differs."""
-        for index in range(len(self)):
-            self.tensors(index)
-        for shard in self.shards:
-            self._index(shard)
 
     def _index(self, shard: Shard) -> _Index:
         if shard.index not in self._indices:

@@ -45,11 +45,18 @@ def states_identity(
     """
     import transformers
 
+    template = pictures = None
+    if form is not None:
+        settings = form.model_dump(mode="json")
+        read = [settings, processor.tokenizer.chat_template] if form.template == "chat" else settings
+        template = hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
+    if data is not None:
+        pictures = data.model_dump(mode="json", include={"aspect", "anyres_convention", "video"})
     known = {
         "target": dict(target),
         "processor": processor_settings(processor),
-        "template": None if form is None else _hash(_template(form, processor)),
-        "pictures": None if data is None else _pictures(data),
+        "template": template,
+        "pictures": pictures,
         "transformers": transformers.__version__,
         "states": wanted.kept,
         "dtype": dtype,
@@ -78,35 +85,30 @@ def processor_settings(processor: Processor) -> JsonObject:
 
 
 def target_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
-    """Identify a target's weights: published ones by path, revision and commit, a directory by its files alone.
-
-    Args:
-        source: what is loaded, an earlier stage's folder or `path`.
+    """Identify a target's weights, loaded from `source`: published ones by path, revision and commit, a directory by
+    its files alone.
     """
-    folder = Path(source)
-    if not folder.is_dir():
-        return {"path": path, "revision": revision, "commit": _commit(str(source), revision)}
-    return {"weights": weights_identity(folder)}
-
-
-def _commit(name: str, revision: str | None) -> str | None:
-    """The commit of a branch when it was fetched (name of the snapshot folder). None if nothing was fetched."""
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(cached).parent.name if isinstance(cached, str) else None
+    if (folder := Path(source)).is_dir():
+        return {"weights": weights_identity(folder)}
+    cached = try_to_load_from_cache(str(source), "config.json", revision=revision)
+    commit = Path(cached).parent.name if isinstance(cached, str) else None  # None: nothing was fetched
+    return {"path": path, "revision": revision, "commit": commit}
 
 
 def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accept: Iterable[str]) -> None:
-    """Compare a cache with what its reader would compute online.
-
-    Args:
-        accept: fields that may differ.
-
-    Raises:
-        UserError: a field differs, or states are wanted that the cache does not hold; the message names it.
+    """Compare a cache with what its reader would compute online. Raises `UserError` that names a field, but those of
+    `accept`, which differs, or states that are wanted and not held.
     """
-    _check_states(held.get("states", {}), expected["states"], folder)
+    kept, wanted, lacks = held.get("states", {}), expected["states"], []
+    for name in ("text_layers", "visual_layers"):
+        lacks += [f"{name} lacks layer {layer}" for layer in sorted(set(wanted[name]) - set(kept.get(name, ())))]
+    for name, problem in (("feature", "is not kept"), ("everywhere", "is false: visual tokens have no H")):
+        lacks += [f"{name} {problem}"] if wanted[name] and not kept.get(name) else []
+    if lacks:  # a cache may hold more than is needed: a Sparrow cache also serves a head that reads no visual states
+        raise UserError(f"states.{lacks[0]}", where=str(folder),
+                        hint="make the cache for this drafter: it keeps what the head reads")  # fmt: skip
     for name, value in expected.items():
         if name == "states" or name in accept:
             continue
@@ -123,13 +125,8 @@ def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accep
 
 
 def check_together(identities: Sequence[JsonMapping], folders: Sequence[Path], accept: Iterable[str] = ()) -> None:
-    """Check that caches which are read together come from one target, by one engine, and store the same states.
-
-    Args:
-        accept: fields that may differ.
-
-    Raises:
-        UserError: names field and folder.
+    """Check that caches which are read together come from one target, by one engine, and store the same states. Raises
+    `UserError` that names field and folder; fields of `accept` may differ.
     """
     for held, folder in zip(identities[1:], folders[1:], strict=True):
         for name in {**identities[0], "engine": None}:
@@ -142,35 +139,3 @@ def check_together(identities: Sequence[JsonMapping], folders: Sequence[Path], a
             raise UserError(
                 f"{found[0]} is {found[1]!r}, and {found[2]!r} in {folders[0]}", where=str(folder), hint=hint
             )
-
-
-def _check_states(held: JsonMapping, wanted: JsonMapping, folder: Path) -> None:
-    """A cache may hold more than is needed: a Sparrow cache also serves a head that reads no visual states."""
-    for name in ("text_layers", "visual_layers"):
-        missing = sorted(set(wanted[name]) - set(held.get(name, ())))
-        if missing:
-            raise _lacking(f"states.{name} lacks layer {missing[0]}", folder)
-    for name, problem in (("feature", "is not kept"), ("everywhere", "is false: visual tokens have no H")):
-        if wanted[name] and not held.get(name):
-            raise _lacking(f"states.{name} {problem}", folder)
-
-
-def _lacking(problem: str, folder: Path) -> UserError:
-    return UserError(problem, where=str(folder), hint="make the cache for this drafter: it keeps what the head reads")
-
-
-def _template(form: PromptFormat, processor: Processor) -> object:
-    settings = form.model_dump(mode="json")
-    return [settings, processor.tokenizer.chat_template] if form.template == "chat" else settings
-
-
-def _pictures(data: ConversationData) -> JsonObject:
-    return {
-        "aspect": data.aspect,
-        "anyres_convention": data.anyres_convention,
-        "video": data.video.model_dump(mode="json"),
-    }
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -19,15 +19,10 @@ from .records import PackedStates, StatesForm
 
 
 class StatesReader:
-    """Caches of one target as one sequence of records, in the order of the samples that they were made of.
-
-    Args:
-        folders: of shards; several follow each other.
-        expected: what `states_identity` says of the reader's own target and settings; None compares nothing.
-        accept: fields that may differ from it.
-
-    Raises:
-        UserError: a cache is not finished, damaged, or made with something else; the message names file or field.
+    """Caches of one target (folders of shards) as one sequence of records, in the order of the samples that they were
+    made of. `expected` is what `states_identity` says of the reader's own target and settings (None compares nothing);
+    fields of `accept` may differ. Raises `UserError` that names file or field: a cache is not finished, damaged, or
+    made with something else.
     """
 
     def __init__(self, folders: Sequence[Path], *, expected: JsonMapping | None = None, accept: Iterable[str] = ()):

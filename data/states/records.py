@@ -1,21 +1,28 @@
 """One sequence as a cache stores it: states only at the tokens that a head reads, in order, without an index.
 
 Which places those are follows from modality and loss mask (`core.states`), so nothing says so twice. Embeddings are
-looked up from ids, scores made from H: neither is ever written.
+looked up from ids, scores made from H: neither is ever written. Samples are dealt to shards beforehand by a fixed
+shuffle: a killed build skips the shards that it finished, shards of mixed data get one size, and ranks like loads.
 Letters: B rows, T places, R position rows, D width, n places of a record that are kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.batch import Batch
+from ...core.finite import check_states
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
+from ..shards.shards import Sample, write_shard
 from .dtypes import StatesDtype, decode, encode
+from .samples import Counts, draw_of
 
 # Whole numbers of each record that its shard's index lists: the sample's number, its places, 1 where it has pictures,
 # its supervised tokens, and the hash of its name, which decides whether it is held out.
@@ -33,12 +40,11 @@ def state_places(wanted: Taps, modality: Tensor, mask: Tensor, loss_mask: Tensor
             kept |= text
         if layer in wanted.visual_layers:
             kept |= visual
-        masks[layer_name(layer)] = kept
+        masks[_layer(layer)] = kept
     return masks
 
 
-def layer_name(layer: int) -> str:
-    """Name of a layer's tensor in a record: layer_014."""
+def _layer(layer: int) -> str:
     return f"layer_{layer:03d}"
 
 
@@ -112,7 +118,7 @@ class PackedStates:
                 parts |= {key[len(name) + 1 :]: part for key, part in row.items() if key.startswith(f"{name}.")}
                 states[number, places[number]] = decode(parts, form.dtype, form.computed_in)
             spread[name] = states
-        layers = {layer: spread[layer_name(layer)] for layer in form.wanted.layers}
+        layers = {layer: spread[_layer(layer)] for layer in form.wanted.layers}
         return Batch(
             ids=ids,
             attention_mask=mask,
@@ -140,3 +146,60 @@ class PackedStates:
             for part, tensor in encode(torch.zeros(int(places.sum()), form.width), form.dtype).items():
                 tensors[f"{name}.{part}" if part else name] = tensor
         return tensors
+
+
+_DEAL = 5  # of the shuffle that deals samples to shards: no seed of a recipe's, caches are shared
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Which samples lie in which shard, `per_shard` in each."""
+
+    num_samples: int
+    per_shard: int
+
+    def __len__(self) -> int:
+        """Shards."""
+        return -(-self.num_samples // self.per_shard)
+
+    def __getitem__(self, shard: int) -> np.ndarray:
+        """[n] int64 numbers of samples, ascending."""
+        order = np.random.default_rng(_DEAL).permutation(self.num_samples)
+        return np.sort(order[shard * self.per_shard : (shard + 1) * self.per_shard])
+
+
+def batches(numbers: np.ndarray, counts: Counts, size: int) -> list[list[int]]:
+    """A shard's samples in micro-batches of like lengths: padding costs as much as text."""
+    alike = numbers[np.argsort(counts.length[numbers], kind="stable")].tolist()
+    return [alike[start : start + size] for start in range(0, len(alike), size)]
+
+
+@dataclass(frozen=True)
+class StatesWriting:
+    """How rows of states become samples of shards."""
+
+    folder: Path  # of the shards
+    wanted: Taps
+    dtype: StatesDtype
+    counts: Counts  # of all samples: a record says its length as it was counted, so that every source orders alike
+
+    def write(self, index: int, samples: Iterable[Sample]) -> None:
+        """Write shard number `index`: it is whole or not there."""
+        write_shard(self.folder, index, samples, {}, columns=COLUMNS)
+
+    def samples(self, batch: Batch, states: TargetStates, numbers: Sequence[int]) -> Iterator[Sample]:
+        """Yield key, tensors and info of each row of `batch` but fillers; `numbers` are those of its samples. Raises
+        `NotFinite`: states of a sample hold NaN or infinity.
+        """
+        check_states(states, batch.sample_ids[: len(numbers)])
+        for row, number in enumerate(numbers):
+            name = batch.sample_ids[row]
+            info = {
+                "name": name,
+                "number": number,
+                "length": int(self.counts.length[number]),
+                "visual": int(bool((batch.modality[row] != TEXT).any())),
+                "supervised": int(batch.loss_mask[row, 1:].sum()),
+                "draw": draw_of(name),
+            }
+            yield f"{number:09d}", record(batch, states, row, self.wanted, self.dtype), info

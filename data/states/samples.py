@@ -34,6 +34,14 @@ class Counts:
     text: np.ndarray
     visual: np.ndarray
 
+    @classmethod
+    def of_ranks(cls, parts: Sequence[np.ndarray]) -> Counts:
+        """`count_all` of every rank, as one."""
+        whole = np.empty((sum(map(len, parts)), 3), dtype=np.int32)
+        for rank, part in enumerate(parts):
+            whole[rank :: len(parts)] = part
+        return cls(*whole.T)
+
     @property
     def signed(self) -> np.ndarray:
         """Lengths as orders take them: negative without pictures."""
@@ -54,9 +62,8 @@ class StatesSamples:
 
     def outline(self, index: int) -> Sample:
         """The sample without its pixels; one that is left out has nothing to learn from."""
-        return (
-            self.dataset.counted(index) if self.answered is None else self.answered.row(index, 0, pixels=False).sample
-        )
+        answered = self.answered
+        return self.dataset.counted(index) if answered is None else answered.row(index, 0, pixels=False).sample
 
     def draws(self) -> np.ndarray:
         """[n] int64, see `draw_of`."""
@@ -65,8 +72,7 @@ class StatesSamples:
     def count(self, index: int) -> tuple[int, int, int]:
         """One sample's row of `Counts`."""
         sample = self.outline(index)
-        modality = torch.from_numpy(np.array([sample.modality], dtype=np.int8))
-        loss_mask = torch.from_numpy(np.array([sample.loss_mask], dtype=bool))
+        modality, loss_mask = torch.tensor([sample.modality]), torch.tensor([sample.loss_mask], dtype=torch.bool)
         text = feature_places(modality, torch.ones_like(loss_mask), loss_mask)
         return len(sample.ids), int(text.sum()), int((modality != TEXT).sum())
 
@@ -78,10 +84,8 @@ class StatesSamples:
         world_size: int = 1,
         watch: Callable[[Iterable[int]], Iterable[int]] = iter,
     ) -> np.ndarray:
-        """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start.
-
-        Args:
-            watch: wraps the numbers of samples that are counted, to see how far this is.
+        """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start. `watch` wraps their
+        numbers, to see how far this is.
         """
         path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npz")
         mine = range(rank, len(self), world_size)
@@ -91,14 +95,6 @@ class StatesSamples:
         counts = np.array([self.count(index) for index in watch(mine)], dtype=np.int32).reshape(-1, 3)
         write_arrays(path, {"counts": counts})
         return counts
-
-
-def joined_counts(parts: Sequence[np.ndarray]) -> Counts:
-    """`count_all` of every rank, as one."""
-    whole = np.empty((sum(map(len, parts)), 3), dtype=np.int32)
-    for rank, part in enumerate(parts):
-        whole[rank :: len(parts)] = part
-    return Counts(*whole.T)
 
 
 def draw_of(name: str) -> int:

@@ -18,11 +18,10 @@ from ...core.files import new_folder
 from ...core.json_types import JsonMapping, JsonObject, listed
 from ...core.pictures import IMAGE_MARK, VIDEO_MARK
 from ..pictures.media_files import is_there
-from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
+from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name, turn_set
 from .suite import INDEX
 from .suite_hub import CHANGED, NO_REFERENCE, load_rows, row_of, save_pictures, write_set
 from .turn_files import PUBLISHED, hub_records, published_files, published_records
-from .turn_sets import turn_set
 
 MEDIA = "media"  # in the suite's folder, a link to the folder of media
 _ENDINGS = (".mp4", ".MP4", ".mkv", ".webm", ".avi")  # which most names leave out
@@ -41,15 +40,13 @@ def fetch_benchmarks(
     """Writes a suite directory with some rows of each set (to a temporary folder, then renamed). An existing directory
     is used as it is.
 
-    A row whose clip is missing is kept; reading it fails like any other missing file.
+    A row whose clip is missing is kept; reading it fails like any other missing file. Raises `UserError`: a set is
+    unknown, out of reach, or none of its clips is there.
 
     Args:
         names: of sets, by any of their names or ids.
         media: holds <set>/... as the archives unpack; needed by sets of clips.
         samples: rows of each set, those that `datasets` puts first when it shuffles with `seed`; None: all, in order.
-
-    Raises:
-        UserError: a set is unknown, out of reach, or none of its clips is there.
     """
     if folder.is_dir():
         return folder
@@ -58,11 +55,11 @@ def fetch_benchmarks(
             (aside / MEDIA).symlink_to(media.resolve(), target_is_directory=True)
         sets = {}
         for called in dict.fromkeys(names):
-            if (talked := turn_set(called)) is not None:
-                sets[talked] = {"file": write_set(aside, talked, _drawn(hub_records(talked), samples, seed))}
-                continue
-            name = called if called in published else set_name(called)
-            records = _records(name, published[name], aside, samples=samples, seed=seed)
+            name = turn_set(called) or (called if called in published else set_name(called))
+            if name in published:
+                records = _records(name, published[name], aside, samples=samples, seed=seed)
+            else:
+                records = _drawn(hub_records(name), samples, seed)
             sets[name] = {"file": write_set(aside, name, records)}
         (aside / INDEX).write_text(json.dumps({"sets": sets}, indent=1))
     return folder
@@ -168,7 +165,8 @@ def record(
         marks = f"{VIDEO_MARK}\n"
     question = next((text for key in about.question if (text := str(row.get(key)).strip()) not in _NOTHING), "")
     options = _options(about, row)
-    references = _answers(about, row)
+    answers = [str(value).strip() for key in about.answer for value in listed(row[key]) if value is not None]
+    references = [text for text in answers if text] or [NO_REFERENCE]
     letter = _letter(about, references, options)
     if letter is not None and options:
         references = [options[LETTERS.index(letter)]]
@@ -186,10 +184,8 @@ def _folders(about: BenchmarkSet, config: str | None) -> list[str]:
 
 
 def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folder: Path) -> str:
-    """Where a clip lies, from the suite's folder; the first place that it may have, where it is in none.
-
-    Raises:
-        UserError: its name leads out of the set's folder.
+    """Where a clip lies, from the suite's folder; the first place that it may have, where it is in none. Raises
+    `UserError`: its name leads out of the set's folder.
     """
     if called.startswith("/") or ".." in Path(called).parts:
         raise UserError(f"set {name} names a clip outside of its folder: {called!r}", hint="report this to its authors")
@@ -207,11 +203,6 @@ def _options(about: BenchmarkSet, row: JsonMapping) -> list[str]:
     if texts and all(text[:2] in (f"{letter}.", f"{letter})") for letter, text in zip(LETTERS, texts, strict=False)):
         return [text[2:].strip() for text in texts]
     return texts
-
-
-def _answers(about: BenchmarkSet, row: JsonMapping) -> list[str]:
-    values = [v for key in about.answer for v in listed(row[key])]
-    return [str(v).strip() for v in values if v is not None and str(v).strip()] or [NO_REFERENCE]
 
 
 def _letter(about: BenchmarkSet, answers: Sequence[str], options: Sequence[str]) -> str | None:

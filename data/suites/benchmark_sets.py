@@ -2,11 +2,14 @@
 
 Sparrow and SAGE decode long descriptions of them. The sets' own prompts ask for a letter or a word (one or two tokens:
 nothing to speculate on), so there are two ways to ask: `describe` for speed, `stock` for questions that are scored.
-Sources: Sparrow, appendices B and E; SAGE, section 5.1; columns as the sets have them on the Hub.
+Of sets of conversations, rows' `turns` are asked one after another, with the target's answers between.
+Sources: Sparrow, appendices B and E; SAGE, section 5.1; columns as the sets have them on the Hub; MMSpec (arXiv
+2603.14989) and its repository; SPEED-Bench (arXiv 2604.09557), its card on the Hub and NVIDIA's specdec_bench.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,35 +33,26 @@ class Join:
 
 @dataclass(frozen=True)
 class BenchmarkSet:
-    """Rows of the Hub.
-
-    Args:
-        ids: repositories of the same rows, tried in turn: the sets have moved.
-        question: columns, of which the first that says something counts.
-        options: one column with a list, or a column for each; "N/A" fills up.
-        answer: columns; a list is several good answers.
-        answer_is: with options: the option's text, its letter, or its place from 0.
-        clip: column that names the clip.
-        folders: where clips lie below the set's folder of media, tried in turn; {config} is replaced.
-        config_folders: configuration -> such a folder, for sets that have one for each.
-    """
+    """Rows of the Hub."""
 
     medium: Medium
-    ids: tuple[str, ...]
+    ids: tuple[str, ...]  # repositories of the same rows, tried in turn: the sets have moved
     split: str
     describe: Ask
     stock: Ask
     configs: tuple[str | None, ...] = (None,)
     revision: str | None = None
-    question: tuple[str, ...] = ("question",)
-    options: tuple[str, ...] = ()
-    answer: tuple[str, ...] = ("answer",)
+    question: tuple[str, ...] = ("question",)  # columns, of which the first that says something counts
+    options: tuple[str, ...] = ()  # one column with a list, or a column for each; "N/A" fills up
+    answer: tuple[str, ...] = ("answer",)  # columns; a list is several good answers
+    # With options: the option's text, its letter, or its place from 0.
     answer_is: Literal["text", "letter", "index"] = "text"
     hint: str | None = None
     join: Join | None = None
-    clip: str | None = None
+    clip: str | None = None  # column that names the clip
+    # Where clips lie below the set's folder of media, tried in turn; {config} is replaced.
     folders: tuple[str, ...] = ("",)
-    config_folders: tuple[tuple[str, str], ...] = ()
+    config_folders: tuple[tuple[str, str], ...] = ()  # configuration -> such a folder, for sets that have one for each
     aliases: tuple[str, ...] = ()
 
 
@@ -170,10 +164,8 @@ def names_of(medium: Medium) -> list[str]:
 
 
 def set_name(called: str) -> str:
-    """The name of a set that is called by it, by another of its names, or by a Hub id, old or new.
-
-    Raises:
-        UserError: no set is called so.
+    """The name of a set that is called by it, by another of its names, or by a Hub id, old or new. Raises `UserError`:
+    no set is called so.
     """
     known = {name: name for name in BENCHMARK_SETS}
     for name, about in BENCHMARK_SETS.items():
@@ -216,3 +208,45 @@ def wording(
     instruction = {"explain": explain, "letter": LETTER, "word": WORD}[way]
     lines = [f"Context: {hint}" if hint else "", question, *choices, instruction]
     return "\n".join(line for line in lines if line)
+
+
+LABELS = ("category", "sub_category", "difficulty")  # what tables group by
+
+
+@dataclass(frozen=True)
+class TurnSet:
+    """How a set names the parts of its rows."""
+
+    medium: Medium
+    files: str  # pattern of its files, JSON lines or parquet, in a folder as it is published
+    labels: Mapping[str, str]  # of `LABELS` -> the column that has it
+    cure: str  # how to get the set, or whole rows of it
+    size: str  # what dry runs say of it
+    id: str = "id"
+    images: str | None = None  # the folder, beside the file, of the pictures that `image` names; None: texts alone
+    repository: str | None = None  # on the Hub; None: it is published as files alone
+    config: str | None = None
+    split: str = "test"
+    placeholder: str | None = None  # how a turn begins whose text its authors may not hand on
+
+
+TURN_SETS: dict[str, TurnSet] = {
+    "MMSpec": TurnSet(
+        "image", "mmspec.jsonl", {"category": "topic", "sub_category": "category"}, images="images",
+        cure="clone github.com/killthefullmoon/MMSpec, and give its folder dataset/MMSpec/test (or testmini) as path",
+        size="600 conversations, 723 turns",
+    ),
+    "SPEED-Bench": TurnSet(
+        "text", "*.parquet", {name: name for name in LABELS}, id="question_id",
+        repository="nvidia/SPEED-Bench", config="qualitative", placeholder="FULL BENCHMARK DATA SHOULD BE FETCHED",
+        cure="write whole rows with examples/specdec_bench/prepare_data.py of NVIDIA's Model-Optimizer (--dataset "
+        "speed --config qualitative), and give the folder that it writes as path",
+        size="880 conversations in the qualitative split",
+    ),
+}  # fmt: skip
+
+
+def turn_set(called: str) -> str | None:
+    """The name of the set of conversations that is called by it or by a Hub id; None: it is none of them."""
+    known = {key.casefold(): name for name, about in TURN_SETS.items() for key in (name, about.repository or name)}
+    return known.get(called.casefold())

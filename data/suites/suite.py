@@ -24,8 +24,7 @@ from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ...core.section import Section
 from ..records.record import paths
 from ..records.records import file_identity, open_records
-from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
-from .turn_sets import LABELS, TURN_SETS
+from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, LABELS, TURN_SETS, Ask, Medium, wording
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
 OOD = ("PSV", "VIST")  # five pictures: beyond what the drafts of LLaVA-1.5 were trained on
@@ -105,11 +104,7 @@ class SuiteFile(Section):
 
 
 class Suite:
-    """A directory, opened.
-
-    Args:
-        cache: folder for indices of its files.
-    """
+    """A directory, opened; indices of its files are kept in `cache`."""
 
     def __init__(self, folder: Path, cache: Path):
         self.folder, self.cache, self.about = folder, cache, read_index(folder)
@@ -117,11 +112,9 @@ class Suite:
     def group(self, name: str) -> str:
         """A `Group`. Raises `UserError` where neither the directory nor the name says it."""
         published = (("benchmark", BENCHMARK), ("ood", OOD), ("quality", QUALITY))
+        about = BENCHMARK_SETS.get(name) or TURN_SETS.get(name)
         group: str | None = self._set(name).group or next((g for g, names in published if name in names), None)
-        if group is None and name in BENCHMARK_SETS:
-            group = BENCHMARK_SETS[name].medium
-        if group is None and name in TURN_SETS:
-            group = TURN_SETS[name].medium
+        group = group or (None if about is None else about.medium)
         if group is None:
             raise UserError(f"set {name!r} is in no group", where=str(self.folder / INDEX),
                             hint=f"give it a group: {', '.join(get_args(Group))}")  # fmt: skip
@@ -142,10 +135,8 @@ class Suite:
     def second_turns(
         self, name: str, task: Task, convention: Convention, limit: int | None, answers: Sequence[str]
     ) -> list[JsonObject]:
-        """Records that go on from the target's answers.
-
-        Args:
-            answers: to the first turns, as decoded. Rows without an answer have no second turn.
+        """Records that go on from the target's answers to the first turns, as decoded. Rows without an answer have no
+        second turn.
         """
         firsts = self.first_turns(name, convention, limit)
         assert len(firsts) == len(answers), (name, len(firsts), len(answers))
@@ -165,12 +156,7 @@ class Suite:
             else:
                 own = self.about.turns if convention == "verbatim" else {}
                 question = own.get(task, _TURNS[task])
-            turns = [
-                first["conversations"][0],
-                _turn("gpt", answer_text),
-                _turn("human", question),
-                _turn("gpt", "(open)"),
-            ]
+            turns = [first["conversations"][0], *_asked_after(answer_text, question)]
             record = {"id": f"{name}/{task}/{number:04d}", "row": number, "conversations": turns}
             records.append(record | ({"image": pictures} if pictures else {}))
         return records
@@ -180,21 +166,15 @@ class Suite:
         return any("turns" in row for row in self.rows(name))
 
     def next_turns(self, before: Sequence[JsonObject], turn: int, answers: Sequence[str]) -> list[JsonObject]:
-        """Records that ask question number `turn` (2 is the first further one) of the conversations that have it.
-
-        Args:
-            before: records of the turn before.
-            answers: the target's to these, as decoded. Without an answer a conversation ends.
+        """Records that ask question number `turn` (2 is the first further one) of the conversations `before` that have
+        it, after the target's answers, as decoded. Without an answer a conversation ends.
         """
         records = []
         for record, answer in zip(before, answers, strict=True):
             questions, answer_text = record.get("turns", ()), clean(answer)
             if len(questions) < turn - 1 or not answer_text:
                 continue
-            conversation = [
-                *record["conversations"][:-1], _turn("gpt", answer_text), _turn("human", questions[turn - 2]),
-                _turn("gpt", "(open)"),
-            ]  # fmt: skip
+            conversation = [*record["conversations"][:-1], *_asked_after(answer_text, questions[turn - 2])]
             first = record["id"].partition("/turn-")[0]
             records.append(record | {"id": f"{first}/turn-{turn}", "conversations": conversation})
         return records
@@ -221,26 +201,19 @@ class Suite:
 
     def _asked(self, name: str, row: JsonObject, question: str, convention: Convention) -> str:
         """The question for a row, without image marks, with convention describe or stock."""
-        about, published = self._set(name), BENCHMARK_SETS.get(name)
-        way: Ask | None = about.describe if convention == "describe" else about.stock
-        if way is None and published is not None:
-            way = published.describe if convention == "describe" else published.stock
-        if way is None and name in TURN_SETS:
-            way = "own"
+        ways: list[Ask | None] = []
+        for about in (self._set(name), BENCHMARK_SETS.get(name)):
+            ways += [] if about is None else [about.describe if convention == "describe" else about.stock]
+        way = next(filter(None, ways), "own" if name in TURN_SETS else None)
         if way is None:
             raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
                             where=str(self.folder / INDEX),
                             hint=f"give the set a {convention}: own, describe, explain, letter or word")  # fmt: skip
         medium: Medium = "video" if row.get("video") else "image" if row.get("image") else "text"
-        own: dict[str, str] = {part: text for part, text in self.about.prompts.items()}
-        return wording(
-            way,
-            question,
-            tuple(row.get("options", ())),
-            describe=own.get(medium, DESCRIBE[medium]),
-            explain=own.get("explain", EXPLAIN),
-            hint=row.get("hint", ""),
-        )
+        own: dict[str, str] = {**self.about.prompts}
+        describe, explain = own.get(medium, DESCRIBE[medium]), own.get("explain", EXPLAIN)
+        options, hint = tuple(row.get("options", ())), row.get("hint", "")
+        return wording(way, question, options, describe=describe, explain=explain, hint=hint)
 
     def _questions(self, task: Task, convention: Convention) -> list[str]:
         file = self.about.questions.get(task)
@@ -287,14 +260,12 @@ def suite_identity(folder: Path) -> str:
 
 
 def prompt(name: str, question: str, convention: Convention, *, num_images: int, num_clips: int = 0) -> str:
-    """The first turn of a row, with its image marks; the template adds the roles.
+    """The first turn of a row, with its image marks; the template adds the roles. Raises `UserError`: the convention
+    has no prompt for a set of this name.
 
     Args:
         question: in the data's own words. Sets of several pictures have their marks in it, others need not.
         num_clips: their mark is <video>, or <image>, too.
-
-    Raises:
-        UserError: the convention has no prompt for a set of this name.
     """
     bare = question.replace(f"{IMAGE_MARK}\n", "").replace(IMAGE_MARK, "").strip()
     marks = f"{IMAGE_MARK}\n" * num_images + f"{VIDEO_MARK}\n" * num_clips
@@ -332,3 +303,7 @@ def write_records(path: Path, records: Sequence[JsonObject]) -> Path:
 
 def _turn(role: str, text: str) -> dict[str, str]:
     return {"from": role, "value": text}
+
+
+def _asked_after(answer: str, question: str) -> list[dict[str, str]]:
+    return [_turn("gpt", answer), _turn("human", question), _turn("gpt", "(open)")]

@@ -14,10 +14,10 @@ from typing import Any
 
 from ...core.errors import UserError, did_you_mean, first_line
 from ...core.files import new_folder
-from ...core.json_types import JsonMapping, JsonObject, listed, text_at
+from ...core.json_types import JsonObject, listed, text_at
 from ..pictures.media_files import BadMedia, Embedded
 from ..pictures.picture_files import load_image
-from ..records.table_records import is_encoded, is_list, media_of
+from ..records.table_records import is_encoded, media_of
 from .suite import INDEX, QUESTIONS, Task
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
@@ -26,20 +26,15 @@ CHANGED = "the set has changed since this was written: give a directory with sui
 
 @dataclass(frozen=True)
 class Published:
-    """Rows of a data set of the Hub. `repository` may be a directory in the Hub's layout.
-
-    Args:
-        rows: the first so many count; None: all.
-        sub_task: only rows that have this under `sub_task`.
-        references: columns that hold what a good answer says (a text or a list); the first one there counts.
-    """
+    """Rows of a data set of the Hub. `repository` may be a directory in the Hub's layout."""
 
     repository: str
     split: str
     config: str | None = None
-    rows: int | None = 100
-    sub_task: str | None = None
+    rows: int | None = 100  # the first so many count; None: all
+    sub_task: str | None = None  # only rows that have this under `sub_task`
     question: str = "question"
+    # Columns that hold what a good answer says (a text or a list); the first one there counts.
     references: tuple[str, ...] = ("answer",)
 
 
@@ -77,13 +72,11 @@ def fetch(
 ) -> Path:
     """A suite directory with the first rows of each set, and questions for those of `tasks` that have some.
 
-    Written aside and renamed; one that is there is taken as it is.
+    Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is unknown, out of reach,
+    or has other columns than expected.
 
     Args:
         sets: name -> at most so many rows; None: as many as the set has.
-
-    Raises:
-        UserError: a set is unknown, out of reach, or has other columns than expected.
     """
     if folder.is_dir():
         return folder
@@ -126,7 +119,7 @@ def row_of(name: str, table: Any, place: int) -> JsonObject:
             row[column] = cell.as_py()
             continue
         files = list(media_of(cell, f"set {name}, row {place}, column {column}")) if cell.is_valid else []
-        row[column] = files if is_list(cell.type) else next(iter(files), None)
+        row[column] = files if "list<" in str(cell.type) else next(iter(files), None)
     return row
 
 
@@ -152,32 +145,20 @@ def _records(name: str, source: Published, limit: int | None, folder: Path) -> l
 
 
 def _record(name: str, row: JsonObject, number: int, source: Published, folder: Path) -> JsonObject:
-    pictures = save_pictures(name, _pictures(row), number, folder)
+    # `image`, or image_0, image_1, ... in the order of their numbers.
+    numbered = sorted((int(match[1]), key) for key in row if (match := re.fullmatch(r"image_(\d+)", key)))
+    keys = ["image"] if row.get("image") is not None else [key for _, key in numbered]
+    pictures = save_pictures(name, [row[key] for key in keys if row[key] is not None], number, folder)
     question = str(row[source.question])
     if pictures and "<image>" not in question:
         question = "<image>\n" * len(pictures) + question
-    references = _references(row, source)
+    answers = ([str(t).strip() for t in listed(row.get(key)) if t is not None] for key in source.references)
+    references = next(filter(None, ([text for text in texts if text] for texts in answers)), [NO_REFERENCE])
     turns = [{"from": "human", "value": question}, {"from": "gpt", "value": references[0]}]
     record = {"id": f"{name}-{number:05d}", "conversations": turns, "references": references}
     # How OCRBench compares depends on where a row is from.
     record |= {key: row[key] for key in ("dataset", "question_type") if text_at(row, key) is not None}
     return record | ({"image": pictures} if pictures else {})
-
-
-def _pictures(row: JsonMapping) -> list[object]:
-    """`image`, or image_0, image_1, ... in the order of their numbers."""
-    if row.get("image") is not None:
-        return [row["image"]]
-    numbered = sorted((int(match[1]), key) for key in row if (match := re.fullmatch(r"image_(\d+)", key)))
-    return [row[key] for _, key in numbered if row[key] is not None]
-
-
-def _references(row: JsonMapping, source: Published) -> list[str]:
-    for key in source.references:
-        texts = [str(text).strip() for text in listed(row.get(key)) if text is not None]
-        if texts := [text for text in texts if text]:
-            return texts
-    return [NO_REFERENCE]
 
 
 def save_pictures(name: str, images: Sequence[object], number: int, folder: Path) -> list[str]:

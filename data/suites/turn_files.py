@@ -1,4 +1,4 @@
-"""Reads the sets of `turn_sets.py` as their authors publish them, from files or the Hub, into records of a suite."""
+"""Reads sets of conversations as their authors publish them, from files or the Hub, into records of a suite."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ...core.errors import UserError, first_line
 from ...core.files import read_json_lines
 from ...core.json_types import JsonMapping, JsonObject, all_are
 from ...core.pictures import IMAGE_MARK, MARKS
+from .benchmark_sets import TURN_SETS
 from .suite_hub import NO_REFERENCE, load_rows
-from .turn_sets import TURN_SETS
 
 PUBLISHED = "published"  # in the suite's folder, a link to the folder of the set's file
 
@@ -38,10 +38,8 @@ def set_at(path: Path) -> str | None:
 
 def published_records(name: str, path: Path) -> list[JsonObject]:
     """The records of set `name` in its published files; pictures lie below `PUBLISHED`, which stands for the first
-    file's folder.
-
-    Raises:
-        UserError: a file is missing or damaged, or a row has no such turns or labels; it names file, row and key.
+    file's folder. Raises `UserError`: a file is missing or damaged, or a row has no such turns or labels; it names
+    file, row and key.
     """
     records: list[JsonObject] = []
     for file in published_files(name, path):
@@ -60,10 +58,8 @@ def hub_records(name: str) -> list[JsonObject]:
 
 
 def record(name: str, row: JsonMapping, *, where: str) -> JsonObject:
-    """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels.
-
-    Args:
-        where: the row's place, for errors.
+    """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels; `where` is its
+    place, for errors.
     """
     about = TURN_SETS[name]
     if missing := [key for key in (about.id, "turns", *about.labels.values()) if key not in row]:

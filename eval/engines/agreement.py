@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...models.targets.table import family_named
-from .engine_prompts import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked
-from .ours import Drafted
+from .ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked, Drafted
 
 BOUND = 0.02  # share of chains that may differ in a cell
 
@@ -118,6 +117,9 @@ def _pairs(ours: Drafted, engine: Drafted) -> list[tuple[list[int], list[int], l
     return pairs
 
 
+_UNPAIRED = ("dflash", "medusa")  # kinds that pair no state with the token after it
+
+
 def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, layers: int) -> list[tuple[str, str]]:
     """What is wrong and what it points at, as (problem, hint); empty where every cell is good.
 
@@ -128,76 +130,72 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
     """
     by_group = {cell.group: cell for cell in cells}
     text_good = TEXT not in by_group or by_group[TEXT].good
-    found = []
     alone_good = all(cell.good for cell in cells if cell.group not in (TOGETHER, PIECES, RESIZED))
+    found = []
     for cell in cells:
         again = cell.group in (TOGETHER, PIECES)
         if cell.plain < cell.requests and not again:
-            found.append(_other_target(cell, by_group))
+            problem = f"{cell.group}: {cell.requests - cell.plain} of {cell.requests} plain answers are not ours"
+            found.append((problem, _other_answers(cell, by_group.get(ONE, cell))))
         if cell.same < cell.requests:
             found.append((
                 f"{cell.group}: {cell.requests - cell.same} of {cell.requests} answers change when it drafts",
                 "verification must not change an answer: near-ties in low precision do (compare in float32), or a "
                 "fault of the engine",
             ))  # fmt: skip
-        what = f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ"
-        if cell.off > BOUND and again:
-            found += [(what, _together(cell, by_group, kind))] if alone_good else []  # else the same difference again
-        elif cell.off > BOUND:
-            found.append((what, _other_chains(cell, engine, kind=kind, target=target, layers=layers, text=text_good)))
+        if cell.off > BOUND and (alone_good or not again):  # else the same difference again
+            if again:
+                mixed = cell.group == TOGETHER or by_group.get(TOGETHER, cell).off > BOUND
+                hint = _MIXED if mixed else _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
+            elif kind == "dflash" and layers > 1 and engine.device == "cpu":
+                hint = _NORMS
+            elif cell.group != TEXT and text_good:
+                hint = _at_pictures(cell, engine, target)
+            elif cell.first >= cell.chains * (1 - BOUND):  # what differs is inside a cycle
+                hint = "first tokens agree and later ones do not: positions or keys within a cycle"
+            else:
+                hint = "the head reads other states or other weights: tapped layers in config.json, their order, or fc"
+            found.append((f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ", hint))
     return found
 
 
-def _other_target(cell: Cell, by_group: Mapping[str, Cell]) -> tuple[str, str]:
-    """Plain answers differ: nothing of the drafter's."""
-    problem = f"{cell.group}: {cell.requests - cell.plain} of {cell.requests} plain answers are not ours"
+_MIXED = "alone they draft as here: the engine, or the drafter's class in it, mixes up requests of a batch"
+_PIECES_UNPAIRED = "whole prompts draft as here: the engine reads a prompt's later pieces otherwise"
+_PIECES_PAIRED = (
+    "the engine's fault: with chunked prefill vLLM pairs the last state of each piece with the prompt's last "
+    "token, and not with the next one. Our plugin repairs it (pip install ./serving/draftsmith-vllm); without it "
+    "let a pass take whole prompts: --max-num-batched-tokens"
+)
+_NORMS = (
+    "the engine's fault: vLLM's norm op on CPUs takes the first layer's weight for every layer of a DFlash "
+    "draft; on a GPU, or with one layer, it does not"
+)
+
+
+def _other_answers(cell: Cell, one: Cell) -> str:
+    """The cause of plain answers that differ, which is nothing of the drafter's."""
     if cell.group == RESIZED:
-        return problem, (
+        return (
             "engines resize with torchvision, and we with PIL: states differ a little; hand over pictures that are "
             "resized already"
         )
-    if cell.group == TWO and by_group.get(ONE, cell).plain == by_group.get(ONE, cell).requests:
-        return problem, "one picture is read as here and two are not: they are swapped, or one is left out"
+    if cell.group == TWO and one.plain == one.requests:
+        return "one picture is read as here and two are not: they are swapped, or one is left out"
     if cell.group in (ONE, TWO):
-        return problem, "the engine reads other pixels: another picture, or another image processor of the target"
-    return problem, "the engine runs another target: its weights, their names or its rotary positions"
+        return "the engine reads other pixels: another picture, or another image processor of the target"
+    return "the engine runs another target: its weights, their names or its rotary positions"
 
 
-def _together(cell: Cell, by_group: Mapping[str, Cell], kind: str) -> str:
-    """Say why chains of a group differ whose requests draft as here when each is alone and whole."""
-    if cell.group == TOGETHER or by_group.get(TOGETHER, cell).off > BOUND:
-        return "alone they draft as here: the engine, or the drafter's class in it, mixes up requests of a batch"
-    if kind in _UNPAIRED:
-        return "whole prompts draft as here: the engine reads a prompt's later pieces otherwise"
-    return (
-        "the engine's fault: with chunked prefill vLLM pairs the last state of each piece with the prompt's last "
-        "token, and not with the next one. Our plugin repairs it (pip install ./serving/draftsmith-vllm); without it "
-        "let a pass take whole prompts: --max-num-batched-tokens"
-    )
-
-
-_UNPAIRED = ("dflash", "medusa")  # pair no state with the token after it
-
-
-def _other_chains(cell: Cell, engine: Engine, *, kind: str, target: str, layers: int, text: bool) -> str:
-    later = cell.first >= cell.chains * (1 - BOUND)  # first tokens agree: what differs is inside a cycle
-    if kind == "dflash" and layers > 1 and engine.device == "cpu":
-        return (
-            "the engine's fault: vLLM's norm op on CPUs takes the first layer's weight for every layer of a DFlash "
-            "draft; on a GPU, or with one layer, it does not"
-        )
-    if cell.group != TEXT and text and family_named(target).is_misplaced_in_v1 and engine.runner == "V1":
+def _at_pictures(cell: Cell, engine: Engine, target: str) -> str:
+    """The cause of chains that differ where there are pictures, and on texts do not."""
+    if family_named(target).is_misplaced_in_v1 and engine.runner == "V1":
         return (
             "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of "
             "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1). To see the export without it: "
             "--without-known-faults"
         )
-    if cell.group == RESIZED and text:
+    if cell.group == RESIZED:
         return "the states of a picture that is resized differ with the library that resizes it"
-    if cell.group != TEXT and text and cell.plain < cell.requests:
+    if cell.plain < cell.requests:
         return "the engine sees other pictures than we do: swapped, left out or processed otherwise"
-    if cell.group != TEXT and text:
-        return "something else stands at a picture: another row for the placeholder, or projected pictures"
-    if later:
-        return "first tokens agree and later ones do not: positions or keys within a cycle"
-    return "the head reads other states or other weights: tapped layers in config.json, their order, or its fc"
+    return "something else stands at a picture: another row for the placeholder, or projected pictures"

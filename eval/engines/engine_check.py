@@ -14,8 +14,7 @@ from ...core.errors import UserError
 from ...core.files import checked
 from ...core.json_types import JsonObject
 from .agreement import Cell, Engine, by_start, compare, faults
-from .engine_prompts import PIECES, RESIZED, TOGETHER, Asked, make_requests
-from .ours import Drafted, Exported
+from .ours import PIECES, RESIZED, TOGETHER, Asked, Drafted, Exported, make_requests
 from .program import TIMEOUT_S, VLLM, check_plugin, run_program
 
 MAX_NEW_TOKENS = 48
@@ -68,7 +67,8 @@ def verify_engine(
     without_known_faults: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Verification:
-    """Serve a folder that `draftsmith export` wrote for vLLM, and compare chain by chain with our own loop.
+    """Serve a folder that `draftsmith export` wrote for vLLM, and compare chain by chain with our own loop. Raises
+    `UserError`: no such export, no target, or the engine stopped.
 
     Args:
         scratch: an empty folder for requests, pictures, answers and the engine's logs.
@@ -76,9 +76,6 @@ def verify_engine(
         target: Hub id or directory; None: as the manifest names it.
         without_known_faults: patch the engine's known faults in its process: is the export right without them?
         timeout_s: of each of its three starts, after which it is taken for hung.
-
-    Raises:
-        UserError: no such export, no target, or the engine stopped.
     """
     exported = Exported(folder, target)
     if exported.made.plugin:

@@ -1,19 +1,26 @@
-"""Our side: the exported folder read back, and what it drafts in our own loop, cycle by cycle."""
+"""What both sides are asked, and our side: what the exported folder drafts in our own loop, cycle by cycle."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image, ImageDraw
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.files import checked
 from ...core.json_types import JsonObject
+from ...core.pictures import one_placeholder_each
+from ...data.conversations import PromptFormat
+from ...data.families.processor import Processor
+from ...data.families.table import TEMPLATES
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DraftingOptions
@@ -21,18 +28,96 @@ from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
 from ...models.folders import opened_target
-from ...models.formats import eagle, lvlm, read_export
-from ...models.formats.heads import LANGUAGE_HEADS
+from ...models.formats import eagle, lvlm
+from ...models.formats.export import read_export
+from ...models.formats.heads import LANGUAGE_HEADS, load_published
 from ...models.formats.source import named_target
-from ...models.formats.start import load_published
 from ...models.hub import read_config
-from ...models.targets.load import TargetConfig
-from ...models.targets.table import family_of
+from ...models.targets.table import TargetConfig, family_of
 from ..loop import Decoding, generate
 from ..pair import open_pair, trained_section
 from ..policies import Chain, Draw
+from ..published import read_request
+from ..published_section import ImageSettings, UserRequest
 from ..rules import Greedy
-from .engine_prompts import Asked
+
+TEXTS = (
+    "What is in the picture?",
+    "Tell me where the red circle is, and what lies beside it.",
+    "Count the shapes, one by one.",
+    "Write a short story about a lighthouse.",
+)
+TEXT, ONE, TWO, RESIZED = "text", "one picture", "two pictures", "resized picture"
+# All but the resized ones again: three at once, and three at once whose prompts are read in pieces (chunked prefill).
+TOGETHER, PIECES = "three at once", "prompts in pieces"
+_PER_GROUP = 4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, as our loop and as the engine get it.
+
+    Args:
+        ours: every picture's placeholders in full.
+        ids: one placeholder for a picture, which the engine expands itself: more would be expanded again.
+        pictures: files in the folder of the requests.
+    """
+
+    name: str
+    group: str
+    ours: Request
+    ids: list[int]
+    pictures: list[str]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the expanded prompt, which the engine must count, too."""
+        return len(self.ours.ids)
+
+
+def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: int = 0) -> list[Asked]:
+    """Requests of all groups; drawn pictures are written into `folder` as PNG. `pictures`: False: texts alone."""
+    rng, groups = random.Random(seed), {TEXT: 0}
+    if pictures and processor.reads_pictures:
+        groups |= {ONE: 1, TWO: 2, RESIZED: 1}
+    side = processor.image_size * (10 if processor.reads_whole else 1)
+    asked = []
+    for group, count in groups.items():
+        size = (side * 3 // 2 + 5, side + 3) if group == RESIZED else (side, side)
+        for number in range(_PER_GROUP):
+            names = [f"{group.replace(' ', '-')}-{number}-{index}.png" for index in range(count)]
+            for name in names:
+                _draw(rng, size).save(folder / name)
+            user = UserRequest(text=TEXTS[number], pictures=names)
+            reader = ImageSettings(aspect="square").image_reader(processor)
+            request = read_request(user, folder, _format(processor), reader)
+            ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
+            asked.append(Asked(f"{group} {number + 1}", group, request, ids, names))
+    return asked
+
+
+def _format(processor: Processor) -> PromptFormat:
+    """A template that fits the tokenizer. Which one does not matter: both sides get the same ids."""
+    end = processor.tokenizer.eos_token
+    plain = {name: template.end for name, template in TEMPLATES.items() if not template.surrounds}
+    fits = [name for name, its_end in plain.items() if its_end == end]
+    template = processor.picture_family.template or (fits or [*plain])[0]
+    return PromptFormat.model_validate({"template": template, "system": "", "image_rule": "verbatim"})
+
+
+def _draw(rng: random.Random, size: tuple[int, int]) -> Image.Image:
+    """A ground and four rectangles in loud colours, so that pictures are not taken for each other."""
+    picture = Image.new("RGB", size, _color(rng))
+    draw = ImageDraw.Draw(picture)
+    for _ in range(4):
+        x, y = rng.randrange(size[0]), rng.randrange(size[1])
+        draw.rectangle((x, y, x + size[0] // 2, y + size[1] // 3), fill=_color(rng))
+    return picture
+
+
+def _color(rng: random.Random) -> tuple[int, int, int]:
+    return rng.randrange(256), rng.randrange(256), rng.randrange(256)
+
 
 _TARGET: TypeAdapter[TargetConfig] = TypeAdapter(TargetConfig)
 _SERVED = ("vllm", "speculators")  # layouts that vLLM reads
@@ -70,13 +155,11 @@ class Noting:
 
 
 class Exported:
-    """An exported folder of `draftsmith export` in a layout that vLLM reads, opened beside its target.
+    """An exported folder of `draftsmith export` in a layout that vLLM reads, opened beside its target. Raises
+    `UserError`: no export for vLLM, a target that nobody can find, or files that do not fit it.
 
     Args:
         target: Hub id or directory; None: as the manifest names it.
-
-    Raises:
-        UserError: no export for vLLM, a target that nobody can find, or files that do not fit it.
     """
 
     def __init__(self, folder: Path, target: str | None = None):

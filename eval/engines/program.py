@@ -40,13 +40,9 @@ _LOOK = (
 
 
 def find_python(named: str | None = None, *, key: str = "--python") -> str:
-    """The interpreter with vLLM: `named`, else the environment variable DRAFTSMITH_VLLM_PYTHON, else this one.
-
-    Args:
-        key: what names it, for errors.
-
-    Raises:
-        UserError: it does not exist, or vLLM is not installed there, or is older than what was tried.
+    """The interpreter with vLLM: `named`, else the environment variable DRAFTSMITH_VLLM_PYTHON, else this one. `key`:
+    what names it, for errors. Raises `UserError`: it does not exist, or vLLM is not installed there, or is older than
+    what was tried.
     """
     python = named or os.environ.get(PYTHON) or sys.executable
     if os.sep in python:  # programs run in folders of their own; links stay, which are how an environment is found
@@ -66,10 +62,8 @@ def find_python(named: str | None = None, *, key: str = "--python") -> str:
 
 
 def check_plugin(python: str, *, patches: bool = False) -> None:
-    """Raises `UserError` where our plugin for vLLM is not installed in an interpreter of `find_python`.
-
-    Args:
-        patches: the plugin must patch vLLM for the export, and the user has to ask for it.
+    """Raises `UserError` where our plugin for vLLM is not installed in an interpreter of `find_python`. `patches`: the
+    plugin must patch vLLM for the export, and the user has to ask for it.
     """
     if not version_of(MODULE, python):
         raise UserError(f"{PACKAGE} is not installed in this Python, and the export names a class of it", where=python,
@@ -79,10 +73,8 @@ def check_plugin(python: str, *, patches: bool = False) -> None:
 
 
 def version_of(module: str, python: str, *, key: str = "--python") -> str:
-    """The version of a module's package in an interpreter's environment; empty where there is none.
-
-    Args:
-        key: what names the interpreter, for errors.
+    """The version of a module's package in an interpreter's environment; empty where there is none. `key`: what names
+    the interpreter, for errors.
     """
     try:
         done = subprocess.run(
@@ -126,15 +118,13 @@ def kill_program(process: subprocess.Popen[bytes]) -> None:
 def run_program(
     program: Path, folder: Path, asked: JsonMapping, *, python: str, timeout_s: float = TIMEOUT_S
 ) -> list[JsonObject]:
-    """Run `program` and return the objects of its `answers.jsonl`; what they hold is the caller's to check.
+    """Run `program` and return the objects of its `answers.jsonl`; what they hold is the caller's to check. Raises
+    `UserError`: it stopped, took too long, or wrote something that is no file of JSON objects.
 
     Args:
         folder: exists; requests, answers and the log are kept in it.
         asked: what the program is to do; written as `asked.json`.
         timeout_s: after which it is taken for hung.
-
-    Raises:
-        UserError: it stopped, took too long, or wrote something that is no file of JSON objects.
     """
     (folder / "asked.json").write_text(json.dumps(asked))
     log, answers = folder / "log.txt", folder / "answers.jsonl"

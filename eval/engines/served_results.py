@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from ...core.json_types import JsonMapping, JsonObject
+from ..figures import COLORS, GREY, WIDEST, lines, panels_for, save, styled
 from ..intervals import ratio
 from ..measured_rows import PLAIN, Frame, Row, frame, grouped
-from ..style import COLORS, GREY, WIDEST, lines, panel_grid, save, styled
 from ..summary import summarize, tau_of
 from ..tables import Column, Figure, ReportSection, Table, Value, text
 
 APART = 0.02  # of tau at temperature 0, beyond which both loops are said to differ
 FIGURE = "served.png"
-_MOST_PANELS, _PER_ROW = 6, 3
+_MOST_PANELS = 6
 _PLACE = ("temperature", "max_new_tokens", "benchmark", "turn", "budget")
 
 NOTE = (
@@ -37,10 +37,8 @@ def served_section(rows: Sequence[Row], device: str) -> tuple[ReportSection, Cal
 def cells_section(
     cells: Sequence[JsonMapping], engine: str, device: str
 ) -> tuple[ReportSection, Callable[[Path], None]]:
-    """The section of measured cells, as `cell_of` makes them, and what draws its figure.
-
-    Args:
-        device: that the engine runs on, or its address.
+    """The section of measured cells, as `cell_of` makes them, and what draws its figure. `device`: that the engine runs
+    on, or its address.
     """
     depth = max((len(cell["accepted"]) for cell in cells), default=0)
     places = list(dict.fromkeys(cell["place"] for cell in cells))
@@ -143,10 +141,7 @@ def draw_speedups(path: Path, places: Mapping[str, Mapping[str, Sequence[tuple[i
         places: set -> method -> (requests at once, speedup).
         title: engine and device, without which the numbers say nothing.
     """
-    rows, columns = -(-len(places) // _PER_ROW), min(_PER_ROW, len(places))
-    figure, panels = panel_grid(rows, columns, (min(WIDEST, 4.2 * columns), 2.8 * rows + 0.6), sharey=True)
-    for panel in panels.flat[len(places) :]:
-        panel.set_visible(False)
+    figure, panels = panels_for(len(places), min(4.2, WIDEST / min(len(places), 3)), 3.1, sharey=True)
     for panel, (place, methods) in zip(panels.flat, places.items(), strict=False):
         lines(panel, {name: ([n for n, _ in sorted(of)], [y for _, y in sorted(of)]) for name, of in methods.items()})
         counts = sorted({count for points in methods.values() for count, _ in points})

@@ -21,8 +21,7 @@ from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.json_types import JsonObject
 from ...core.pretrained import check_quantised, reading_pretrained
-from .extractors import Extractor, standardize
-from .metric_pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
+from .extractors import Extractor, Picture, crop_bicubic, crop_lanczos, pad_bicubic, standardize
 from .metric_weights import WeightName, load_state, read_state, unfit
 
 if TYPE_CHECKING:
@@ -59,13 +58,8 @@ def clip_pair(folder: Path, device: torch.device | str) -> Extractor:
 
 
 def hps_pair(path: Path, clip_folder: Path, device: torch.device | str, config: JsonObject = VIT_H) -> Extractor:
-    """HPS v2.1 (Wu et al. 2023): a CLIP ViT-H/14 tuned on human choices.
-
-    Args:
-        clip_folder: any CLIP model's, for its tokenizer.
-        config: of another size than the published model.
-
-    Raises `UserError` where the file is not that model.
+    """HPS v2.1 (Wu et al. 2023): a CLIP ViT-H/14 tuned on human choices, with the tokenizer of any CLIP model in
+    `clip_folder`; `config` is for another size. Raises `UserError` where the file is not that model.
     """
     import transformers
     from transformers import CLIPConfig

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.finite import check_weights
-from .extractors import Extractor, standardize
-from .metric_pictures import clean_resize, crop_lanczos, squash_bilinear
+from .extractors import Extractor, clean_resize, crop_lanczos, squash_bilinear, standardize
 from .metric_weights import load_state, read_state, unfit
 
 CROP = 256  # LANTERN's "FID at 256 pixels"

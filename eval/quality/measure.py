@@ -19,8 +19,7 @@ from ...core.section import Section
 from . import statistics
 from .clip import aesthetic_scores, clip_pair, hps_pair
 from .convolutional import class_logits, fid_features, load_inception, vgg_features
-from .extractors import Extractor, embed, extract
-from .metric_pictures import Folder, Picture
+from .extractors import Extractor, Folder, Picture, embed, extract
 from .metric_weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
@@ -67,9 +66,7 @@ class Measured:
 
 def check(config: QualityConfig, extractors: Extractors | None = None) -> None:
     """Raises `UserError` for weights or real images that are not there; to be called before images are generated.
-
-    Args:
-        extractors: metrics that bring their own network and need no weights.
+    Metrics of `extractors` bring their own network and need no weights.
     """
     for metric in config.metrics:
         if metric not in (extractors or {}):
@@ -107,7 +104,16 @@ def measure(
         raise UserError("there are no generated images to measure", hint="generate some first")
     if reference is None and config.reference is not None:
         reference = Folder(config.reference)
-    _check_inputs(config.metrics, len(images), captions, reference)
+    for metric in config.metrics:
+        if metric in ("fid", "precision_recall") and (reference is None or not len(reference)):
+            problem = f"the metric {metric!r} compares with real images, and there are none"
+            raise UserError(problem, where="reference", hint="name a folder of real images")
+        if metric in ("clip", "hpsv2") and (captions is None or len(captions) != len(images)):
+            count = "none" if captions is None else len(captions)
+            raise UserError(
+                f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}",
+                hint=f"measure images that were asked for in words, or leave {metric!r} out of metrics",
+            )
     task = _Task(images, captions or (), () if reference is None else reference, config.batch_size, device)
     results: dict[str, Measured] = {}
     for metric in config.metrics:
@@ -150,9 +156,10 @@ class _Task:
         match metric:
             case "fid":
                 real = self._features(network, self.reference)
-                value = statistics.frechet_distance(real, generated)
+                value, few, dimensions = statistics.frechet_distance(real, generated), min(n, len(real)), real.shape[1]
                 what = f"FID ({name} features) against {len(real)} real images"
-                return {"fid": Measured(value, n, what, caution=_too_few(n, len(real), real.shape[1]))}
+                biased = f"biased upwards: {few} images for {dimensions} features; compare with the same n only"
+                return {"fid": Measured(value, n, what, caution=None if few > dimensions else biased)}
             case "precision_recall":
                 real = self._features(network, self.reference)
                 what = f"({name} features, k=3) against {len(real)} real images"
@@ -181,28 +188,3 @@ class _Task:
         texts = embed(network, [prefix + caption for caption in self.captions], batch_size=self.batch_size)
         value, error = statistics.mean_and_error(statistics.cosines(generated, texts))
         return Measured(value, len(generated), what, error)
-
-
-def _check_inputs(
-    metrics: Sequence[Metric], n: int, captions: Sequence[str] | None, reference: Sequence[Picture] | None
-) -> None:
-    for metric in metrics:
-        if metric in ("fid", "precision_recall") and (reference is None or not len(reference)):
-            raise UserError(
-                f"the metric {metric!r} compares with real images, and there are none",
-                where="reference",
-                hint="name a folder of real images",
-            )
-        if metric in ("clip", "hpsv2") and (captions is None or len(captions) != n):
-            count = "none" if captions is None else len(captions)
-            raise UserError(
-                f"the metric {metric!r} needs a caption for each of {n} images, found {count}",
-                hint=f"measure images that were asked for in words, or leave {metric!r} out of metrics",
-            )
-
-
-def _too_few(generated: int, real: int, dimensions: int) -> str | None:
-    few = min(generated, real)
-    if few > dimensions:
-        return None
-    return f"biased upwards: {few} images for {dimensions} features; compare with the same n only"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,30 +24,26 @@ Metric = Literal["fid", "clip", "precision_recall", "inception_score", "hpsv2", 
 WeightName = Literal["inception", "vgg16", "clip", "hpsv2", "aesthetic", "clip_large"]
 
 
-@dataclass(frozen=True)
-class Source:
-    what: str
-    origin: str
-
-
-SOURCES: dict[WeightName, Source] = {
-    "inception": Source(
+# Name of weights -> what they are, and where they come from.
+SOURCES: dict[WeightName, tuple[str, str]] = {
+    "inception": (
         "the file inception-2015-12-05.pt (Inception v3 as TorchScript)",
         "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
     ),
-    "vgg16": Source(
-        "the file vgg16-397923af.pth (torchvision's VGG16)", "https://download.pytorch.org/models/vgg16-397923af.pth"
+    "vgg16": (
+        "the file vgg16-397923af.pth (torchvision's VGG16)",
+        "https://download.pytorch.org/models/vgg16-397923af.pth",
     ),
-    "clip": Source(
+    "clip": (
         "the folder of CLIP ViT-B/32 (model.safetensors or pytorch_model.bin, config and tokenizer)",
         "https://huggingface.co/openai/clip-vit-base-patch32",
     ),
-    "hpsv2": Source("the file HPS_v2.1_compressed.pt", "https://huggingface.co/xswu/HPSv2"),
-    "aesthetic": Source(
+    "hpsv2": ("the file HPS_v2.1_compressed.pt", "https://huggingface.co/xswu/HPSv2"),
+    "aesthetic": (
         "the file sac+logos+ava1-l14-linearMSE.pth (LAION's aesthetic head)",
         "https://github.com/christophschuhmann/improved-aesthetic-predictor",
     ),
-    "clip_large": Source(
+    "clip_large": (
         "the folder of CLIP ViT-L/14 (model.safetensors or pytorch_model.bin, config)",
         "https://huggingface.co/openai/clip-vit-large-patch14",
     ),
@@ -67,8 +62,7 @@ NEEDS: dict[Metric, tuple[WeightName, ...]] = {
 
 def find(metric: Metric, name: WeightName, weights: Mapping[WeightName, str]) -> Path:
     """The place of one of a metric's weights. Raises `UserError` that says what is missing and where it comes from."""
-    source = SOURCES[name]
-    sentence = f"the metric {metric!r} needs {source.what} from {source.origin}"
+    sentence = f"the metric {metric!r} needs {' from '.join(SOURCES[name])}"
     hint = f"download it and set weights: {{{name}: <its path>}}, or leave {metric!r} out of metrics"
     if name not in weights:
         raise UserError(f"{sentence}, and the recipe names no place for it", key=f"weights.{name}", hint=hint)
@@ -108,7 +102,5 @@ def load_state(network: torch.nn.Module, state: Mapping[str, Tensor], path: Path
 
 def unfit(path: Path, name: WeightName, problem: str) -> UserError:
     """The error about a file or folder that is there and is not what the metric asks for."""
-    source = SOURCES[name]
-    return UserError(
-        f"{path.name} {problem}", key=f"weights.{name}", where=str(path), hint=f"use {source.what} from {source.origin}"
-    )
+    hint = f"use {' from '.join(SOURCES[name])}"
+    return UserError(f"{path.name} {problem}", key=f"weights.{name}", where=str(path), hint=hint)

@@ -25,7 +25,7 @@ def frechet_distance(real: Tensor, generated: Tensor) -> float:
         if len(features) < 2:
             raise UserError(f"FID needs two {name} images at least, found {len(features)}", hint="give more images")
     real, generated = real.double(), generated.double()
-    return gaussian_distance(real.mean(0), _covariance(real), generated.mean(0), _covariance(generated))
+    return gaussian_distance(real.mean(0), torch.cov(real.T), generated.mean(0), torch.cov(generated.T))
 
 
 def gaussian_distance(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> float:
@@ -59,13 +59,8 @@ def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) ->
 
 
 def inception_score(logits: Tensor, *, splits: int = 10) -> tuple[float, float]:
-    """exp of the mean divergence between p(class | image) and p(class), over parts (Salimans et al. 2016, section 4).
-
-    Args:
-        logits: [M,K], up to a constant per image.
-
-    Returns:
-        mean and standard deviation over the parts, which are consecutive images.
+    """Mean and standard deviation, over consecutive parts, of exp of the mean divergence between p(class | image) and
+    p(class) (Salimans et al. 2016, section 4). `logits` [M,K] are up to a constant per image.
     """
     count = len(logits)
     if count < splits:
@@ -93,11 +88,6 @@ def mean_and_error(values: Tensor) -> tuple[float, float | None]:
     """Mean of [M] values and its standard error, which a single value does not have."""
     error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else None
     return float(values.mean()), error
-
-
-def _covariance(features: Tensor) -> Tensor:
-    centred = features - features.mean(0)
-    return centred.T @ centred / (len(features) - 1)
 
 
 def _share_inside(probes: Tensor, members: Tensor, neighbours: int) -> float:

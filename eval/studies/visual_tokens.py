@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...core.batch import Request
 from ...core.pictures import TEXT
-from ...models.decoding.removal import unseen_from
+from ...models.decoding.tapped import unseen_from
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import Drafter
 from ...models.drafters.beside import eager

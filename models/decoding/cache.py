@@ -63,6 +63,7 @@ class Cache:
     def __init__(self, num_layers: int, capacity: int):
         self.layers: list[Any] = [self.layer_class(capacity) for _ in range(num_layers)]
         self.capacity = capacity
+        self._positions: Tensor | None = None  # [R,L] int64 of the keys, where `place` is called
 
     @property
     def own_layers(self) -> list[CacheLayer]:
@@ -73,6 +74,19 @@ class Cache:
     def length(self) -> int:
         """Number of committed positions."""
         return self.own_layers[0].length
+
+    def place(self, positions: Tensor, rows: int) -> Tensor:
+        """Note the positions [1,N] or [R,N] of the next N tokens; returns those of all places so far, [R,K].
+
+        Layers with a window (Gemma 4) ask for it before each forward: windows are counted in positions, nodes of one
+        depth share theirs, and a prompt may be padded or pruned.
+        """
+        if self._positions is None:
+            self._positions = torch.zeros(rows, self.capacity, dtype=torch.int64, device=positions.device)
+        end = self.length + positions.shape[1]
+        assert end <= self.capacity, f"cache of {self.capacity} positions asked to hold {end}"
+        self._positions[:, self.length : end] = positions
+        return self._positions[:, :end]
 
     def advance(self, count: int) -> None:
         """Commit the first `count` positions that the last forward wrote."""
@@ -86,6 +100,7 @@ class Cache:
     def empty(self) -> None:
         """Forget all positions. A mask hides what they held, but not a NaN: it goes, too."""
         self.crop_to(0)
+        self._positions = None
         for layer in self.own_layers:
             if layer.is_initialized:
                 layer.keys.zero_()
@@ -95,6 +110,8 @@ class Cache:
         """Keep these rows, in this order."""
         for layer in self.own_layers:
             layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
+        if self._positions is not None:
+            self._positions = self._positions[list(rows)]
 
     @contextmanager
     def written_at(self, places: Tensor, reach: int | None = None) -> Iterator[None]:
@@ -125,3 +142,6 @@ class Cache:
                 here = on[layer.keys.device]
                 layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, here]
                 layer.values[:, :, start : start + len(written)] = layer.values[:, :, here]
+            if self._positions is not None:
+                here = uploaded(index, self._positions.device)
+                self._positions[:, start : start + len(written)] = self._positions[:, here]

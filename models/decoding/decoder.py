@@ -24,7 +24,7 @@ from ..hub import config_value
 from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
 from .cache import Cache
-from .tapped import LanguageModel, tapped
+from .tapped import tapped
 
 _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted: scores are [R,heads,N,P+N]
 
@@ -76,7 +76,7 @@ class CachedDecoder:
         self.model = cast(Any, model.eval())
         self.num_token_ids, self.never = num_token_ids, tuple(never)
         self.core = self.model.model
-        self.language_model = cast(LanguageModel, language_model_of(self.model))
+        self.language_model: Any = language_model_of(self.model)
         config = self.language_model.config
         use_grouped(config)
         check_takes_masks(config)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import write_whole
-from ...core.pretrained import reading_safetensors
+from ...core.pretrained import opened
 from ...core.ranks import notice
 from ...core.states import OnDevice
 
@@ -125,7 +124,7 @@ def _read(path: Path, facts: dict[str, str]) -> Tensor | None:
     if not path.is_file():
         return None
     try:
-        with reading_safetensors(path), safe_open(path, "pt") as file:
+        with opened(path) as file:
             return file.get_tensor(NAME) if file.metadata() == facts else None
     except UserError as error:
         notice(f"the neighbour table {path} is damaged and is made again ({error.problem})")

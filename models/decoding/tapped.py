@@ -1,9 +1,9 @@
-"""Hidden states and attention weights of chosen layers, kept while one of transformers' decoders runs.
+"""Hooks on the layers of transformers' decoders: what they compute is kept, or places are hidden from them.
 
 A pass in fast kernels returns no attention weights, and an eager one would round its scores differently. The last
 layer's own module computes the last place's query once more, over the keys that the cache holds. Of a model that is
 sharded over ranks, `whole` and `all_heads` gather what is read outside its module; all ranks call them.
-Letters: R rows, N new positions, D width, P past positions.
+Letters: R rows, N new positions or queries, D width, P past positions, K keys, T prompt places.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
-from ..hub import has_windows
+from ..hub import has_windows, recurrent_layers
 from .cache import Cache, CacheLayer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def is_cut(weight: Tensor) -> bool:
@@ -90,26 +87,9 @@ def end_attention(language_model: Any, state: Tensor, cache: Cache, places: Tens
     return all_heads(weights[:, :, -1].to(torch.float32), config.num_attention_heads)[0]
 
 
-class LanguageModel(Protocol):
-    """What the cached forward reads of transformers' decoders (`LlamaModel` and its likes)."""
-
-    config: PreTrainedConfig
-    layers: Sequence[nn.Module]
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The table that turns token ids into embeddings; its weight is [V,D]."""
-        ...
-
-    def set_attn_implementation(self, attn_implementation: str) -> None:
-        """Switch to another attention kernel of transformers: "eager" is the one that returns weights."""
-        ...
-
-    def __call__(self, **inputs: Any) -> Any: ...
-
-
 @contextmanager
 def tapped(
-    model: LanguageModel, layers: Sequence[int], attention: Sequence[int]
+    model: Any, layers: Sequence[int], attention: Sequence[int]
 ) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
     """Within it, keeps states and attention weights of the named layers of one forward, and of no other layer.
 
@@ -139,3 +119,49 @@ def tapped(
             hook.remove()
         if attention:
             model.set_attn_implementation(before)
+
+
+@contextmanager
+def unseen_from(decoder: Any, places: Tensor, layer: int) -> Iterator[None]:
+    """Within it, the layers from `layer` on (0: all; the number of layers: none) hide `places` from all others.
+
+    What they cannot see there must have reached the text in the layers before (Sparrow, section 2, figures 3 and 5).
+    Positions stay as they are. A hidden token attends to itself, since a softmax needs at least one key.
+
+    Args:
+        decoder: a `CachedDecoder`.
+        places: [T] bool of the prompt that the cache begins with; what comes after is seen.
+    """
+    if recurrent_layers(decoder.language_model.config):
+        raise UserError(
+            "visual tokens are to be hidden from some layers, and a recurrent state cannot forget what it has read",
+            hint="use a target whose layers all attend",
+        )
+    assert places.dim() == 1 and 0 <= layer <= decoder.num_layers, (places.shape, layer)
+
+    def hide(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return arguments, named | {"attention_mask": _hidden(named["attention_mask"], places)}
+
+    hooks = [
+        module.register_forward_pre_hook(hide, with_kwargs=True) for module in decoder.language_model.layers[layer:]
+    ]
+    before, decoder.always_masks = decoder.always_masks, True
+    try:
+        yield
+    finally:
+        decoder.always_masks = before
+        for hook in hooks:
+            hook.remove()
+
+
+def _hidden(mask: Tensor, places: Tensor) -> Tensor:
+    """A mask [R,1,N,K], boolean or additive, whose keys at `places` only their own queries see."""
+    queries, keys = mask.shape[-2:]
+    key = torch.arange(keys, device=mask.device)
+    new_keys = torch.zeros(max(0, keys - len(places)), dtype=torch.bool, device=mask.device)
+    hidden = torch.cat([places.to(mask.device), new_keys])[:keys]
+    # The queries are the last of the keys.
+    hidden = hidden & (key != torch.arange(keys - queries, keys, device=mask.device)[:, None])  # [N,K]
+    if mask.dtype == torch.bool:
+        return mask & ~hidden
+    return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

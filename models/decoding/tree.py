@@ -1,16 +1,22 @@
 """A cycle's proposal: a tree of drafted tokens under the last committed one. A chain is the trivial tree.
 
-Letters: N nodes without the root, P parents whose children were drawn, V vocabulary.
+`Expansions` are the nodes that a drafter has run in this cycle; `upload_tree` is what a target's pass reads.
+Letters: N nodes without the root, P parents whose children were drawn, V vocabulary, F new expansions, S expansions.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ...core.states import uploaded
 
 ROOT = -1
 
@@ -114,3 +120,96 @@ def chain(tokens: Tensor, draft_probs: Tensor | None = None, *, planned: int = 0
 def no_tree() -> Tree:
     """Nothing proposed: one cycle is then a step of plain decoding."""
     return Tree(torch.empty(0, dtype=torch.int64), (), ())
+
+
+class Expansions:
+    """Parents and depths of the expansions of one cycle. A drafter makes a new object for each cycle."""
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def take(self, parents: Sequence[int]) -> list[int]:
+        """Give each of `parents` (expansions or ROOT) a child in the next expansions; returns the children's depths
+        (root 0).
+        """
+        depths = [1 if p == ROOT else self.depths[p] + 1 for p in parents]
+        self.parents += parents
+        self.depths += depths
+        return depths
+
+    def extends_chain(self, count: int) -> bool:
+        """Whether the last expansion is alone (`count` is 1) and extends a chain of all others. It then needs no
+        mask.
+        """
+        return count == 1 and self.parents[-1] == len(self) - 2 and self.depths[-1] == len(self)
+
+    def ancestors(self, first: int, *, past: int = 0) -> Tensor:
+        """[F,past+S] bool: which expansions each of the expansions from `first` on sees: itself and its ancestors, and
+        all of the `past` committed positions before them.
+        """
+        # numpy: single entries of a tensor take ten times as long to set.
+        mask = np.zeros((len(self) - first, past + len(self)), dtype=bool)
+        mask[:, :past] = True
+        for row, expansion in enumerate(range(first, len(self))):
+            while expansion != ROOT:
+                mask[row, past + expansion] = True
+                expansion = self.parents[expansion]
+        return torch.from_numpy(mask)
+
+
+def accepted_expansions(verified: Any) -> list[int]:
+    """The accepted path's expansions, up to the first node that the drafter has not expanded."""
+    expansions = (verified.tree.expansions[node] for node in verified.path)
+    return list(itertools.takewhile(lambda expansion: expansion != ROOT, expansions))
+
+
+_ALIGNED = 8  # bytes: a part of the copy that is read as int64 begins at a multiple
+
+
+def upload(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """The arrays on `device`, each with its shape and dtype. The host does not wait; on a CPU nothing is copied."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
+    # Never empty: nothing of an empty buffer can be read as another type.
+    joined = np.zeros(starts[-1] + _ALIGNED, dtype=np.uint8)
+    for start, array in zip(starts, arrays, strict=False):
+        joined[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    there, parts = uploaded(torch.from_numpy(joined), device), []
+    for start, array in zip(starts, arrays, strict=False):
+        dtype = torch.from_numpy(array[:0]).dtype
+        parts.append(there[start : start + array.nbytes].view(dtype).view(array.shape))
+    return parts
+
+
+def upload_tokens(device: torch.device, tokens: Tensor, *arrays: np.ndarray) -> list[Tensor]:
+    """Return `tokens` [N] int64, which may be on the device already, and then the arrays, as `upload` does."""
+    if tokens.device.type != "cpu":
+        return [tokens.to(device), *upload(device, *arrays)]
+    return upload(device, tokens.numpy(), *arrays)
+
+
+def upload_tree(
+    device: torch.device, tree: Tree, root: int, first: int, *, always_mask: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the pass over a tree reads: ids [N+1], positions [N+1] and who sees whom [N+1,N+1] bool, the root first.
+
+    Args:
+        root: its token.
+        first: the root's position (the cache's length, plus M-RoPE's delta); a node's is its depth further, alike in
+            all coordinates.
+        always_mask: False leaves the mask of a chain out (None), which attention knows without one.
+    """
+    arrays = [np.array([first, *(first + depth for depth in tree.depths)])]
+    if always_mask or not tree.is_chain:
+        arrays.append(tree.ancestor_mask().numpy())
+    if tree.tokens.device.type == "cpu":
+        ids, *rest = upload(device, np.append(np.int64(root), tree.tokens.numpy()), *arrays)
+    else:
+        own, *rest = upload(device, np.array([root]), *arrays)
+        ids = torch.cat([own, tree.tokens.to(device)])
+    return ids, rest[0], rest[1] if len(rest) > 1 else None

@@ -24,9 +24,8 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..targets.base import Target, TargetShape
 from .dflash import DflashConfig
-from .dflash_images import DflashImageTraining
 from .dflash_module import BlockLayer, DflashHead, DflashShape, Turn
-from .dflash_training import DflashTraining, Places
+from .dflash_training import DflashImageTraining, DflashTraining, Places
 from .dflash_walk import Before, Reduce
 from .head_objective import HeadObjective
 

@@ -184,6 +184,11 @@ class DflashHead(OwnVocabulary):
         return self.confidence_head(outputs)
 
 
+def within_grid(positions: Tensor, layer: LayerShape) -> Tensor:
+    """Positions that have a rotation: what a block says of places far behind the last cell is never drawn."""
+    return positions.clamp(max=layer.zeros_before + layer.grid**2) if layer.rope == "grid" else positions
+
+
 def even_taps(num_layers: int, count: int) -> tuple[int, ...]:
     """`count` layers of a target of `num_layers`, evenly from the second to the last but two, as published drafts
     have them (five of 36: 2, 10, 18, 26 and 34 layers passed); a single one lies in the middle.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.batch import Batch, StepLoss
+from ...core.batch import Batch, CodeBatch, StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, uploaded
 from .. import fast
@@ -26,7 +26,7 @@ from ..fast import causal_blocks
 from ..losses import Divergence, divergence
 from ..targets.base import Target
 from .dflash_confidence import acceptance, confidence_loss
-from .dflash_module import DflashHead, DflashShape
+from .dflash_module import DflashHead, DflashShape, within_grid
 from .dflash_settings import DflashSettings
 from .dflash_walk import Before
 from .draft_vocabulary import entries
@@ -208,6 +208,38 @@ class DflashTraining(nn.Module):
             return mask
         assert len(batch.seeds) == len(batch.ids), "blind samples are drawn from each row's seed"
         return mask & ~(visual & torch.tensor([is_blind(seed, share) for seed in batch.seeds])[:, None])
+
+
+class DflashImageTraining(DflashTraining):
+    """Blocks after drawn codes of each picture; its condition, or none, stands before the codes."""
+
+    def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
+        super().__init__(head, target, config)
+        self.grid = target.shape.grid
+
+    def sequences(self, batch: CodeBatch, states: TargetStates) -> Sequences:  # type: ignore[override]
+        """The pictures with their conditions; every code is supervised."""
+        ids, seen = states.ids, states.mask
+        assert ids is not None and seen is not None and states.positions is not None
+        codes = torch.arange(ids.shape[1]) >= ids.shape[1] - states.num_generated
+        loss_mask = batch.on_host("real")[:, None] & codes
+        return Sequences(ids, loss_mask, seen, states.positions[0], batch.seeds, above_next(ids, codes, self.grid))
+
+    def placed(self, positions: Tensor) -> Tensor:
+        """Positions that lie on the grid, or just behind it."""
+        return within_grid(positions, self.head.shape.layer)
+
+
+def above_next(ids: Tensor, codes: Tensor, grid: int) -> Tensor:
+    """[B,T] the code above the one that follows each of `ids` [B,T]; -1 where that lies outside the picture.
+
+    Args:
+        codes: [T] bool on the CPU, which are codes.
+        grid: codes in a row.
+    """
+    index = torch.arange(1, len(codes) + 1) - grid
+    inside = (index >= 0) & codes[index.clamp(min=0)]
+    return torch.where(uploaded(inside, ids.device), ids[:, uploaded(index.clamp(min=0), ids.device)], -1)
 
 
 def block_mask(kept: Tensor, anchors: Tensor, shape: DflashShape, reach: int) -> Tensor:

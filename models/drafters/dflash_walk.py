@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from ...core.states import uploaded
-from ..decoding.expansions import Expansions
 from ..decoding.rows import Guidance
-from ..decoding.tree import ROOT
+from ..decoding.tree import ROOT, Expansions
 from ..decoding.warp import Warp
 
 Reduce = Callable[[Tensor], Tensor]  # guidance over what the rows add to scores

@@ -21,7 +21,7 @@ from ...core.errors import UserError, not_loaded
 from ...core.finite import check_weights
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.placement import fill, without_storage
-from ...core.pretrained import CPU, read_safetensors
+from ...core.pretrained import CPU, Checkpoint
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
 from ..layer import LayerShape, refuse_window, stretched, written_rope
 from ..targets.base import Target, TargetShape
@@ -44,24 +44,20 @@ def head_state(folder: Path, device: torch.device = CPU) -> dict[str, Tensor]:
         device: where those of a safetensors file are read to; a pickle's lie on the host.
     """
     path = weights_file(folder)
-    if path.suffix == ".safetensors" and path.is_file():
-        return _finite(read_safetensors(path, hint="train or download it again", device=device), path)
+    if (checkpoint := Checkpoint(folder)).weights():
+        return checkpoint.tensors(device=device)
     try:
         if path.is_file():
             state = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
-                return _finite(state, path)
+                check_weights(state, path)
+                return state
             raise UserError("pytorch_model.bin holds no named tensors", where=str(path), hint="give a head's folder")
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
         raise UserError(
             f"unreadable weights: {not_loaded(error)}", where=str(path), hint="train or download it again"
         ) from error
     raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), hint="give the folder of a head")
-
-
-def _finite(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    check_weights(state, path)
-    return state
 
 
 def weights_file(folder: Path) -> Path:

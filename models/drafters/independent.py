@@ -17,9 +17,8 @@ from torch import Tensor
 from ...core.batch import Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
-from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Places
-from ..decoding.upload import upload, upload_tokens
+from ..decoding.tree import Expansions, accepted_expansions, upload, upload_tokens
 from ..decoding.warp import Warp
 from ..fast.cuda_graphs import Graphs
 from ..pictures import flat_view, without_first

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ...core.batch import ImageRequest
 from ...core.errors import Refused, UserError
 from ...core.states import Taps
-from ..decoding.expansions import Expansions
+from ..decoding.tree import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep, Verified
 from .base import PLAIN, DraftingOptions, WeightlessDrafter

@@ -17,8 +17,8 @@ from ...core.batch import ImageRequest
 from ...core.errors import UserError
 from ...core.fields import Place, Revision
 from ...core.states import Taps
-from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Guidance, GuidanceScale
+from ..decoding.tree import Expansions, accepted_expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep, Verified
 from ..targets.llamagen.files import load_llamagen

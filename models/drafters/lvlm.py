@@ -17,20 +17,19 @@ from torch import nn
 from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.json_types import JsonMapping
-from ...core.pretrained import name_accelerator
+from ...core.pretrained import Checkpoint, name_accelerator
 from ...core.results import check_sums
 from ...core.section import Section, torch_dtype
 from ..folders import find_folder
-from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
+from ..hub import load_pretrained, read_config, rope_of, transformers_class, vision_half
 from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.made_for_engines import ProjectorInput, reading_beside, reading_of
 from ..targets.llava.made_for_engines import Reading as Reading
 from ..targets.llava.made_for_engines import own_projector as own_projector
-from ..targets.llava.model import LlavaDecoder, assemble, llava_config
+from ..targets.llava.model import LlavaDecoder, LlavaTraining, assemble, llava_config
 from ..targets.llava.section import LlavaTarget
-from ..targets.llava.training import LlavaTraining
 from ..targets.load import load_lvlm
 from ..targets.sizes import parameter_lines
 from ..targets.table import family_of
@@ -226,16 +225,22 @@ def build_drafter(
     joined = drafter_config(config, full, ids, network=True)
     language_model = None
     if not isinstance(config.language_model, dict):
-        language_model = load_language_model(
-            config.language_model, key="drafter.language_model", revision=config.revision
-        )
+        language_model = load_pretrained(
+            transformers_class("AutoModelForCausalLM").from_pretrained, config.language_model,
+            key="drafter.language_model", revision=config.revision, dtype=torch.float32,
+        )  # fmt: skip
     if config.vision_tower == "target":
         assert isinstance(target, PreTrainedModel)
         tower = target.model.vision_tower
     elif isinstance(config.vision_tower, dict):
         tower = None
     else:
-        tower = load_vision_tower(config.vision_tower, joined.vision_config, key="drafter.vision_tower")
+        # A config of both CLIP towers is read for its vision half.
+        is_clip = joined.vision_config.model_type == "clip_vision_model"
+        maker = transformers_class("CLIPVisionModel" if is_clip else "AutoModel")
+        tower = load_pretrained(
+            maker.from_pretrained, config.vision_tower, key="drafter.vision_tower", dtype=torch.float32
+        )
     projector = target.model.multi_modal_projector if config.projector_input == "projected" else None  # type: ignore[union-attr]
     generator = torch.Generator().manual_seed(seed)
     return assemble(
@@ -304,18 +309,13 @@ def load_strangers(
 
 def _folder_of_ours(config: LvlmConfig) -> Path | None:
     """The folder of a published draft with our manifest; None: it has none, or cannot be reached, as loading tells."""
-    from transformers.utils import cached_file
-
-    path = Path(str(config.path))
-    if path.is_dir():
-        return path if (path / MANIFEST).is_file() else None
     try:
-        manifest = cached_file(
-            str(config.path), MANIFEST, revision=config.revision, _raise_exceptions_for_missing_entries=False
-        )
-    except OSError:
+        manifest = Checkpoint(config.path, config.revision).file(MANIFEST)
+    except UserError:
         return None
-    return None if manifest is None else find_folder(str(config.path), config.revision, files=("*",))
+    if manifest is None or Path(str(config.path)).is_dir():
+        return manifest and manifest.parent
+    return find_folder(str(config.path), config.revision, files=("*",))
 
 
 def as_target(model: PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:

@@ -21,7 +21,7 @@ from ...core.batch import Batch, CodeBatch, StepLoss
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
-from ..decoding.expansions import Expansions
+from ..decoding.tree import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetShape, TargetStep, Verified

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from ...core.errors import Refused, UserError
 from ...core.json_types import JsonMapping, text_at
 from ...core.placement import fill, without_storage
+from ...core.pretrained import Checkpoint
 from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, Rotation, rotate_halves
 from ..folders import check_shapes, opened_target, shapes_of, write_folder
-from ..hub import config_value, rope_of, tensors_under, usual_heads
+from ..hub import config_value, rope_of, usual_heads
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from ..targets.table import text_of
@@ -149,7 +150,7 @@ class MtpConfig(HeadConfig):
         revision = None if folder else self.revision if self.path else section.get("revision")
         if Path(source, MANIFEST).is_file():
             check_manifest(self, Path(source), target.shape, identity)
-        state = tensors_under(PREFIX, source, "MTP head", key="drafter", revision=revision)
+        state = Checkpoint(source, revision, key="drafter").under(PREFIX)
         if not state:
             raise UserError(
                 "its weights hold no head for several tokens (mtp.*): transformers drops it where it saves a model",

@@ -22,7 +22,7 @@ from ...core.errors import Refused, UserError
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import TargetStates, uploaded
-from ..decoding.expansions import Expansions
+from ..decoding.tree import Expansions
 from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..losses import Divergence

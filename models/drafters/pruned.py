@@ -23,14 +23,15 @@ from ...core.errors import UserError
 from ...core.pictures import TEXT
 from ...core.states import Taps
 from ..decoding.decoder import PromptRows
-from ..decoding.expansions import Expansions
 from ..decoding.rows import Places
+from ..decoding.tree import Expansions
 from ..decoding.warp import Warp
 from ..hub import config_value, recurrent_layers
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
-from ..targets.load import TargetConfig, load_target, target_config
+from ..targets.load import load_target, target_config
 from ..targets.sizes import parameter_counts, parameter_lines
+from ..targets.table import TargetConfig
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from .independent import IndependentProposal
 

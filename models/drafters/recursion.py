@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ..decoding.cache import Cache
-from ..decoding.expansions import Expansions
 from ..decoding.head_layer import Rotary, Rotation, rotation
-from ..decoding.upload import upload_tokens
+from ..decoding.tree import Expansions, upload_tokens
 from ..decoding.warp import Warp
 from ..fast.cuda_graphs import Graphs
 

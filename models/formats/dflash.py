@@ -117,10 +117,8 @@ def _speculators(source: Source, vocabulary: int) -> JsonObject:
 def to_ours(
     kind: BlockKind, values: JsonObject, state: State, text: PreTrainedConfig, folder: Path
 ) -> tuple[DflashConfig, JsonObject, list[str]]:
-    """The config, the recipe's section, and what was decided.
-
-    Raises:
-        UserError: no such draft, or one that runs otherwise.
+    """The config, the recipe's section, and what was decided. Raises `UserError`: no such draft, or one that runs
+    otherwise.
     """
     where, path = str(folder), folder / CONFIG
     values = native_values(values, path)

@@ -91,10 +91,8 @@ def from_export(folder: Path, config: Any, target: TargetShape) -> nn.Module:
 
 
 def to_ours(state: State, kind: str, where: str) -> tuple[JsonObject, State]:
-    """The settings that the weights show, and the weights.
-
-    Raises:
-        UserError: the attention's output has a bias, and it is not fc's.
+    """The settings that the weights show, and the weights. Raises `UserError`: the attention's output has a bias, and
+    it is not fc's.
     """
     if f"{LAYER}self_attn.o_proj.bias" in state:
         if "fc.bias" in state or f"{LAYER}input_layernorm.weight" in state:

@@ -106,13 +106,8 @@ def _without_table(state: State, head: Eagle3Head) -> State:
 def to_ours(
     values: JsonObject, state: State, text: PreTrainedConfig, kind: str, where: str, notes: list[str]
 ) -> tuple[JsonObject, State]:
-    """The settings that config and weights show, and the weights, with both tables of ids.
-
-    Args:
-        notes: takes what was decided.
-
-    Raises:
-        UserError: no file says how the head runs, or files contradict each other.
+    """The settings that config and weights show, and the weights, with both tables of ids. `notes`: takes what was
+    decided. Raises `UserError`: no file says how the head runs, or files contradict each other.
     """
     taps = _taps(values, where, notes)
     settings: JsonObject = {} if taps is None else {"taps": taps}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -21,14 +23,18 @@ from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.mtp import MtpConfig
 from ..folders import read_values, write_folder
-from ..hub import target_embedding, target_lm_head, target_norm
-from ..parts import is_tied
+from ..hub import is_tied
+from ..stored import stored_table
 from ..targets.table import family_of
-from . import dflash, eagle, eagle3, lvlm, medusa, mtp
+from . import dflash, eagle, eagle3, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
-from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
+from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source
+from .target import with_mtp_head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
@@ -37,6 +43,8 @@ _TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
+# Fields of `Exported` that say how it is served, which its manifest keeps.
+_SERVED = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,7 @@ class Exported:
         return self.parallel or self.method not in ("eagle", "eagle3", "draft_model")
 
     def speculative(self, num_tokens: int) -> JsonObject:
-        """vLLM's speculative_config.
-
-        Args:
-            num_tokens: drafted in a cycle, where they are drafted one after the other.
-        """
+        """vLLM's speculative_config. `num_tokens`: of a cycle, where they are drafted one by one."""
         tokens = self.chain if self.at_once else num_tokens
         config = {"method": self.method, "model": str(self.folder.resolve()), "num_speculative_tokens": tokens}
         return config | ({"parallel_drafting": True} if self.parallel else {})
@@ -116,7 +120,8 @@ def export_drafter(
     prompts: Prompts = "all",
     mode: PatchedMode | None = None,
 ) -> Exported:
-    """Write a trained drafter as an engine reads it.
+    """Write a trained drafter as an engine reads it. Raises `UserError`: the engine cannot express this drafter; every
+    reason is named. Or the stage that wrote the folder has not finished, or a file is not as it wrote it.
 
     Args:
         folder: of a stage that trained a head or a draft LVLM, of `draftsmith import`, or of a plain language model.
@@ -124,10 +129,6 @@ def export_drafter(
         target: Hub id or directory; None: as the drafter's manifest names it.
         prompts: text: the engine will only be asked without pictures.
         mode: of a draft LVLM in vLLM; None: as its settings say.
-
-    Raises:
-        UserError: the engine cannot express this drafter; every reason is named. Or the stage that wrote the folder has
-            not finished, or a file is not as it wrote it.
     """
     folder, destination = Path(folder), Path(destination)
     if engine not in ENGINES:
@@ -135,31 +136,41 @@ def export_drafter(
     check_new(destination)
     if read_export(folder) is not None:
         raise UserError("this folder is an export already", where=str(folder), hint="name the drafter that it is of")
-    kind = kind_of(folder)
+    kind, manifest = kind_of(folder), read_manifest(folder)
     check_sums(folder, only=_READ)
     check_written(folder, only=_READ)
-    target = shipped_target(folder, target)
-    if target is not None and Path(target).is_dir():
-        check_written(Path(target), only=_READ)
     if kind == "visual":
-        _refuse_visual(folder, engine)
+        _refuse_visual(folder, engine, manifest)
     if mode is not None and (kind != "lvlm" or engine != "vllm" or prompts == "text"):
         raise UserError("--mode says what a draft LVLM is shown of pictures in vLLM", where=str(folder),
                         hint="leave it out")  # fmt: skip
     whose = find_target(folder, target)
-    if read_manifest(folder).get("method") == "mtp":
-        return _mtp(folder, destination, engine, whose, target)
-    if kind == "reading":
-        return _head(folder, destination, engine, whose, prompts, target)
-    if kind == "lvlm" and engine == "vllm" and prompts == "all":
-        return _seeing(folder, destination, whose, target, mode)
-    return _text(folder, destination, engine, whose, prompts, target, kind)
+    if Path(whose.place).is_dir():
+        check_written(Path(whose.place), only=_READ)
+    made = Exported(destination, engine, "draft_model", whose.place, ())
+    if manifest.get("method") == "mtp":
+        made, manifest, write = _mtp(folder, made, whose)
+    elif kind == "reading":
+        made, manifest, write = _head(folder, made, whose, prompts)
+    elif kind == "lvlm" and engine == "vllm" and prompts == "all":
+        made, manifest, write = _seeing(folder, made, whose, mode)
+    else:
+        draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
+        made, write = replace(made, notes=tuple(notes)), partial(_save_model, folder, draft)
+    served = {name: vars(made)[name] for name in _SERVED} | {"overrides": dict(made.overrides)}
+    about = {"engine": engine, "prompts": prompts, "notes": made.notes, "tested_with": tested_with(), "served": served}
+    with new_folder(destination) as aside:
+        write(aside)
+        (aside / MANIFEST).write_text(json.dumps(manifest | {"export": about}, indent=1, sort_keys=True))
+    return made
 
 
-def _head(
-    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None
-) -> Exported:
-    source = read_source(folder, whose)
+# What was made, the manifest of what it is of, and what writes the other files into a folder.
+_Written = tuple[Exported, JsonObject, Callable[[Path], object]]
+
+
+def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Written:
+    source, engine = read_source(folder, whose), made.engine
     check_expressible(engine, source, prompts)
     notes: list[str] = []
     pictures = prompts == "all" and whose.sees
@@ -170,61 +181,51 @@ def _head(
     if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None
-    weights = named_target(folder, target)[1]
     if engine == "eagle" and source.layout == "eagle":
-        copied = target_embedding(weights, where="target")
+        copied = stored_table("token embedding", whose.place, where="target")
         notes.append(_COPIED.format("embedding"))
-    if source.layout == "medusa" and source.head.draft_ids is None:
-        copied = target_lm_head(weights, where="target", tied=is_tied(whose.config))
+    is_medusa, is_middle = source.layout == "medusa", False
+    if is_medusa and source.head.draft_ids is None:
+        copied = stored_table("LM head", whose.place, where="target", tied=is_tied(whose.config))
         notes.append(_COPIED.format("LM head"))
-    is_middle = engine == "vllm" and source.layout == "eagle" and pictures and plugins_name(source.config) == "middle"
-    if is_middle:
-        copied = target_norm(weights, where="target")
+    if engine == "vllm" and source.layout == "eagle" and pictures and plugins_name(source.config) == "middle":
+        is_middle, copied = True, stored_table("final norm", whose.place, where="target")
         notes.append(_COPIED.format("final norm"))
-    if source.layout == "medusa":
+    if is_medusa:
         notes.append("vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it")
         if source.head.draft_ids is not None:
             notes += [INSTALL, "vLLM 0.32 does not load a part of the vocabulary (token_map): our plugin repairs it"]
     values, state = lay_out(engine, source, copied, pictures=pictures)
+    patched = is_patched(values)
     if SECTION in values:
-        notes += [INSTALL, ASKED] if is_patched(values) else [INSTALL]
+        notes += [INSTALL, ASKED] if patched else [INSTALL]
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     if prompts == "text" and whose.sees:
         notes.append("for prompts without pictures: at a picture the engine runs something else than this head")
-    elif family_of(whose.config).is_misplaced_in_v1 and engine in _VLLM and source.layout != "medusa":
+    elif family_of(whose.config).is_misplaced_in_v1 and engine in ("vllm", "speculators") and not is_medusa:
         notes.append(V1_FAULT)
-    parallel = dict(source.config).get("parallel_tokens")
-    shape, named = source.head.shape, whose.name or target or whose.place
-    method = "eagle3" if is_middle else "dspark" if source.config.kind == "dspark" else source.layout
-    made = Exported(
-        destination, engine, method, named, tuple(notes), patched=is_patched(values), drops_inputs=drops_inputs(values),
-        whole_prompts=is_middle, plugin=INSTALL in notes,
-        runner=2 if V1_FAULT in notes else 1 if is_patched(values) else None,
+    parallel, shape = dict(source.config).get("parallel_tokens"), source.head.shape
+    chain = shape.num_heads if is_medusa else shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
+    made = replace(
+        made, notes=tuple(notes), patched=patched, drops_inputs=drops_inputs(values), whole_prompts=is_middle,
+        method="eagle3" if is_middle else "dspark" if source.config.kind == "dspark" else source.layout,
+        plugin=INSTALL in notes, runner=2 if V1_FAULT in notes else 1 if patched or is_medusa else None,
+        chain=chain, parallel=parallel is not None,
+        # vLLM looks for the vocabulary at the config's top.
+        overrides={"vocab_size": whose.text.vocab_size} if is_medusa and whose.sees else {},
     )  # fmt: skip
-    if source.layout == "medusa":
-        overrides = {"vocab_size": whose.text.vocab_size} if whose.sees else {}  # vLLM looks for it at the top
-        made = replace(made, chain=shape.num_heads, runner=1, overrides=overrides)
-    else:
-        chain = shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
-        made = replace(made, chain=chain, parallel=parallel is not None)
-    with new_folder(destination) as aside:
-        write_folder(aside, values, state)
-        _write_manifest(aside, source.manifest, prompts, made)
-    return made
+    return made, source.manifest, partial(write_folder, values=values, state=state)
 
 
-def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target: str | None) -> Exported:
+def _mtp(folder: Path, made: Exported, whose: Target) -> _Written:
     source = read_source(folder, whose)
     config = cast(MtpConfig, source.config)
-    if reasons := config.exports(engine):
-        raise UserError(f"--to {engine} cannot express this head: {reasons[0]}", where=str(folder), hint="--to vllm")
-    section, name = named_target(folder, target)
-    made = Exported(destination, engine, "mtp", name, (_STITCHED,), chain=config.mtp_steps + 1)
-    with new_folder(destination) as aside:
-        mtp.from_ours(source, name, section.get("revision") if name == section.get("path") else None, aside)
-        _write_manifest(aside, source.manifest, "all", made)
-    return made
+    if reasons := config.exports(made.engine):
+        problem = f"--to {made.engine} cannot express this head: {reasons[0]}"
+        raise UserError(problem, where=str(folder), hint="--to vllm")
+    made = replace(made, method="mtp", notes=(_STITCHED,), chain=config.mtp_steps + 1)
+    return made, source.manifest, partial(with_mtp_head, source)
 
 
 def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:
@@ -256,82 +257,57 @@ def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[st
 
 
 def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
-    """What `export_drafter` wrote into `folder`, and for which prompts; None: it holds no export.
-
-    Raises:
-        UserError: a version wrote it that did not keep how it is served.
+    """What `export_drafter` wrote into `folder`, and for which prompts; None: it holds no export. Raises `UserError`: a
+    version wrote it that did not keep how it is served.
     """
     export = read_manifest(folder).get("export") if (folder / MANIFEST).is_file() else None
     if export is None:
         return None
     if object_at(export, "served") is None:
         raise UserError("the export does not say how it is served", where=str(folder / MANIFEST), hint="export it anew")
-    served = {"plugin": SECTION in read_values(folder), **export["served"]}  # earlier versions did not keep it
-    return Exported(folder, export["engine"], target=None, notes=tuple(export["notes"]), **served), export["prompts"]
-
-
-def _write_manifest(folder: Path, manifest: JsonObject, prompts: Prompts, made: Exported) -> None:
-    kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
-    served = {name: vars(made)[name] for name in kept}
-    served["overrides"] = dict(made.overrides)
-    export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),
-              "served": served}  # fmt: skip
-    (folder / MANIFEST).write_text(json.dumps(manifest | {"export": export}, indent=1, sort_keys=True))
+    notes = tuple(export["notes"])
+    return Exported(folder, export["engine"], target=None, notes=notes, **export["served"]), export["prompts"]
 
 
 _COPIED = "holds a copy of the target's {}, as this layout wants it: the target's licence applies"
 _STITCHED = "holds the whole target with this head in the place of its own: the target's licence applies"
-_VLLM = ("vllm", "speculators")
 V1_FAULT = (
     "vLLM's model runner V1 drafts wrongly after a Qwen-VL picture (a bug of its cache slots); serve with runner V2"
 )
 
 
-def _seeing(folder: Path, destination: Path, whose: Target, target: str | None, mode: PatchedMode | None) -> Exported:
+def _seeing(folder: Path, made: Exported, whose: Target, mode: PatchedMode | None) -> _Written:
     """A draft LVLM for our plugin: made for vLLM's EAGLE path, or as it was trained, with patches."""
     manifest = read_manifest(folder)
     drafter = dict(manifest.get("drafter") or {"kind": "lvlm", "path": str(folder)})  # imported drafts bring none
     drafter |= {} if mode is None else {"mode": mode}
     section = checked(drafter, LvlmConfig, where=f"{folder / MANIFEST}, drafter", hint="train it with this version")
-    if is_made := section.mode.members == ("M",) and lvlm.is_served(folder):
+    if section.mode.members == ("M",) and lvlm.is_served(folder):
         values, state = lvlm.for_plugin(folder, whose)
+        made = replace(made, method="eagle", notes=(INSTALL,))
     else:
         values, state = lvlm.for_patches(folder, section, whose)
         manifest |= {"drafter": section.model_dump(mode="json")}
-    notes = (INSTALL,) if is_made else (INSTALL, ASKED)
-    made = Exported(
-        destination, "vllm", "eagle" if is_made else "draft_model", whose.name or target or whose.place, notes,
-        runner=None if is_made else 1, patched=not is_made, drops_inputs=drops_inputs(values), plugin=True,
-    )  # fmt: skip
-    with new_folder(destination) as aside:
-        write_folder(aside, values, state)
-        _write_manifest(aside, manifest, "all", made)
-    return made
+        made = replace(made, notes=(INSTALL, ASKED), runner=1, patched=True)
+    made = replace(made, drops_inputs=drops_inputs(values), plugin=True)
+    return made, manifest, partial(write_folder, values=values, state=state)
 
 
-def _text(
-    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
-) -> Exported:
-    draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
-    made = Exported(destination, engine, "draft_model", whose.name or target or whose.place, tuple(notes))
-    with new_folder(destination) as aside:
-        name_accelerator()
-        draft.save_pretrained(aside)
-        for name in _TOKENIZER:
-            if (folder / name).is_file():
-                shutil.copy2(folder / name, aside / name)
-        _write_manifest(aside, read_manifest(folder), prompts, made)
-    return made
+def _save_model(folder: Path, draft: PreTrainedModel, destination: Path) -> None:
+    name_accelerator()
+    draft.save_pretrained(destination)
+    for name in _TOKENIZER:
+        if (folder / name).is_file():
+            shutil.copy2(folder / name, destination / name)
 
 
-def _refuse_visual(folder: Path, engine: Engine) -> None:
-    manifest = read_manifest(folder)
+def _refuse_visual(folder: Path, engine: Engine, manifest: JsonObject) -> None:
     # An imported head's config has the shape of what it mirrors in place of a target.
-    section, method = object_at(manifest, "target") or {}, manifest.get("method")
+    section = object_at(manifest, "target") or {}
     reasons = [
         "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"
     ]
-    if method == "medusa":
+    if manifest.get("method") == "medusa":
         reasons.append("vLLM 0.33 has no Medusa any more, SGLang never lists it")
     elif read_values(folder).get("rope") == "grid":
         reasons.append("its layer turns by row and column of the picture, and engines turn by the place alone")

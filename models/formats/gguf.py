@@ -36,14 +36,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
-    """Write the model, its tokenizer, chat template and generation config to `folder`. Returns notes.
-
-    Args:
-        dtype: to store. What is spelt out of a quantised file is exact in float32 alone.
-
-    Raises:
-        UserError: it is no GGUF, the package that reads it is missing, or its architecture, type of weights or
-            tokenizer is none that transformers reads.
+    """Write the model, its tokenizer, chat template and generation config to `folder`. Returns notes. `dtype`: to
+    store. What is spelt out of a quantised file is exact in float32 alone. Raises `UserError`: it is no GGUF, the
+    package that reads it is missing, or its architecture, type of weights or tokenizer is none that transformers reads.
     """
     if not is_gguf(source):
         raise UserError("the file is no GGUF", where=str(source), hint="name a .gguf file of a language model")

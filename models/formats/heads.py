@@ -7,32 +7,34 @@ speculators format) and Medusa (vLLM's layout).
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor
+import yaml
+from torch import Tensor, nn
 
 from ...core.errors import UserError
-from ...core.finite import check_weights
 from ...core.json_types import JsonObject
-from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters import DRAFTER
+from ..drafters.base import DrafterConfig, TargetIdentity
+from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import HeadConfig
-from ..drafters.head_files import head_state
+from ..drafters.head_files import check_identity, check_manifest
 from ..drafters.head_inputs import Image
-from ..drafters.head_module import StateHead
 from ..drafters.made_for import OtherTarget
+from ..drafters.manifest import MANIFEST
 from ..drafters.medusa import MedusaConfig
-from ..drafters.outside import find_start
-from ..folders import State, check_shapes, read_values, shapes_of
+from ..folders import State, check_shapes, shapes_of
 from ..hub import usual_heads
-from ..layer import refuse_window
-from ..targets.base import language_shape
-from . import dflash, eagle, eagle3, medusa
+from ..layer import LayerShape, refuse_window
+from ..targets.base import Target, language_shape
+from . import dflash, eagle, eagle3, lantern, medusa
 from .llama_layer import layer_settings
-from .source import ReadConfig, read_beside
+from .source import ReadConfig, read_beside, read_published
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,11 +43,6 @@ LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
 _OF_EAGLE3 = ("eagle3", "peagle")
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
-
-# Of the module that a trainer wrapped the head in.
-_WRAPPERS = ("module.", "draft_model.", "ea_layer.", "spec_layer.", "model.")
-# Tables that follow from the config: older checkpoints hold them.
-_DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
 @dataclass(frozen=True)
@@ -61,25 +58,6 @@ class ImportedHead:
     notes: tuple[str, ...]
 
 
-def read_published(source: str | Path, revision: str | None) -> tuple[Path, JsonObject, State]:
-    """Folder, `config.json` and weights of a published head, under the names that we use.
-
-    Raises:
-        UserError: a file is missing, or cannot be read without running it.
-    """
-    folder = find_start(source, revision)
-    if (folder / INDEX).is_file():
-        state = {key: value for path in indexed_files(folder) for key, value in read_safetensors(path).items()}
-        check_weights(state, folder)
-    else:
-        state = head_state(folder)
-    while (names := [name for name in state if ".self_attn." in name]) and (
-        prefix := next((w for w in _WRAPPERS if all(name.startswith(w) for name in names)), None)
-    ):  # every layer's weights carry it
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return folder, read_values(folder), {n: value for n, value in state.items() if not n.endswith(_DERIVED)}
-
-
 def import_head(
     kind: LanguageHead,
     source: str,
@@ -90,7 +68,8 @@ def import_head(
     sees: bool = True,
     revision: str | None = None,
 ) -> ImportedHead:
-    """A published head in the precision that it is stored in.
+    """A published head in the precision that it is stored in. Raises `UserError`: a file is missing, or the head is of
+    another kind or target.
 
     Args:
         source: Hub id or directory.
@@ -98,9 +77,6 @@ def import_head(
         embedding: the target's [V,D]: a head's own copy is compared with it; None: it is not, and that is noted.
         image: what stood at visual tokens in its training; published files do not say. Of `eagle`, `eagle3`, `peagle`.
         sees: the target reads pictures.
-
-    Raises:
-        UserError: a file is missing, or the head is of another kind or target.
     """
     folder, values, state = read_published(source, revision)
     if kind in dflash.BLOCK_KINDS:
@@ -108,7 +84,7 @@ def import_head(
         return ImportedHead(read_beside(draft, folder, text), draft, section, tuple(decided))
     if kind == "medusa":
         levels, own, decided = medusa.to_ours(values, state, text, str(folder))
-        return ImportedHead(levels, own, _section(own), tuple(decided))
+        return ImportedHead(levels, own, own.model_dump(mode="json", exclude_defaults=True), tuple(decided))
     where, notes = str(folder), list[str]()
     _check_kind(kind, state, where)
     is_eagle3 = kind in _OF_EAGLE3
@@ -132,48 +108,56 @@ def import_head(
     else:
         settings, state = eagle.to_ours(state, kind, where)
     settings |= {"kind": kind} | of_layer
-    if kind in ("eagle", *_OF_EAGLE3):
-        settings |= _at_pictures(kind, image, sees, where)
+    if is_eagle3:
+        settings["visual_slots"] = "read"
+    if sees and kind in ("eagle", *_OF_EAGLE3):
+        if image is None:
+            raise UserError(
+                "what stood at pictures in this head's training is in none of its files, and a mismatch shows nowhere",
+                where=where, hint="say --image placeholder (vLLM's way: AngelSlim, speculators, heads trained on text "
+                "alone) or --image projected (SGLang's: SpecForge)",
+            )  # fmt: skip
+        settings["image"] = image
     settings |= _attention(state, prefix, text, where)
     config = cast(HeadConfig, DRAFTER.validate_python(settings))
-    head = _load(config, state, text, where)
+    ids = state["d2t"] + torch.arange(len(state["d2t"])) if is_eagle3 else None
+    head: Any = config.module(config.layer(language_shape(text)), ids)
+    check_shapes(
+        shapes_of(state), shapes_of(head.state_dict()), where=where,
+        what=f"not a head of kind {kind} for this target: ",
+        hint="give --as and --target that it was trained as and for",
+    )  # fmt: skip
+    head.load_state_dict(state)
+    head.to(next(value.dtype for value in state.values() if value.is_floating_point())).eval()
     if "norm_eps" in of_layer:
         notes.append(f"norms add {of_layer['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")
-    return ImportedHead(head, config, _section(config), tuple(notes))
-
-
-def _section(config: HeadConfig | MedusaConfig) -> JsonObject:
-    """Return the settings as a recipe's `drafter` writes them, without defaults."""
-    return config.model_dump(mode="json", exclude_defaults=True)
+    return ImportedHead(head, config, config.model_dump(mode="json", exclude_defaults=True), tuple(notes))
 
 
 def _check_kind(kind: str, state: State, where: str) -> None:
     """Refuse a head whose weights have names that another kind alone has."""
-    told = "eagle3" if any(n in ("d2t", "t2d") or n.startswith("midlayer.") for n in state) else None
-    told = "vispec" if any(name.startswith("imadpt.") for name in state) else told
-    told = "peagle" if "mask_hidden" in state else told
-    joined = state.get("fc.weight")
-    if told is None and kind in _OF_EAGLE3 and joined is not None and joined.shape[1:] == (2 * len(joined),):
-        told = "eagle"  # or MSD: they differ in nothing that a file says
-    if told is not None and told != kind:
-        raise UserError(f"the folder holds a head of kind {told}, and {kind} is asked for", where=where,
-                        hint=f"read it as {told}: --as {told}, or drafter.kind: {told} in a recipe")  # fmt: skip
+    joined, held = state.get("fc.weight"), kind
+    if "mask_hidden" in state:
+        held = "peagle"
+    elif any(name.startswith("imadpt.") for name in state):
+        held = "vispec"
+    elif any(n in ("d2t", "t2d") or n.startswith("midlayer.") for n in state):
+        held = "eagle3"
+    elif kind in _OF_EAGLE3 and joined is not None and joined.shape[1:] == (2 * len(joined),):
+        held = "eagle"  # or MSD: they differ in nothing that a file says
+    if held != kind:
+        raise UserError(f"the folder holds a head of kind {held}, and {kind} is asked for", where=where,
+                        hint=f"read it as {held}: --as {held}, or drafter.kind: {held} in a recipe")  # fmt: skip
 
 
 def _as_one_layer(state: State, layer: str, where: str) -> State:
-    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3.
-
-    Raises:
-        UserError: the head has more layers than one.
+    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3. Raises
+    `UserError`: the head has more layers than one.
     """
     deeper = sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0."))
     if deeper:
         raise UserError(f"the head has several layers ({deeper[0]})", where=where, hint="one layer is what is read")
-    names = {"layers.0.", "midlayer."}
-    return {
-        next((layer + name.removeprefix(n) for n in names if name.startswith(n)), name): value
-        for name, value in state.items()
-    }
+    return {re.sub(r"^(layers\.0|midlayer)\.", layer, name): value for name, value in state.items()}
 
 
 def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where: str, notes: list[str]) -> None:
@@ -221,26 +205,59 @@ def _attention(state: State, layer: str, text: PreTrainedConfig, where: str) -> 
     return settings
 
 
-def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> JsonObject:
-    if not sees:
-        return {"visual_slots": "read"} if kind in _OF_EAGLE3 else {}
-    if image is None:
+def load_published(
+    config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, embedding: Tensor | None
+) -> nn.Module:
+    """The head in float32 on the target's device, as `load_start` has it. `embedding`: of the target, which the head's
+    files may be compared with; None: they are not.
+    """
+    where, section = str(folder), cast(EagleConfig, config)
+    if config.base_kind == "eagle" and target.shape.draws_images:
+        # LANTERN's head brings the rows that it was trained beside.
+        _, settings, _ = lantern.to_ours(where, target.shape)
+        written = EagleConfig.model_validate(settings).layer(target.shape)
+        _check_layer(section.layer(target.shape), written, settings, where)
+        return section.load(folder, target, dtype=torch.float32, identity=identity)
+    if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
         raise UserError(
-            "what stood at pictures in this head's training is in none of its files, and a mismatch shows nowhere",
-            where=where,
-            hint="say --image placeholder (vLLM's way: AngelSlim, speculators, heads trained on text alone) or --image "
-            "projected (SGLang's: SpecForge)",
-        )
-    return {"image": image} | ({"visual_slots": "read"} if kind in _OF_EAGLE3 else {})
+            f"published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, DFlash, DSpark, "
+            f"DFlash 2, Medusa, LANTERN's; this is {config.kind}",
+            where=where, hint=f"give a folder that draftsmith wrote (it has {MANIFEST})",
+        )  # fmt: skip
+    shape, text = target.shape, target.shape.text
+    if isinstance(config, MedusaConfig):
+        check_identity(folder, config.kind, identity)
+        imported = import_head("medusa", where, text, embedding=None)
+        if imported.head.shape != config.shape(shape):
+            _refuse("sizes", imported.head.shape, config.shape(shape), imported.settings, where)
+    else:
+        assert isinstance(config, HeadConfig)
+        check_manifest(config, folder, shape, identity)
+        kind = cast(LanguageHead, config.kind)
+        image = config.image_input() or "placeholder" if kind in ("eagle", "eagle3", "peagle") else None
+        imported = import_head(kind, where, text, embedding=embedding, image=image)
+        stored, settings = cast(HeadConfig, imported.config), imported.settings
+        _check_layer(config.layer(shape), stored.layer(shape), settings, where)
+        ours, theirs = (list(one.reads(shape, training=True).state) or "feature" for one in (config, stored))
+        if ours != theirs:
+            _refuse("layers that it reads", theirs, ours, settings, where)
+        for name in ("fc_bias", "num_queries", "fc_norm", "norm_output"):  # both have one, or none, as their kind has
+            if dict(stored).get(name) != dict(config).get(name):
+                _refuse(name, dict(stored).get(name), dict(config).get(name), settings, where)
+    return imported.head.float().to(target.embedding.device).train()
 
 
-def _load(config: HeadConfig, state: State, text: PreTrainedConfig, where: str) -> StateHead:
-    ids = state["d2t"] + torch.arange(len(state["d2t"])) if config.is_eagle3 else None
-    head = config.module(config.layer(language_shape(text)), ids)
-    check_shapes(
-        shapes_of(state), shapes_of(head.state_dict()), where=where,
-        what=f"not a head of kind {config.kind} for this target: ",
-        hint="give --as and --target that it was trained as and for",
+def _check_layer(ours: LayerShape, theirs: LayerShape, settings: JsonObject, where: str) -> None:
+    # How positions turn where they have three rows is decoding's choice.
+    axes = {name: ours.to_dict()[name] for name in ("mrope_section", "mrope_interleaved")}
+    different = ours.differs_from(theirs.to_dict() | axes)
+    if different is not None:
+        _refuse(*different, settings, where)
+
+
+def _refuse(name: str, theirs: object, ours: object, settings: JsonObject, where: str) -> None:
+    section = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=math.inf).strip()
+    raise UserError(
+        f"the head was trained with {name} {theirs}, and the recipe's drafter has {ours}", where=where,
+        hint=f"write what its files say: drafter: {section}",
     )  # fmt: skip
-    head.load_state_dict(state)
-    return head.to(next(v.dtype for v in state.values() if v.is_floating_point())).eval()

@@ -15,19 +15,14 @@ from ...core.json_types import JsonObject
 from ..drafters.eagle import EagleConfig
 from ..drafters.eagle_images import ImageEagleHead, load_eagle
 from ..targets.base import TargetShape
-from .heads import read_published
+from .source import read_published
 
 
 def to_ours(
     source: str, mirrored: TargetShape, *, revision: str | None = None
 ) -> tuple[ImageEagleHead, JsonObject, tuple[str, ...]]:
-    """The head, the recipe's `drafter` section without its path, and what nobody can know of it.
-
-    Args:
-        mirrored: of the target that it was trained for.
-
-    Raises:
-        UserError: a file is missing, or it was trained for another target.
+    """The head, the recipe's `drafter` section without its path, and what nobody can know of it. `mirrored`: of the
+    target that it was trained for. Raises `UserError`: a file is missing, or it was trained for another target.
     """
     folder, values, state = read_published(source, revision)
     if "embed_tokens.weight" not in state:

@@ -47,11 +47,8 @@ def llama_values(shape: LayerShape, text: PreTrainedConfig) -> JsonObject:
 
 def layer_settings(values: JsonObject, text: PreTrainedConfig, where: str) -> tuple[JsonObject, tuple[int, ...]]:
     """What a layer's config says of norms and rotation that is not the target's anyway, and M-RoPE's sections, none
-    where there is one position.
-
-    Raises:
-        UserError: the head stretches its positions otherwise than the target, or its config has what `written_rope`
-            refuses.
+    where there is one position. Raises `UserError`: the head stretches its positions otherwise than the target, or its
+    config has what `written_rope` refuses.
     """
     rope, targets = written_rope(values, Path(where) / CONFIG), rope_of(text)
     own, theirs = stretched(rope, values.get("max_position_embeddings")), stretched(targets)

@@ -19,8 +19,9 @@ from ...core.errors import UserError
 from ...core.pretrained import read_safetensors, reading_pretrained
 from ..drafters.lvlm import LvlmConfig, Reading, assemble, own_projector, reading_of
 from ..folders import WEIGHTS, check_shapes, read_values, shapes_of
-from ..hub import config_value, read_config, rope_of, target_tower, usual_heads
+from ..hub import config_value, read_config, rope_of, usual_heads
 from ..parts import grow_vocabulary, language_model_of
+from ..stored import stored_tower
 from ..targets.load import load_lvlm, load_weights
 from ..targets.table import family_of
 from .expressible import Engine, Prompts
@@ -40,13 +41,8 @@ _PROJECTOR = "multi_modal_projector."
 def from_ours(
     folder: Path, engine: Engine, prompts: Prompts, target: Target, *, sees: bool
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The draft's language model, and what the reader of the export must know.
-
-    Args:
-        sees: it is a LLaVA, and no plain language model.
-
-    Raises:
-        UserError: the engine takes no draft models, or this one does not fit the target.
+    """The draft's language model, and what the reader of the export must know. `sees`: it is a LLaVA, and no plain
+    language model. Raises `UserError`: the engine takes no draft models, or this one does not fit the target.
     """
     from transformers import AutoModelForCausalLM
 
@@ -82,10 +78,7 @@ def is_served(folder: Path) -> bool:
 
 def for_plugin(folder: Path, target: Target) -> Files:
     """`config.json` and tensors of a draft LVLM as our plugin for vLLM reads them. The tower and the target's projector
-    stay behind: the engine has them.
-
-    Raises:
-        UserError: it was made for a target of another width or vocabulary.
+    stay behind: the engine has them. Raises `UserError`: it was made for a target of another width or vocabulary.
     """
     model = load_lvlm(folder, **_HELD)
     text, theirs, width = model.config.text_config, target.text, reading_of(model.config).target_width
@@ -137,13 +130,9 @@ def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
 
 
 def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrainedModel:
-    """A causal language model with as many rows as the target, in the precision of `model`.
-
-    Args:
-        model: a LLaVA of any family, or a causal language model.
-
-    Raises:
-        UserError: its vocabulary is larger than the target's, or its positions have three coordinates.
+    """A causal language model with as many rows as the target, in the precision of `model`. `model`: a LLaVA of any
+    family, or a causal language model. Raises `UserError`: its vocabulary is larger than the target's, or its positions
+    have three coordinates.
     """
     from transformers import AutoModelForCausalLM
 
@@ -176,15 +165,13 @@ def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTra
 def to_ours(
     source: str, target: PreTrainedConfig, *, revision: str | None = None, ends: Sequence[int] = ()
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """The draft in its own precision, with the target's ids and vocabulary.
+    """The draft in its own precision, with the target's ids and vocabulary. Raises `UserError`: it cannot be read, or
+    does not fit the target.
 
     Args:
         target: the config of a LLaVA; one whose tokenizer has as many tokens is not therefore the same, which the
             tokenizer's hash tells.
         ends: that the target's generation config names.
-
-    Raises:
-        UserError: it cannot be read, or does not fit the target.
     """
     model = load_lvlm(source, revision=revision, dtype="auto", key="source", whole=True)
     ours, notes = model.config, []
@@ -237,10 +224,8 @@ def _check_eyes(ours: Any, target: Any, source: str) -> None:
 def for_patches(folder: Path, section: LvlmConfig, target: Target) -> Files:
     """`config.json` and tensors of a draft LVLM as it was trained, for vLLM's method `draft_model` with our plugin's
     patches, in mode M or T. In M its own projector reads the target's tower, which vLLM runs once for both, so that the
-    draft's tower must be the target's. In T a newline stands for each picture, and no tower is read.
-
-    Raises:
-        UserError: vLLM would run something else, with patches too; every reason is named.
+    draft's tower must be the target's. In T a newline stands for each picture, and no tower is read. Raises
+    `UserError`: vLLM would run something else, with patches too; every reason is named.
     """
     from transformers import AutoTokenizer
 
@@ -301,7 +286,7 @@ def _other_tower(model: PreTrainedModel, target: Target, where: str) -> Iterator
         here, there = config_value(own, name), config_value(theirs, name)
         if here != there:
             yield f"its {name} is {here}, and the target's {there}"
-    held = target_tower(target.place, where=where)
+    held = stored_tower(target.place, where=where)
     state = {name.removeprefix("vision_model."): value for name, value in model.model.vision_tower.state_dict().items()}
     apart = 0
     for name, value in state.items():

@@ -24,10 +24,8 @@ _THEIRS = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 
 
 def from_ours(source: Source, lm_head: Tensor | None) -> Files:
-    """`config.json` and tensors.
-
-    Args:
-        lm_head: the target's [V,D], which all levels share; None: the heads have one of their own.
+    """`config.json` and tensors. `lm_head`: the target's [V,D], which all levels share; None: the heads have one of
+    their own.
     """
     head, text = source.head, source.target.text
     shape, ids = head.shape, head.draft_ids
@@ -48,10 +46,8 @@ def from_ours(source: Source, lm_head: Tensor | None) -> Files:
 def to_ours(
     values: JsonObject, state: State, text: PreTrainedConfig, where: str
 ) -> tuple[MedusaHead, MedusaConfig, list[str]]:
-    """The heads, their section, and what was decided.
-
-    Raises:
-        UserError: levels have LM heads of their own, or the file is no Medusa's for this target.
+    """The heads, their section, and what was decided. Raises `UserError`: levels have LM heads of their own, or the
+    file is no Medusa's for this target.
     """
     if any(name.startswith("lm_heads.") for name in state):
         raise UserError("its levels have LM heads of their own", where=where,

@@ -32,10 +32,8 @@ ASKED = f"it needs patches of vLLM 0.32 (runner V1), which {PATCHES}=1 switches 
 
 
 def plugins_name(config: Any) -> str | None:
-    """What our plugin calls a head that it runs on pictures; None: it has no class for it.
-
-    Args:
-        config: of a drafter that reads states.
+    """What our plugin calls a head that it runs on pictures; None: it has no class for it. `config`: of a drafter that
+    reads states.
     """
     if config.kind == "vispec":
         return "vispec"
@@ -48,10 +46,8 @@ def plugins_name(config: Any) -> str | None:
 
 
 def served_by_plugin(values: JsonObject, drafter: str, **more: object) -> JsonObject:
-    """A config with the plugin's class in `architectures`, and its section.
-
-    Args:
-        drafter: a key of `_CLASSES`; its section's other keys are `more`.
+    """A config with the plugin's class in `architectures`, and its section. `drafter`: a key of `_CLASSES`; its
+    section's other keys are `more`.
     """
     about = {"format": _FORMAT, "drafter": drafter, **more}
     return values | {"architectures": [_CLASSES[drafter]], SECTION: about}

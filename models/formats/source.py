@@ -14,14 +14,15 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.files import checked
 from ...core.json_types import JsonObject, object_at, text_at, value_at
-from ...core.pretrained import CPU, generation_ends
+from ...core.pretrained import CPU, Checkpoint
 from ..drafters import DRAFTER
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.medusa import MedusaConfig
-from ..folders import PREFIX, opened_target, read_values
+from ..drafters.outside import find_start
+from ..folders import State, opened_target, read_values
 from ..hub import read_config
 from ..targets.base import TargetShape, language_shape
 from ..targets.table import IMAGE_SECTIONS, family_named
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 
 ReadConfig = HeadConfig | DflashConfig | MedusaConfig  # of drafters that read states
 Files = tuple[JsonObject, dict[str, Tensor]]  # config.json, model.safetensors
+# Of the module that a trainer wrapped the head in.
+_WRAPPERS = ("module.", "draft_model.", "ea_layer.", "spec_layer.", "model.")
+# Tables that follow from the config: older checkpoints hold them.
+_DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
 # Drafted tokens that the speculators format names as its default.
 CHAIN = 5
 
@@ -41,7 +47,8 @@ class Target:
 
     config: PreTrainedConfig
     name: str | None  # None: weights of a run, which have no name
-    place: str | None = None  # Hub id or directory that it was read from
+    place: str = ""  # Hub id or directory that it was read from
+    revision: str | None = None  # of a Hub id
 
     @property
     def text(self) -> Any:
@@ -87,11 +94,7 @@ class Source:
 
 
 def kind_of(folder: Path) -> str:
-    """reading, visual (a head of an image generator), lvlm or causal.
-
-    Raises:
-        UserError: no folder of a drafter.
-    """
+    """reading, visual (a head of an image generator), lvlm or causal. Raises `UserError`: no folder of a drafter."""
     if not folder.is_dir():
         raise UserError(f"no directory {str(folder)!r}", hint="give the folder of a stage that trained a drafter")
     manifest = read_manifest(folder)
@@ -122,20 +125,14 @@ def kind_of(folder: Path) -> str:
     )  # fmt: skip
 
 
-def _target_section(folder: Path) -> JsonObject:
-    """The target's section in a drafter's manifest; a draft LVLM's is a name alone."""
+def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
+    """The target's section in a drafter's manifest, and the target that is named, or else the section's. Raises
+    `UserError`: nobody names one.
+    """
     written = read_manifest(folder).get("target")
     section = object_at(written)
-    return {"path": written} if section is None else section
-
-
-def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
-    """The target's section in a drafter's manifest, and the target that is named, or else the section's.
-
-    Raises:
-        UserError: nobody names one.
-    """
-    section = _target_section(folder)
+    if section is None:  # a draft LVLM's is a name alone
+        section = {"path": written}
     name = target or section.get("path")
     if name in (None, "inline"):
         raise UserError(
@@ -145,35 +142,39 @@ def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
     return section, str(name)
 
 
-def shipped_target(folder: Path, target: str | None) -> str | None:
-    """`target`, or the directory of the package that it or else the drafter's manifest names as shipped:NAME."""
-    name = target or text_at(_target_section(folder), "path")
-    if name is None or not name.startswith(PREFIX):
-        return target
-    return opened_target(name, where="--target" if target else str(folder / MANIFEST))
-
-
 def find_target(folder: Path, target: str | None) -> Target:
-    """The config of the target that is named, or that the drafter's manifest names. Raises `UserError` as
+    """The target that is named, shipped:NAME among them, or that the drafter's manifest names. Raises `UserError` as
     `named_target`.
     """
     section, name = named_target(folder, target)
+    place = opened_target(name, where="--target" if target else str(folder / MANIFEST))
     revision = section.get("revision") if name == section.get("path") else None
-    config = read_config(name, key="target", revision=revision)
-    if len(ends := generation_ends(name, revision)) > 1:
+    config = read_config(place, key="target", revision=revision)
+    if len(ends := Checkpoint(place, revision).generation_ends()) > 1:
         config.get_text_config().eos_token_id = list(ends)  # the config's own is one of them, and layouts copy it
-    return Target(config, None if Path(name).is_dir() else name, name)
+    return Target(config, None if Path(place).is_dir() else place, place, revision)
 
 
 def read_source(folder: Path, target: Target) -> Source:
-    """A head or DFlash draft of ours, on the CPU in the precision that it is stored in.
-
-    Raises:
-        UserError: a file is missing, or the head was made for another target.
+    """A head or DFlash draft of ours, on the CPU in the precision that it is stored in. Raises `UserError`: a file is
+    missing, or the head was made for another target.
     """
     manifest = read_manifest(folder)
     config = _trained_config(manifest, folder)
     return Source(folder, config, read_beside(config, folder, target.text), target, manifest)
+
+
+def read_published(source: str | Path, revision: str | None) -> tuple[Path, JsonObject, State]:
+    """Folder, `config.json` and weights of a published head, under the names that we use. Raises `UserError`: a file is
+    missing, or cannot be read without running it.
+    """
+    folder = find_start(source, revision)
+    state = head_state(folder)
+    while (names := [name for name in state if ".self_attn." in name]) and (
+        prefix := next((w for w in _WRAPPERS if all(name.startswith(w) for name in names)), None)
+    ):  # every layer's weights carry it
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return folder, read_values(folder), {n: value for n, value in state.items() if not n.endswith(_DERIVED)}
 
 
 def read_beside(config: ReadConfig, folder: Path, text: PreTrainedConfig) -> Any:

@@ -1,4 +1,4 @@
-"""A target that was trained here, as vLLM reads it: the other half of a served pair."""
+"""A target's folder as vLLM reads it: of a target that was trained here, or of one with a fine-tuned MTP head."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import json
 import shutil
 from pathlib import Path
 
-from safetensors import safe_open
+import torch
 from safetensors.torch import save_file
 
 from ...core.errors import UserError
-from ...core.files import check_new, new_folder, read_json
+from ...core.files import check_new, new_folder, read_json, write_whole
 from ...core.json_types import JsonObject
-from ...core.pretrained import INDEX, RESTORE, reading_safetensors
-from ...core.results import check_sums, check_written
+from ...core.pretrained import INDEX, RESTORE, Checkpoint, opened
+from ...core.results import SUMS, check_sums, check_written
 from ..drafters.manifest import MANIFEST
+from ..drafters.mtp import PREFIX
+from ..folders import CONFIG, find_folder, read_values
 from ..hub import read_config
+from ..stored import named_dtype
 from ..targets.table import family_of
+from .source import Source
 
 # What a served model's folder holds beside its weights.
 _BESIDE = (
@@ -29,10 +33,8 @@ _TOWER, _NAMED = "vision_tower.", "vision_tower.vision_model."
 
 
 def export_target(source: Path, destination: Path) -> None:
-    """Write the target of a run, whole or not at all: its weights under the names that vLLM reads.
-
-    Raises:
-        UserError: the folder has no weights of a target, or is not as its stage wrote it.
+    """Write the target of a run, whole or not at all: its weights under the names that vLLM reads. Raises `UserError`:
+    the folder has no weights of a target, or is not as its stage wrote it.
     """
     check_new(destination)
     check_sums(source)
@@ -42,19 +44,18 @@ def export_target(source: Path, destination: Path) -> None:
         raise UserError(
             "no weights of a target", where=str(source), hint="give the folder of the stage that trained it"
         )
-    renames = family_of(read_config(str(source), key="target")).shares_pictures
+    renamed = _served if family_of(read_config(str(source), key="target")).shares_pictures else str
     with new_folder(destination) as aside:
         for name in _BESIDE:
             if (source / name).is_file():
                 shutil.copy2(source / name, aside / name)
         for file in files:
-            with reading_safetensors(file), safe_open(file, "pt") as stored:
-                state = {_served(key) if renames else key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+            with opened(file) as stored:
+                state = {renamed(key): stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
             save_file(state, aside / file.name, {"format": "pt"})
         if (source / INDEX).is_file():
             index = read_json(source / INDEX, JsonObject, hint=RESTORE)
-            if renames:
-                index["weight_map"] = {_served(key): file for key, file in index["weight_map"].items()}
+            index["weight_map"] = {renamed(key): file for key, file in index["weight_map"].items()}
             (aside / INDEX).write_text(json.dumps(index, indent=1))
 
 
@@ -63,7 +64,7 @@ def vllm_reads(source: Path) -> bool:
     if not family_of(read_config(str(source), key="target")).shares_pictures:
         return True
     for file in source.glob("*.safetensors"):
-        with reading_safetensors(file), safe_open(file, "pt") as stored:
+        with opened(file) as stored:
             if any(_served(key) != key for key in stored.keys()):  # noqa: SIM118
                 return False
     return True
@@ -75,3 +76,44 @@ def _served(name: str) -> str:
     if not sign or prefix not in ("", "model.") or rest.startswith("vision_model."):
         return name
     return f"{prefix}{_NAMED}{rest}"
+
+
+# transformers takes model.safetensors before an index: what was one file gets another name.
+_ALONE, _HEAD = "model-target.safetensors", "model-mtp.safetensors"
+
+
+def with_mtp_head(source: Source, destination: Path) -> None:
+    """Write the target's folder with this head, in the target's dtype, in place of the one that it shipped, if it did.
+    `destination`: exists, and is empty. Raises `UserError`: the target's weights are no safetensors.
+    """
+    state = {PREFIX + name: value for name, value in source.head.state_dict().items()}
+    target = find_folder(source.target.place, source.target.revision, files=["*"])
+    files, values = Checkpoint(target).weights(), read_values(target)
+    if not files:
+        raise UserError(
+            "no safetensors of the target, which the head would be put beside", where=str(target),
+            hint="pickles of targets are not read; convert them",
+        )  # fmt: skip
+    dtype = getattr(torch, named_dtype(values) or "", None)
+    # Weights are written below, and checksums of other files would not hold.
+    shutil.copytree(
+        target, destination, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", INDEX, SUMS)
+    )
+    index = dict.fromkeys(state, _HEAD)
+    for path in files:
+        name = path.name if len(files) > 1 else _ALONE
+        with opened(path) as stored:
+            names = list(stored.keys())
+            kept = [one for one in names if not one.startswith(PREFIX)]
+            if len(kept) == len(names):
+                shutil.copy2(path, destination / name)
+            elif kept:
+                save_file({one: stored.get_tensor(one) for one in kept}, destination / name, {"format": "pt"})
+        index |= dict.fromkeys(kept, name)
+    head = {name: value.to(dtype or value.dtype).contiguous() for name, value in state.items()}
+    save_file(head, destination / _HEAD, {"format": "pt"})
+    size = sum(path.stat().st_size for path in destination.glob("*.safetensors"))
+    about = {"metadata": {"total_size": size}, "weight_map": index}
+    write_whole(destination / INDEX, json.dumps(about, indent=1).encode())
+    values.get("text_config", values)["mtp_num_hidden_layers"] = 1
+    write_whole(destination / CONFIG, json.dumps(values, indent=1).encode())

@@ -185,12 +185,6 @@ class DrawingTarget(Target, DrawsSideBySide, Protocol):
         ...
 
 
-def guided_batch(target: DrawingTarget, feature: Tensor, step: int) -> Tensor:
-    """[R*B,D] -> [B,V]: what B pictures are decoded from at token `step`; their conditional rows come first."""
-    rows = feature.unflatten(0, (target.guidance.num_rows, -1))
-    return target.guided(rows, [step] * rows.shape[1])
-
-
 @dataclass(frozen=True)
 class Verified:
     """The outcome of a cycle."""

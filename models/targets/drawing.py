@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ...core.batch import ImageRequest
 from ...core.errors import UserError
 from ...core.import_paths import Kinded
 from ...core.json_types import JsonMapping, JsonObject
@@ -33,12 +34,28 @@ class Drawer:
     first_id: int = 0  # a token's id is its code plus this
 
 
+@dataclass(frozen=True, kw_only=True)
+class Generator(Drawer):
+    """A frozen target with its two translators: all that decoding pictures needs."""
+
+    target: DrawingTarget
+    condition: Conditions
+
+    def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
+        """What the target is asked for: the condition made from the caption or the label, the caption, and `name`.
+
+        Raises:
+            UserError: the target is class-conditional, and the label is None or no class of it.
+        """
+        return ImageRequest(self.condition(caption, label), caption, name)
+
+
 TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was trained with its own
 COUNTED_IDS = 400  # of an inline text encoder, where its parameters are counted without its tokenizer
 
 
 class ImageTargetSection(Kinded):
-    """A family of image generators; `models/targets/generators.py` has their union."""
+    """A family of image generators; `models/targets/table.py` has their union."""
 
     draws_images: ClassVar[Literal[True]] = True
     reads_text_alone: ClassVar[bool] = False
@@ -132,6 +149,15 @@ class ImageTargetSection(Kinded):
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
         """What its codes become."""
         raise NotImplementedError
+
+    def generator(self, folders: Folders, *, device: torch.device) -> Generator:
+        """Everything that decoding pictures needs.
+
+        Args:
+            folders: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
+        """
+        target, condition = self.load(folders, device=device), self.conditions(folders, device=device)
+        return Generator(**vars(self.drawer(folders, device=device)), target=target, condition=condition)
 
     def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
         """uint8 [B,3,S,S] -> codes [B,n] int64 on the CPU."""

@@ -14,6 +14,7 @@ from ...core.pictures import Picture
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value, transformers_class
 from ..training import ModelTraining
+from .language import LanguageTarget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -65,7 +66,7 @@ class Family:
         Any  # a class, or the name of transformers': its module is heavy, and is imported when the class is asked for
     )
     training: type[ModelTraining]
-    decoder: type[CachedDecoder]
+    target: type[LanguageTarget]
     pictures: Pictures | None = None  # None: it reads text alone
     # model_type of the tower, where that makes another family of a model_type (Pixtral's config says llava).
     tower: str = ""
@@ -95,6 +96,11 @@ class Family:
     def agrees_on_pictures(self) -> bool:
         """Whether engines are known to read its prompts as we do: its pictures were compared, or it reads none."""
         return self.pictures is None or self.is_compared
+
+    @property
+    def decoder(self) -> type[CachedDecoder]:
+        """The cached forward over its models."""
+        return self.target.decoder_class
 
     @property
     def model_class(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.rows import Guidance
 from ..decoding.tapped import check_end_attention, end_attention, is_cut, whole
-from ..decoding.tree import Tree
-from ..decoding.upload import upload_tree
+from ..decoding.tree import Tree, upload_tree
 from ..fast.cuda_graphs import Graphs
 from ..hub import rope_of
 from ..packed_row import PackedRow
@@ -56,14 +55,27 @@ class LanguageTarget:
     """Any decoder over one row.
 
     Args:
+        num_token_ids: ids from here on have no token, as some rows of a table that is padded.
         prefill_chunk: places of a prompt that are run at once; None: all.
+        settings: further ones of the decoder.
+
+    Raises:
+        UserError: as `check_model`.
     """
 
-    def __init__(self, decoder: CachedDecoder, *, prefill_chunk: int | None = None):
-        decoder.model.requires_grad_(False)
-        self.decoder, self.prefill_chunk = decoder, prefill_chunk
-        self.vocab_size = decoder.vocab_size
+    decoder_class: ClassVar[type[CachedDecoder]] = CachedDecoder
+
+    def __init__(self, model: nn.Module, *, num_token_ids: int, prefill_chunk: int | None = None, **settings: Any):
+        self.check_model(model)
+        self.decoder = self.decoder_class(model, num_token_ids=num_token_ids, **settings)
+        self.decoder.model.requires_grad_(False)
+        self.prefill_chunk = prefill_chunk
+        self.vocab_size = self.decoder.vocab_size
         self._embedding: tuple[Tensor, Tensor] | None = None  # the model's own, and the same as a whole
+
+    @classmethod
+    def check_model(cls, model: Any) -> None:
+        """Raises `UserError` for a model that the family's decoder does not run exactly."""
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are not cut for it."""

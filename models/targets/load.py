@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import Field
 
 from ...core.errors import UserError, did_you_mean
-from ...core.finite import check_module
-from ...core.import_paths import OrImported
 from ...core.placement import check_spread, onto, spread
-from ...core.pretrained import check_quantised, reading_pretrained
 from ...core.section import torch_dtype
-from ..hub import config_value, read_config
-from ..parts import TokenIds, is_tied
+from ..hub import config_value, is_tied, load_pretrained, read_config, untie
+from ..parts import TokenIds
 from ..stored import resolved_dtype
 from .language import LanguageTarget
 from .parallel import check_ranks, parallel_plan
-from .section import TargetSection
-from .table import FAMILIES, LANGUAGE_TARGETS, family_of
+from .table import FAMILIES, TargetConfig, family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.distributed import DistributedConfig
-
-# Tables that follow from the config: older checkpoints hold them.
-_DERIVED = ("position_ids", "rotary_emb.inv_freq")
 
 
 def load_weights(
@@ -60,46 +53,29 @@ def load_weights(
         whole: refuse tensors that the config has no place for, too.
 
     Raises:
-        UserError: it cannot be read; or names a tensor that is missing, of another shape than the config's, or not
-            finite; or the GPUs do not hold what is spread over them.
+        UserError: as `load_pretrained`, or the GPUs do not hold what is spread over them.
     """
     section = key.removesuffix(".path")
     placed = onto(device) if device_map is None else spread(device_map, offload=offload, key=section)
     if plan is not None:
         placed = {"distributed_config": plan}
-    arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "weights_only": True, **placed}
     if attn_implementation != "auto":
-        arguments["attn_implementation"] = attn_implementation
-    arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    loaded: Any
-    with reading_pretrained(source, "cannot load", key=key, hint="check the name and the network"):
-        if tables_only:
-            loaded = _tables(maker, source, read_config(str(source), key=key, revision=revision), arguments)
-        else:
-            loaded = maker.from_pretrained(source, **arguments)
-    model, info = loaded
-    if not tables_only:  # embedding and LM head are not quantised
-        check_quantised(model, info, source, key=key)
-    problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in info["mismatched_keys"]]
-    problems += [f"{name} is missing" for name in info["missing_keys"]]
-    if whole:
-        unknown = [name for name in info["unexpected_keys"] if not name.endswith(_DERIVED)]
-        problems += [f"{name} is not part of this model" for name in unknown]
-    if problems:
-        raise UserError(
-            f"{key}: model.safetensors does not fit its config.json: {min(problems)}"
-            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
-            key=key, where=str(source), hint="the two do not belong together: restore the one that was changed",
-        )  # fmt: skip
+        placed = {**placed, "attn_implementation": attn_implementation}
+    load = maker.from_pretrained
+    if tables_only:
+        load = partial(_tables, maker, read_config(str(source), key=key, revision=revision))
+    model = load_pretrained(
+        load, source, key=key, hint="check the name and the network", whole=whole, tables_only=tables_only,
+        revision=revision, dtype=dtype, **placed,
+    )  # fmt: skip
     if device_map is not None:
         check_spread(model, device_map, offload=offload, key=section)
-    check_module(model, source)
     if is_tied(model.config) and not model.all_tied_weights_keys:  # the files hold two tables, which transformers keeps
-        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
+        untie(model.config)
     return model
 
 
-def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments: dict[str, Any]) -> Any:
+def _tables(maker: Any, config: PreTrainedConfig, source: str | Path, **arguments: Any) -> Any:
     """The model without its layers; its config says how many it has."""
     from transformers.utils import logging
 
@@ -122,10 +98,6 @@ def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments:
     if own:
         model.config.get_text_config().hidden_size_per_layer_input = own
     return model, info
-
-
-# A recipe's `target` of the language tracks.
-TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]
 
 
 def target_config(config: TargetConfig, ids: TokenIds | None, *, network: bool) -> PreTrainedConfig:

@@ -11,8 +11,10 @@ from ...core.errors import Refused, UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.import_paths import Kinded
 from ..folders import shipped_folder, shipped_name
+from ..inline import InlineModel, inline_config
 from ..parts import TokenIds
 from .family import Family
+from .language import LanguageTarget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -114,17 +116,7 @@ class TargetSection(Kinded):
                 key="target.num_token_ids", hint="leave the key out: the number follows from the tokenizer",
             )  # fmt: skip
 
-    def check_one_source(self, language_model: object, vision_tower: object) -> None:
-        """Raises `ValueError` unless there is a path alone, or both inline configs alone."""
-        given = [] if language_model is None else ["language_model"]
-        given += [] if vision_tower is None else ["vision_tower"]
-        if self.path is not None and given:
-            problem = f"nothing reads {' and '.join(given)} beside path, whose weights bring their own config"
-            raise Refused("", problem, f"leave path out, or set {' and '.join(given)} to null")
-        if self.path is None and len(given) < 2:
-            raise ValueError("give path, or both language_model and vision_tower")
-
-    # ---- verbs of a family; one file each
+    # ---- verbs of a family
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         """The model config of a target that the recipe spells out."""
@@ -143,6 +135,44 @@ class TargetSection(Kinded):
         """
         return self.families[model_type].model_class
 
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Any:
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LanguageTarget:
         """The loaded model as the decoding loop and training see it."""
+        assert self.family is not None, "the section names no family"
+        return self.family.target(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
+
+
+class SeeingSection(TargetSection):
+    """A family with a tower, whose tiny target a recipe may spell out in two halves."""
+
+    # Inline configs of a target that a `train` stage with `model: target` makes from scratch.
+    language_model: InlineModel | None = None
+    vision_tower: InlineModel | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("language_model", "vision_tower") if getattr(self, name) is not None]
+        if self.path is not None and given:
+            problem = f"nothing reads {' and '.join(given)} beside path, whose weights bring their own config"
+            raise Refused("", problem, f"leave path out, or set {' and '.join(given)} to null")
+        if self.path is None and len(given) < 2:
+            raise ValueError("give path, or both language_model and vision_tower")
+        return self
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        assert self.language_model is not None and self.vision_tower is not None
+        vision = inline_config(self.vision_tower, "target.vision_tower")
+        text = inline_config(self.language_model, "target.language_model", uneven=True)  # as the key's type allows
+        return self.joined(text, vision, ids)
+
+    def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
+        """The config of a model of two halves. Raises `UserError` where one is another family's."""
         raise NotImplementedError
+
+
+def check_tower(vision: PreTrainedConfig, wanted: str) -> None:
+    """Raises `UserError` for an inline tower of another `model_type` than the family's."""
+    if vision.model_type != wanted:
+        raise UserError(
+            f"this family's tower is of model_type {wanted}, and this one is a {vision.model_type}",
+            key="target.vision_tower.model_type", hint=f"write {wanted}",
+        )  # fmt: skip

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
-from ..parts import is_tied, num_parameters
+from ..hub import is_tied
+from ..parts import num_parameters
 from .table import family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+T = TypeVar("T")
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -24,34 +28,37 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> P
 
 
 @dataclass(frozen=True)
-class Described:
-    """A config that is equal to another one where all of its values are: a dry run asks a score of times for two or
-    three models, which take long to build.
-    """
-
+class _Count(Generic[T]):
     text: str
-    config: PreTrainedConfig = field(compare=False)
-    settings: tuple[Any, ...] = field(compare=False)
+    count: Callable[[], T] = field(compare=False)
 
-    @classmethod
-    def of(cls, config: PreTrainedConfig, *settings: object) -> Described:
-        """The config with settings whose `repr` says all of them."""
-        return cls(f"{type(config).__name__} {config.to_json_string(use_diff=False)} {settings!r}", config, settings)
+
+def once(text: str, count: Callable[[], T]) -> T:
+    """`count()`, kept by a text that says all it depends on: a dry run asks often, and models take long to build."""
+    return cast(T, _once(_Count(text, count)))
+
+
+@functools.lru_cache(256)
+def _once(known: _Count[Any]) -> Any:
+    return known.count()
+
+
+def config_text(config: PreTrainedConfig) -> str:
+    """All values of a config."""
+    return f"{type(config).__name__} {config.to_json_string(use_diff=False)}"
 
 
 def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
     """Parameters by part; the LM head belongs to the language model."""
-    return dict(_counted(Described.of(config)))
 
+    def count() -> dict[str, int]:
+        model = empty_model(config)
+        if is_tied(config):
+            model.tie_weights()
+        parts = family_of(config).training.parts_of(model)
+        return {str(name): num_parameters([module]) for name, module in parts.items()}
 
-@functools.lru_cache(64)
-def _counted(described: Described) -> dict[str, int]:
-    config = described.config
-    model = empty_model(config)
-    if is_tied(config):
-        model.tie_weights()
-    parts = family_of(config).training.parts_of(model)
-    return {str(name): num_parameters([module]) for name, module in parts.items()}
+    return dict(once(f"parameters of {config_text(config)}", count))
 
 
 def parameter_lines(config: PreTrainedConfig, *, vocabulary: bool = False) -> list[str]:

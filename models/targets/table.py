@@ -6,11 +6,19 @@ Families import what stands in `models/targets`, and this imports them: rooms im
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast, get_args
 
+from pydantic import Field
+
+from ...core.errors import UserError
+from ...core.import_paths import OrImported
+from ...core.json_types import JsonMapping
+from ..folders import CONFIG
 from ..parts import Part
 from ..training import ModelTraining
 from .anole.section import AnoleTargetConfig, refuse_lumina
+from .base import TargetShape
 from .causal.section import CAUSAL, CausalTargetConfig
 from .drawing import ImageTargetSection
 from .family import Family, Text, tower_type
@@ -36,6 +44,12 @@ LANGUAGE_TARGETS = (
     | CausalTargetConfig
 )
 IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
+# A recipe's `target`: of the language tracks, one that draws, and any.
+TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]
+ImageTargetConfig = Annotated[IMAGE_TARGETS, Field(discriminator="kind"), OrImported(ImageTargetSection)]
+AnyTarget = Annotated[
+    LANGUAGE_TARGETS | IMAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection, ImageTargetSection)
+]
 ImageKind = Literal["llamagen", "anole"]
 IMAGE_SECTIONS: Mapping[str, type[ImageTargetSection]] = {
     kind: section for section in IMAGE_TARGETS.__args__ for kind in get_args(section.model_fields["kind"].annotation)
@@ -47,6 +61,31 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
     (name, family.tower): family for section in LANGUAGE_TARGETS.__args__ for name, family in section.families.items()
 }
 _TEXTS = {name: text for family in FAMILIES.values() for name, text in family.texts.items()}
+
+
+def language_section(target: AnyTarget) -> TargetConfig:
+    """The section as it is, where only language models come."""
+    return cast(TargetConfig, target)
+
+
+def image_section(target: AnyTarget) -> ImageTargetConfig:
+    """The section as it is, where only image generators come."""
+    return cast(ImageTargetConfig, target)
+
+
+def mirrored_in(folder: Path, values: JsonMapping) -> tuple[str, TargetShape]:
+    """Kind of published weights in a folder, and what heads mirror of them, by its `config.json` (`values`).
+
+    Raises:
+        UserError: no image generator says so, or keys are missing.
+    """
+    for kind, section in IMAGE_SECTIONS.items():
+        if (shape := section.mirrored_in(folder, values)) is not None:
+            return kind, shape
+    raise UserError(
+        f"model_type {values.get('model_type')!r} is no image generator's", where=str(folder / CONFIG),
+        hint=f"give the weights of one of these kinds: {', '.join(IMAGE_SECTIONS)}",
+    )  # fmt: skip
 
 
 def _outside() -> dict[tuple[str, str], Family]:

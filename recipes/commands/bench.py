@@ -24,12 +24,10 @@ _NOTE = (
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...eval.engines.chat_server import ChatServer
     from ...eval.engines.served_results import cells_section
-    from ...eval.engines.server_bench import ServerBench
-    from ...eval.html_page import html_page
+    from ...eval.engines.server_bench import ChatServer, ServerBench
     from ...eval.report import nulls
-    from ...eval.tables import Items, ReportSection, markdown
+    from ...eval.tables import Items, ReportSection, html_page, markdown
     from ...trainers.evaluate.engine_conversations import conversations
 
     if min(options.tokens, 1 if options.limit is None else options.limit) < 1:

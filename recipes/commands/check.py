@@ -4,45 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from ...core.errors import page
-from ..config.finding import report, warning
-from ..config.launch import say
-from ..config.load import load
-from ..config.uncollected import leave_at_once
+from ..config.finding import report
+from ..config.load import leave_at_once, load
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ..config import checks
-    from ..config.dry_run import dry_run
-    from ..config.health import room
-    from ..config.plan import plan
-    from ..config.preflight_parallel import check_parallel
-    from ..config.preflight_samples import model_findings
-    from ..config.preflight_weights import models_findings
+    from ..config.checks import findings_of
 
     leave_at_once()
     loaded = load(recipe_arguments(options))
-    recipe, planned = loaded.recipe, plan(loaded.recipe, loaded.path)
-    broken = [finding for finding in model_findings(recipe) if finding.level == "fault"]
-    text = ""
-    if not broken:
-        check_parallel(recipe, planned, loaded.options.stages, dry_run=True)
-        text = dry_run(recipe, planned, loaded.options.stages)
-        say(text)
-    chosen = loaded.options.stages or tuple(p.name for p in planned)
-    findings = [
-        checks.engine_finding(recipe),
-        *models_findings(recipe),
-        *broken,
-        room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
-        *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in recipe.warnings()),
-        *checks.results_findings(loaded, planned, chosen),
-    ]
-    count = sys.maxsize if options.all_records else options.samples
-    findings += checks.stages_findings(loaded, planned, chosen, count, checks.states_too_large(text))
+    findings = findings_of(loaded, sys.maxsize if options.all_records else options.samples)
     return report(findings, f"\ncheck of {loaded.path}\n")
 
 

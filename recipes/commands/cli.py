@@ -1,7 +1,4 @@
-"""The `draftsmith` command: subcommands, and `draftsmith recipe=NAME key=value ...`, the same as `trains/train.py`.
-
-Subcommands are of `recipes/commands/`. Exit codes are those of `EXIT_CODES` there.
-"""
+"""The `draftsmith` command: subcommands, and `draftsmith recipe=NAME key=value ...`, the same as `trains/train.py`."""
 
 from __future__ import annotations
 
@@ -11,12 +8,10 @@ import signal
 import sys
 import time
 import traceback
-from pathlib import Path
 
 from ... import __version__
 from ...core import ranks
 from ...core.errors import UserError, did_you_mean
-from ...core.files import unwritable
 from ...core.secrets import redact
 from ...trainers.run.stopping import Stopped
 from ..config.exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
@@ -41,6 +36,7 @@ from . import (
 from .command import Command
 from .output import lasting_output, printed
 
+_FILE = "remove or rename what stands there, give yourself the right to it, or name another"
 # Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a launcher to end this rank, too.
 _OTHERS_S, _PEER_S = 30.0, 5.0
 COMMANDS: dict[str, Command] = {
@@ -106,7 +102,9 @@ def _ended(arguments: list[str], only_prints: bool) -> int:
             print("stopped: the same command continues from what is finished", file=sys.stderr, flush=True)
         return STOPPED
     except Exception as error:
-        if (problem := _of_a_file(error)) is not None:
+        if isinstance(error, IsADirectoryError | NotADirectoryError | PermissionError) and error.filename:
+            # Met wherever a file of the run is opened: no fault of ours.
+            problem = UserError(str(error.strerror).lower(), where=str(error.filename), hint=_FILE)
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
             ranks.leave(said=True)
             return MISTAKE
@@ -116,17 +114,6 @@ def _ended(arguments: list[str], only_prints: bool) -> int:
         print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
         ranks.leave(said=True)
         return CRASH
-
-
-def _of_a_file(error: Exception) -> UserError | None:
-    """What may be met wherever a file of the run is opened: no fault of ours, and its cure is always the same."""
-    match error:
-        case IsADirectoryError() | NotADirectoryError() if error.filename:
-            return unwritable(Path(error.filename), error)
-        case PermissionError() if error.filename:
-            hint = "give yourself the right to it, or name another"
-            return UserError("permission denied", where=str(error.filename), hint=hint)
-    return None
 
 
 def _is_of_another_rank(error: Exception) -> bool:
@@ -160,20 +147,18 @@ def _outlives_its_launcher(seconds: float) -> bool:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        say(usage())
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help", "--version"):
+        say(f"draftsmith {__version__}" if first == "--version" else usage())
         return OK
-    if arguments[0] == "--version":
-        say(f"draftsmith {__version__}")
-        return OK
-    first = arguments[0]
-    if first in ("-v", "-V"):
-        raise UserError(f"no option {first!r}", hint="draftsmith --version, or verbose=true after a recipe")
     if "=" in first or first.startswith("-"):
         announce(arguments)
         return run_recipe(arguments, typed(arguments))
     if first not in COMMANDS:
-        raise UserError(f"no command {first!r}", hint=_meant(first))
+        hint = did_you_mean(first, COMMANDS)
+        if first in recipe_names() or first.endswith((".yaml", ".yml")):
+            hint = f"draftsmith train {first}, or draftsmith recipe={first} for all of its stages"
+        raise UserError(f"no command {first!r}", hint=hint)
     command = COMMANDS[first]
     try:
         options = command.parse(arguments[1:])
@@ -183,33 +168,15 @@ def _dispatch(arguments: list[str]) -> int:
     return command.run(options)
 
 
-def _meant(word: str) -> str:
-    """The hint for a first word that is no command."""
-    if word in ("help", "version"):
-        return f"draftsmith --{word}"
-    if word in recipe_names() or word.endswith((".yaml", ".yml")):
-        return f"draftsmith train {word}, or draftsmith recipe={word} for all of its stages"
-    return did_you_mean(word, COMMANDS)
-
-
 def usage() -> str:
     """What `draftsmith` prints without a command or with --help: commands, exit codes and recipes."""
     width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "usage: draftsmith COMMAND ...      each has its own --help, with examples",
-            '       draftsmith recipe=NAME [key=value ...] ["stages=[a,b]"] [restart=STAGE] [dry_run=true]',
-            "",
-            "commands:",
-            *(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()),
-            "",
-            "exit codes:",
-            *(f"  {code:<{width}}  {meaning}" for code, meaning in EXIT_CODES.items()),
-            "",
-            "recipes:",
-            recipes.listing(),
-        ]
-    )
+    commands = (f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    codes = (f"  {code:<{width}}  {meaning}" for code, meaning in EXIT_CODES.items())
+    how = """usage: draftsmith COMMAND ...      each has its own --help, with examples
+       draftsmith recipe=NAME [key=value ...] ["stages=[a,b]"] [restart=STAGE] [dry_run=true]
+"""
+    return "\n".join([how, "commands:", *commands, "", "exit codes:", *codes, "", "recipes:", recipes.listing()])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -59,25 +59,15 @@ class Command:
         )
         for argument in self.arguments:
             parser.add_argument(argument.name, help=argument.help, **argument.settings)
-        parser.needed = {
-            one.name if one.name.startswith("-") else one.settings.get("metavar", one.name): one.help
-            for one in self.arguments
-            if one.settings.get("nargs") not in ("*", "?")
-        }
         return parser
 
 
 class _Parser(argparse.ArgumentParser):
-    needed: Mapping[str, str] = {}  # shown name of each argument that must be given -> its help
-
     def error(self, message: str) -> NoReturn:
-        if "are required: " in message:  # argparse also lists arguments of which there may be none
-            names = [name for name in message.split(": ", 1)[1].split(", ") if name in self.needed]
-            message = "; ".join(f"{name} is missing: {self.needed[name]}" for name in names)
         hint = f"see {self.prog} --help"
-        unknown = message.removeprefix("unrecognized arguments: ").split()
+        first, *_ = message.removeprefix("unrecognized arguments: ").split()
         if message.startswith("unrecognized arguments: -") and "key=value" in self.format_usage():
-            hint = f"settings are key=value: {setting_hint(unknown[0])}; {hint}"
+            hint = f"settings are key=value: {setting_hint(first)}; {hint}"
         raise UserError(message, hint=hint)
 
 

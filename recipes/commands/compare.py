@@ -18,10 +18,9 @@ PAGE, CURVES = "compare.html", "curves.png"
 
 def _run(options: argparse.Namespace) -> int:
     from ...eval.figures import draw_curves
-    from ...eval.html_page import html_page
     from ...eval.report import nulls
     from ...eval.run_reports import read_runs
-    from ...eval.tables import for_terminal
+    from ...eval.tables import for_terminal, html_page
     from . import comparison
 
     folders = [Path(run) for run in options.runs]

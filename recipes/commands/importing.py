@@ -6,10 +6,10 @@ worked out from the target, or asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoTokenizer
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from ...core.errors import UserError, did_you_mean
 from ...core.files import new_folder
 from ...core.json_types import JsonObject
-from ...core.pretrained import generation_ends, reading_pretrained
+from ...core.pretrained import Checkpoint, reading_pretrained
 from ...core.results import check_written
 from ...data.processor_files import load_processor
 from ...models.drafters.base import TargetIdentity
@@ -25,13 +25,13 @@ from ...models.drafters.eagle_images import save_eagle
 from ...models.drafters.lvlm import save_lvlm
 from ...models.drafters.made_for import tested_with
 from ...models.folders import find_folder, opened_target, read_values, shipped_name
-from ...models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
+from ...models.formats import lantern, lvlm
 from ...models.formats.dflash import BLOCK_KINDS
-from ...models.formats.heads import LanguageHead
-from ...models.hub import read_config, target_embedding
+from ...models.formats.heads import LANGUAGE_HEADS, LanguageHead, import_head
+from ...models.hub import read_config
+from ...models.stored import stored_table
 from ...models.targets.base import language_shape
-from ...models.targets.generators import mirrored_in
-from ...models.targets.table import IMAGE_SECTIONS, family_of
+from ...models.targets.table import IMAGE_SECTIONS, family_of, mirrored_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,54 +40,29 @@ LANTERN, LVLM = "lantern", "lvlm"
 KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)
 
 
-@dataclass(frozen=True)
-class ImportOptions:
-    """What is imported.
-
-    Args:
-        source: Hub id or directory of the published drafter.
-        kind: one of `KINDS`.
-        target: Hub id or directory of the model that it drafts for.
-        image: of eagle, eagle3 and peagle: what stood at pictures in its training, placeholder or projected.
-        no_weights: do not compare embeddings, so that the target's config is enough.
-    """
-
-    source: str
-    kind: str
-    target: str
-    image: Literal["placeholder", "projected"] | None = None
-    revision: str | None = None
-    target_revision: str | None = None
-    no_weights: bool = False
-
-
-def import_drafter(options: ImportOptions, destination: Path) -> tuple[JsonObject, tuple[str, ...]]:
-    """Write the folder, whole or not at all. Returns the recipe's section for it, and notes.
-
-    Raises:
-        UserError: the destination exists, or the drafter is not of this kind or not of this target.
+def import_drafter(options: Namespace, destination: Path) -> tuple[JsonObject, tuple[str, ...]]:
+    """Write the folder, whole or not at all. Returns the recipe's section for it, and notes. `options`: of the command
+    line. Raises `UserError`: the destination exists, or the drafter is not of this kind or not of this target.
     """
     if options.kind not in KINDS:
         raise UserError(f"--as {options.kind}: no such kind of drafter; there are {', '.join(KINDS)}", where="--as",
                         hint=did_you_mean(options.kind, KINDS))  # fmt: skip
-    options = replace(options, target=opened_target(options.target, where="--target"))
+    options.target = opened_target(options.target, where="--target")
     for name in (options.source, options.target):
         if Path(name).is_dir():  # of a run: as its stage left it
             check_written(Path(name))
     with new_folder(destination) as folder, torch.random.fork_rng(devices=[]):
         settings, notes = {LANTERN: _lantern, LVLM: _lvlm}.get(options.kind, _head)(options, folder)
     section = {**settings, "path": str(destination)}
-    if options.kind == LVLM:
-        return {"drafters": {destination.name: section}}, tuple(notes)
-    return {"drafter": section}, tuple(notes)
+    return {"drafters": {destination.name: section}} if options.kind == LVLM else {"drafter": section}, tuple(notes)
 
 
-def _origin(options: ImportOptions) -> JsonObject:
+def _origin(options: Namespace) -> JsonObject:
     """Where the drafter came from, for its manifest."""
     return {"source": options.source, "revision": options.revision, "as": options.kind}
 
 
-def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
+def _head(options: Namespace, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write a head that reads hidden states to `folder`. Returns the recipe's drafter section and notes."""
     kind, revision = cast(LanguageHead, options.kind), options.target_revision
     config = read_config(options.target, key="--target", revision=revision)
@@ -95,7 +70,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, 
     sees = text is not config
     embedding = None
     if kind not in (*BLOCK_KINDS, "medusa") and not options.no_weights:
-        embedding = target_embedding(options.target, where="--target", revision=revision)
+        embedding = stored_table("token embedding", options.target, where="--target", revision=revision)
     imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip
     target = {"kind": family_of(config).kind, "path": shipped_name(options.target), "revision": revision}
@@ -105,7 +80,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, 
     return imported.settings, imported.notes
 
 
-def _lantern(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
+def _lantern(options: Namespace, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write an image generator's EAGLE head to `folder`. Returns the recipe's drafter section and notes."""
     published = find_folder(options.target, options.target_revision, files=("config.json",))
     kind, mirrored = mirrored_in(published, read_values(published))
@@ -118,7 +93,7 @@ def _lantern(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[st
     return settings, notes
 
 
-def _own_words(options: ImportOptions, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _own_words(options: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Compare the draft's words with the target's: as many rows are no sign of the same tokenizer (Mistral's)."""
     try:
         with reading_pretrained(options.source, "cannot load the head's tokenizer", weights=False):
@@ -136,10 +111,10 @@ def _own_words(options: ImportOptions, tokenizer: PreTrainedTokenizerBase) -> li
     return []
 
 
-def _lvlm(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
+def _lvlm(options: Namespace, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
     target = read_config(options.target, key="--target", revision=options.target_revision)
-    ends = generation_ends(options.target, options.target_revision)
+    ends = Checkpoint(options.target, options.target_revision).generation_ends()
     model, notes = lvlm.to_ours(options.source, target, revision=options.revision, ends=ends)
     processor = load_processor(options.target, revision=options.target_revision)
     notes = (*notes, *_own_words(options, processor.tokenizer))

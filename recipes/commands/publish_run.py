@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from ...core.errors import UserError
 from ...core.files import read_yaml
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, object_at, text_at
 from ...core.results import BEGUN, DONE, read_mark
 from ...core.secrets import redact_argument
 from ..config.launch import context_maker, describe, say
@@ -74,19 +73,14 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Stages:
-    stages: dict[str, JsonObject]
-
-
 def _stage(run: Path) -> tuple[str, bool]:
     """The name of the run's publishing stage, and whether its recipe has one."""
     path = run / "recipe.yaml"
     if not path.is_file():
         raise UserError("no run", where=str(run), hint="name the folder of a run, which holds its recipe.yaml")
     hint = "name the folder of a run, as it was left: its recipe.yaml says what was run"
-    stages = read_yaml(path, _Stages, hint=hint).stages
-    names = [name for name, stage in stages.items() if stage.get("kind") == KIND]
+    stages = object_at(read_yaml(path, JsonObject, hint=hint), "stages") or {}
+    names = [name for name, stage in stages.items() if text_at(stage, "kind") == KIND]
     if len(names) > 1:
         command = f"draftsmith recipe={path} output={run} 'stages=[{names[-1]}]'"
         raise UserError(f"this run's recipe publishes in {len(names)} stages, {', '.join(names)}", where=str(path),

@@ -12,8 +12,7 @@ from ...core.secrets import redact_tree
 from ...core.section import within
 from ..config.exit_codes import OK
 from ..config.launch import say
-from ..config.load import Loaded, load, recipe_names
-from ..config.uncollected import leave_at_once
+from ..config.load import Loaded, leave_at_once, load, recipe_names
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
@@ -64,7 +63,7 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def shown(loaded: Loaded, *, defaults: bool = True) -> str:
-    """The recipe as YAML, which is a recipe again, without secrets and without what variables give.
+    """The recipe as YAML, which is a recipe again, without secrets.
 
     Args:
         defaults: also settings that nothing named.
@@ -82,7 +81,7 @@ def resolved(loaded: Loaded) -> JsonObject:
     for place, drafter in within(recipe, DrafterConfig):
         for name in drafter.unread_for_images if recipe.target.draws_images else drafter.unread_for_language:
             value_at(tree, *place).pop(type(drafter).model_fields[name].alias or name, None)
-    return recipe.written_over(tree)
+    return tree
 
 
 SHOW = Command(

@@ -29,16 +29,11 @@ def chosen(arguments: list[str], command: str) -> list[str]:
         raise UserError(
             f"the recipe has no stage for draftsmith {command}",
             where=str(loaded.path),
-            hint=f"its stages are {kinds}" + _missing(command),
+            hint=f"its stages are {kinds}; "
+            + ("draftsmith evaluate runs them" if command == "train" else f"add one of kind {command}"),
         )
     names = loaded.options.stages or own
     return [*(a for a in arguments if a.split("=")[0].lstrip("-") != "stages"), f"stages=[{','.join(names)}]"]
-
-
-def _missing(command: str) -> str:
-    if command == "train":
-        return "; draftsmith evaluate runs them"
-    return f"; add one of kind {command}, as in stages.{command}={{kind: {command}, ...}}"
 
 
 def _runner(command: str) -> Callable[[argparse.Namespace], int]:

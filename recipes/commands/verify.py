@@ -9,7 +9,7 @@ from pathlib import Path
 from ...core.errors import UserError, did_you_mean
 from ...core.files import open_data
 from ...core.results import SUMS, check_sums, read_sums
-from ..config.finding import Finding, any_fault, fault, report, tried
+from ..config.finding import Finding, fault, report, tried
 from .command import Argument, Command
 
 # Parts of a target: of language models the first two; a generator may keep tokenizer and encoder elsewhere.
@@ -18,45 +18,33 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _CURE = "fetch it again, or publish it anew"
 
 
-def places(words: list[str]) -> dict[str, str] | None:
-    """`--target PLACE` and `--target PART=PLACE` as part -> place; None: as the manifest names the target."""
-    named: dict[str, str] = {}
-    for word in words:
-        part, sign, place = word.partition("=")
-        part, place = (part, place) if sign else ("target", word)
-        if part not in PARTS:
-            raise UserError(f"--target {word}: no part {part!r}", hint=did_you_mean(part, PARTS))
-        if part in named:
-            raise UserError(f"--target: {part} is named twice", hint="name each part once")
-        named[part] = place
-    return named or None
-
-
 def _run(options: argparse.Namespace) -> int:
     """Nothing of a folder with a fault among its files is loaded."""
-    from ...eval.published import LOST_TARGET, fetch, lost_target
+    from ...eval.published import LOST_TARGET, fetch, lost_target, reproduce
     from ...models.drafters.manifest import MANIFEST
 
-    target, folder = places(options.target), fetch(options.folder, options.revision)
-    findings = [*_file_findings(folder, options.allow_import)]
-    if options.files_only:
-        return report(findings)
-    lost = fault("target", f"{LOST_TARGET}",
-                 "give its folder (--target FOLDER), or check the files alone (--files-only)")  # fmt: skip
-    unplaced = target is None and lost_target(folder)
-    if any_fault(findings):  # all that is in the way at once
-        return report([*findings, lost] if unplaced else findings)
-    if unplaced:
-        raise UserError(lost.what, where=str(folder / MANIFEST), hint=lost.hint)
+    target: dict[str, str] = {}
+    for word in options.target:
+        part, place = word.split("=", 1) if "=" in word else ("target", word)
+        if part not in PARTS:
+            raise UserError(f"--target {word}: no part {part!r}", hint=did_you_mean(part, PARTS))
+        if part in target:
+            raise UserError(f"--target: {part} is named twice", hint="name each part once")
+        target[part] = place
+    folder = fetch(options.folder, options.revision)
 
     def decoded() -> str:
-        from ...eval.stored_prompt import reproduce
-
-        expected = reproduce(folder, target=target, allow_import=options.allow_import)
+        expected = reproduce(folder, target=target or None, allow_import=options.allow_import)
         cycles = f"{len(expected.tokens)} tokens in {len(expected.accepted)} cycles, tau {expected.tau:.2f}"
         return f"{cycles}: the same tokens and accepted drafts as published"
 
-    return report([*findings, tried("stored prompt", decoded, _CURE)])
+    findings = [*_file_findings(folder, options.allow_import)]
+    if not options.files_only and not any(finding.level == "fault" for finding in findings):
+        if not target and lost_target(folder):
+            hint = "give its folder (--target FOLDER), or check the files alone (--files-only)"
+            raise UserError(LOST_TARGET, where=str(folder / MANIFEST), hint=hint)
+        findings.append(tried("stored prompt", decoded, _CURE))
+    return report(findings)
 
 
 def _file_findings(folder: Path, allow_import: bool) -> Iterator[Finding]:

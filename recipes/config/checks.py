@@ -1,10 +1,14 @@
-"""What `draftsmith check` looks at: the engine, models on this machine, room on the disk, finished stages, data."""
+"""What `draftsmith check` looks at, in this order: models without weights, sizes, engine, models on this machine, room
+on the disk, finished stages, data.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from ...core.errors import UserError
+from ...core.errors import UserError, page
 from ...core.results import DONE, read_mark
 from ...core.section import within
 from ...eval.quality import QualityConfig
@@ -13,64 +17,81 @@ from ...trainers.run.context import check_engine
 from ...trainers.run.matching import begun, made_nothing, stage_state
 from ...trainers.run.restart import built_on
 from ...trainers.run.run import look_at_results
-from ...trainers.run.stage import Planned, Stage, WholeRecipe
+from ...trainers.run.stage import Planned, Stage
 from ...trainers.train import checkpoint
+from .dry_run import dry_run
 from .finding import Finding, fault, ok, tried, warning
-from .launch import looked_at
+from .health import room
+from .launch import looked_at, say
 from .load import Loaded
+from .plan import plan
 from .preflight_data import data_findings
-from .preflight_weights import weight_findings
+from .preflight_models import check_placement, models_findings, weight_findings
+from .preflight_samples import model_findings
 
 
-def engine_finding(recipe: WholeRecipe) -> Finding:
-    def look() -> str:
+def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
+    """Print the dry run of the stages that would run, unless a model of theirs cannot be built.
+
+    Args:
+        samples: records of each data section that are read.
+    """
+    recipe, options, planned, text = loaded.recipe, loaded.options, plan(loaded.recipe, loaded.path), ""
+    broken = [finding for finding in model_findings(recipe) if finding.level == "fault"]
+    if not broken:
+        check_placement(recipe, planned, options.stages, dry_run=True)
+        text = dry_run(recipe, planned, options.stages)
+        say(text)
+
+    def engine() -> str:
         check_engine(recipe.engine)
         return f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}"
 
-    return tried("engine", look, "change engine")
-
-
-def quality_findings(subject: str, stage: Stage) -> list[Finding]:
-    """A finding for each metric's weights and for the real images, of each section on how pictures are judged."""
-    findings = []
-    for place, config in within(stage, QualityConfig):
-        key = ".".join((subject, *place))
-        looks = {f"{key}.weights ({m})": config.model_copy(update={"metrics": (m,), "reference": None})
-                 for m in config.metrics}  # fmt: skip
-        if config.reference is not None:
-            looks[f"{key}.reference"] = config.model_copy(update={"metrics": ()})
-        for name, part in looks.items():
-
-            def look(part: QualityConfig = part) -> str:
-                check_quality(part)
-                return "there"
-
-            findings.append(tried(name, look, "name its place with this key"))
-        compares = {"fid", "precision_recall"} & set(config.metrics)
-        if compares and config.reference is None:
-            what = f"{' and '.join(sorted(compares))} compare with real images, and no folder is named"
-            findings.append(fault(f"{key}.reference", what, "name a folder of real images"))
-    return findings
-
-
-def states_too_large(text: str) -> dict[str, str]:
-    """Read a dry run's text: stage -> why its states do not fit on the disk."""
-    warnings, stage = {}, ""
-    for line in text.splitlines():
-        if line.startswith("stage "):
-            stage = line.split()[1]
-        elif line.startswith("  warning: "):
-            warnings[stage] = line.removeprefix("  warning: ")
-    return warnings
-
-
-def results_findings(loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...]) -> list[Finding]:
-    """What stages that would run read of finished ones, and whether it is as it was written."""
+    findings = [
+        tried("engine", engine, "change engine"),
+        *models_findings(recipe),
+        *broken,
+        room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
+        *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in recipe.warnings()),
+    ]
+    chosen = options.stages or tuple(stage.name for stage in planned)
     try:
-        look_at_results(planned, chosen, None, Path(loaded.recipe.output))
+        look_at_results(planned, chosen, None, Path(recipe.output))
     except UserError as error:
-        return [fault("results", error.problem, error.hint or "")]
-    return []
+        findings.append(fault("results", error.problem, error.hint or ""))
+    return findings + stages_findings(loaded, planned, chosen, samples, text)
+
+
+def stages_findings(
+    loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], samples: int, text: str
+) -> list[Finding]:
+    """What the stages that would run find.
+
+    Args:
+        text: the dry run, whose warnings are of states that are too large for the disk.
+    """
+    findings, output = [], Path(loaded.recipe.output)
+    described = dict(block.split(" ", 1) for block in text.split("\nstage ")[1:])
+    restarted = built_on(planned, loaded.options.restart)
+    for stage, context in looked_at(loaded, planned, "draftsmith check"):
+        state, subject, folder = stage_state(stage, output), f"stages.{stage.name}", output / stage.name
+        if state == "finished":
+            findings.append(_finished(stage.name, folder))
+            continue
+        if isinstance(state, UserError):
+            # What it waits for may be among what this run would do first.
+            if all(maker not in chosen or read_mark(output / maker / DONE) for maker in stage.inputs.values()):
+                findings.append(fault(subject, state.problem, state.hint or ""))
+        elif stage.name not in restarted and begun(folder) is not None and not made_nothing(folder):
+            findings.append(_goes_on(stage, folder))
+        for line in described.get(stage.name, "").splitlines():
+            if (what := line.removeprefix("  warning: ")) != line:
+                findings.append(fault(subject, what, "choose another output=, or a smaller states.dtype"))
+        finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}
+        findings += weight_findings(stage.name, stage.stage, loaded.recipe)
+        findings += _quality_findings(subject, stage.stage)
+        findings += data_findings(stage, context, finished=finished, count=samples)
+    return findings
 
 
 def _finished(name: str, folder: Path) -> Finding:
@@ -85,44 +106,35 @@ def _finished(name: str, folder: Path) -> Finding:
     return warning(f"stages.{name}", what, f"restart={name} makes them again, if anything is to read them")
 
 
-def _goes_on(stage: Planned, folder: Path) -> list[Finding]:
-    """Where a stage continues that has begun; none for one that has made nothing yet."""
-    if begun(folder) is None or made_nothing(folder):
-        return []
+def _goes_on(stage: Planned, folder: Path) -> Finding:
+    """Where a stage continues that has begun."""
     if stage.stage.kind != "train":
-        return [ok(f"stages.{stage.name}", "begun before: goes on with what is there")]
+        return ok(f"stages.{stage.name}", "begun before: goes on with what is there")
     subject, checkpoints = f"stages.{stage.name}", folder / checkpoint.FOLDER
     state = checkpoint.newest(checkpoints)
     if state is not None:
         number = f"{state.world_size} rank{'s' * (state.world_size > 1)}"
-        return [ok(subject, f"continues from step {state.step}, with {number} as before")]
+        return ok(subject, f"continues from step {state.step}, with {number} as before")
     if any(checkpoints.glob("step-*")):
-        return [fault(subject, "begun before, and no checkpoint of it can be read", checkpoint.UNUSABLE)]
-    return [ok(subject, "begun before, without a checkpoint: begins at step 0")]
+        return fault(subject, "begun before, and no checkpoint of it can be read", checkpoint.UNUSABLE)
+    return ok(subject, "begun before, without a checkpoint: begins at step 0")
 
 
-def stages_findings(
-    loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
-) -> list[Finding]:
-    output, findings = Path(loaded.recipe.output), []
-    restarted = built_on(planned, loaded.options.restart)
-    for stage, context in looked_at(loaded, planned, "draftsmith check"):
-        state = stage_state(stage, output)
-        subject = f"stages.{stage.name}"
-        if isinstance(state, UserError):
-            # What it waits for may be among what this run would do first.
-            waits = any(maker in chosen and not read_mark(output / maker / DONE) for maker in stage.inputs.values())
-            if not waits:
-                findings.append(fault(subject, state.problem, state.hint or ""))
-        elif state == "finished":
-            findings.append(_finished(stage.name, output / stage.name))
-            continue
-        elif stage.name not in restarted:
-            findings += _goes_on(stage, output / stage.name)
-        if stage.name in too_large:
-            findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
-        finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}
-        findings += weight_findings(stage.name, stage.stage, loaded.recipe)
-        findings += quality_findings(subject, stage.stage)
-        findings += data_findings(stage, context, finished=finished, count=count)
-    return findings
+def _quality_findings(subject: str, stage: Stage) -> Iterator[Finding]:
+    """Whether the weights of each metric and the real images are here, of each section on how pictures are judged."""
+
+    def look(config: QualityConfig) -> str:
+        check_quality(config)
+        return "there"
+
+    for place, config in within(stage, QualityConfig):
+        key = ".".join((subject, *place))
+        for metric in config.metrics:
+            compares = metric in ("fid", "precision_recall")
+            alone = {"metrics": (metric,), "reference": config.reference if compares else None}
+            if compares and config.reference is None:
+                what = f"{metric} compares with real images, and no folder is named"
+                yield fault(f"{key}.reference", what, "name a folder of real images")
+            else:
+                name = f"{key} ({metric})"
+                yield tried(name, partial(look, config.model_copy(update=alone)), "name its place: weights, reference")

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import listed, text_at
-from ...core.section import within
-from ...data.captioned.prompts import PromptSource
-from ...data.records.patterns import unmatched
-from ...data.records.tar_records import TarRecords
+from ...core.json_types import listed
+from ...core.section import Section, parts
+from ...models.hub import config_value
 from ...models.inline import building
-from ...trainers.estimate.auto_dtypes import dtype_text, precision_text
-from ...trainers.estimate.long_answers import check_answers
-from ...trainers.estimate.models import mirrored_shape, target_lines, target_shape
+from ...models.targets.load import target_config
+from ...trainers.estimate.models import engine_precision, mirrored_shape, target_lines, target_shape
 from ...trainers.run.hardware import Memory
 from ...trainers.run.stage import Planned
 from ...trainers.stages.train import TrainStage
-from .preflight_data import prompts_of, sections
+from .load import uncollected
 from .schema import Recipe
-from .uncollected import uncollected
 
 
 @uncollected()
@@ -50,18 +46,19 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
     with building("target"):
         lines += ["", "target", *target_lines(recipe)]
-        if recipe.target.dtype == "auto":
-            lines.append(f"  dtype {dtype_text(recipe.target)}")
     if recipe.drafter is not None:
         with building("drafter"):
             lines += ["drafter", *recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))]
     if recipe.engine.precision == "auto" and any(plan.stage.trains for plan in planned):
-        lines += ["engine", f"  precision {precision_text(recipe)}"]
+        precision = engine_precision(recipe)
+        others = "" if precision == "fp32" else " on a GPU that computes in it, else fp32"
+        lines += ["engine", f"  precision auto ({precision}{others})"]
     for plan in planned:
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
-                check_answers(plan)
-                lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan), *_prompts(plan)]
+                _check_answers(plan)
+                about = "" if plan.stage.about is None else f": {plan.stage.about}"
+                lines += ["", f"stage {plan.name} ({plan.stage.kind}){about}", *plan.stage.describe(plan)]
                 if (memory := _memory(plan)) is not None:
                     path = recipe.target.path
                     lines += memory.lines(recipe.hardware, is_here=path is None or Path(path).is_dir())
@@ -72,12 +69,6 @@ def _memory(plan: Planned) -> Memory | None:
     return plan.stage.memory(plan) if isinstance(plan.stage, TrainStage) else None
 
 
-def _title(plan: Planned) -> str:
-    """Return a stage's first line, with its `about`; the lines after it say what such a stage is usually for."""
-    about = "" if plan.stage.about is None else f": {plan.stage.about}"
-    return f"stage {plan.name} ({plan.stage.kind}){about}"
-
-
 def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> list[str]:
     """Names of the stages that would run and do not fit the recipe's hardware."""
     running = [plan for plan in planned if stages is None or plan.name in stages]
@@ -85,34 +76,31 @@ def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[
     return [name for name, memory in memories.items() if memory is not None and not memory.fits(recipe.hardware)]
 
 
-def _prompts(plan: Planned) -> list[str]:
-    """A line for each file of prompts that is here: how many it has, or why the target cannot be asked by them."""
-    lines = []
-    for _, source in within(plan.stage, PromptSource):
-        path = source.path if source.from_stage is None else None
-        if path is None or path.endswith(".tar") or not Path(path).is_file():  # a tar's captions take a whole pass
-            continue
-        try:
-            count = len(prompts_of(source, plan.recipe.target))
-            lines.append(f"  {path}: {count:,} prompts")
-        except UserError as error:
-            at = f", {error.found_at}" if error.found_at else ""
-            lines.append(f"  {path} cannot be used: {error.problem}{at}")
-    return lines
+def _check_answers(plan: Planned) -> None:
+    """Raises `UserError`, with the key, where an answer leaves no position of the target for its prompt.
+
+    A captioner and a drafter have positions of their own, and a picture its own number of codes.
+    """
+    if plan.recipe.target.draws_images:
+        return
+    own, positions, maker = plan.own_target, None, plan.maker("target")
+    while maker is not None and positions is None:  # the stage that trained the target may have given it others
+        positions, maker = dict(maker.stage).get("positions"), maker.maker("target")
+    if positions is None:
+        config = target_shape(plan.recipe) if own is None else target_config(own, None, network=False)
+        positions = config_value(config.get_text_config(), "max_position_embeddings")
+    for key, length in _answer_lengths(plan.stage, f"stages.{plan.name}") if positions is not None else ():
+        if length >= positions:
+            raise UserError(
+                f"{key} is {length:,}, and the target has {positions:,} positions for a prompt and its answer",
+                key=key, hint=f"write at most {positions - 1:,}; beyond its positions a target says noise",
+            )  # fmt: skip
 
 
-def _unmatched(plan: Planned) -> list[str]:
-    """A line for each key whose patterns match no file: the data may be on another machine, or the pattern wrong."""
-    lines = []
-    for data in sections(plan.stage):
-        if data.maker is not None:
-            continue
-        for path in listed(dict(data.section).get("path")):
-            # A table has no patterns; of tars the section around them says where they are.
-            named = listed(path.path if isinstance(path, TarRecords) else path)
-            patterns = [pattern for one in named if text_at(one) is not None for pattern in unmatched(one)]
-            if patterns:
-                more = f" (and {len(patterns) - 1} more)" if patterns[1:] else ""
-                key = f"stages.{plan.name}.{data.key}.path"
-                lines.append(f"  {key}: no file matches the pattern {patterns[0]} here{more}")
-    return lines
+def _answer_lengths(section: object, key: str) -> Iterator[tuple[str, int]]:
+    """Dotted key -> tokens of an answer, of a section and of those inside it."""
+    for name, value in parts(section):
+        if name == "max_new_tokens":
+            yield from ((f"{key}.{name}", length) for length in listed(value) if length)
+        elif not isinstance(section, Section) or name not in ("captioner", "drafter", "drafters"):
+            yield from _answer_lengths(value, f"{key}.{name}")

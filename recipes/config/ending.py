@@ -11,9 +11,8 @@ from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject
 from ...core.section import written_kind
-from ...eval.run_reports import Cell, cells
+from ...eval.run_reports import cells
 from ...trainers.publish.lineage import finished
-from .announce import shown_place
 from .schema import Recipe
 
 SHOWN_AS = "DRAFTSMITH_SHOWN_AS"  # set by scripts/demo: the command's path, where the caller's PATH lacks it
@@ -22,14 +21,15 @@ _NOTE = "tau: tokens per target pass; x: measured speedup of decoding; same: out
 _ROOM = 13  # of a set: "12.34 10.12x"
 
 
-def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
+def ending(recipe: Recipe, path: Path, ran: Sequence[str], shown: str | None = None) -> str:
     """The lines; "" where nothing was measured.
 
     Args:
         path: of the recipe's file.
         ran: names of the stages that ran or had finished.
+        shown: the output folder as people are told it; None: as the recipe has it.
     """
-    output = Path(recipe.output)
+    output, place = Path(recipe.output), Path(shown or recipe.output)
     measured = [n for n in ran if recipe.stages[n].kind == "evaluate" and (output / n / "report.json").is_file()]
     if not measured:
         return ""
@@ -41,9 +41,9 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
             lines += ["", *short_table(name, report)]
         except UserError as error:  # the run itself is over
             lines += ["", str(error)]
-        lines += [f"report: {shown_place(output / name / 'report.html')} (report.md says the same)"]
+        lines += [f"report: {place / name / 'report.html'} (report.md says the same)"]
     lines += ["", "try next:"]
-    offered = try_next(recipe, path, ran)
+    offered = try_next(recipe, path, ran, place)
     if SHOWN_AS in os.environ:
         program = shlex.quote(os.environ[SHOWN_AS])
         offered = [(f"{program} {command.removeprefix('draftsmith ')}", what) for command, what in offered]
@@ -63,53 +63,44 @@ def short_table(stage: str, report: JsonObject) -> list[str]:
     methods = list(dict.fromkeys(cell.method for cell in measured))
     longest = min(max(len(name) for name in (*methods, stage)), 36)
     shown = places[: (WIDTH - longest - len("  same 1,000/1,000")) // (_ROOM + 2)]
-    by_place = {(cell.method, cell.where): cell for cell in measured}
-    lines = [_row(stage, longest, [_cut(place, _ROOM) for place in shown], "same")]
+    rows = [[stage, *shown, "same"]]
     for method in methods[:MOST_METHODS]:
-        its = [cell for cell in measured if cell.method == method and cell.identical is not None]
-        same, of = sum(cell.identical or 0 for cell in its), sum(cell.answers for cell in its)
-        numbers = [_numbers(by_place.get((method, place))) for place in shown]
-        lines.append(_row(method, longest, numbers, f"{same:,}/{of:,}" if its else "-"))
+        by_place = {cell.where: cell for cell in measured if cell.method == method}
+        numbers = []
+        for cell in map(by_place.get, shown):
+            speed = "" if cell is None or cell.DSR is None else f" {cell.DSR:.2f}x"
+            numbers.append("-" if cell is None or cell.tau is None else f"{cell.tau:.2f}{speed}")
+        compared = [cell for cell in by_place.values() if cell.exact]
+        same, answers = sum(cell.identical for cell in compared), sum(cell.answers for cell in compared)
+        rows.append([method, *numbers, f"{same:,}/{answers:,}" if compared else "-"])
+    lines = [
+        "  ".join([f"{name:<{longest}.{longest}}", *(f"{value:>{_ROOM}.{_ROOM}}" for value in values), last])
+        for name, *values, last in rows
+    ]
     left = [(len(methods) - MOST_METHODS, "methods"), (len(places) - len(shown), "sets")]
     more = " and ".join(f"{count} more {what}" for count, what in left if count > 0)
     return [*lines, _NOTE, *([f"{more} in the report"] if more else [])]
 
 
-def _row(name: str, longest: int, values: Sequence[str], same: str) -> str:
-    return "  ".join([f"{_cut(name, longest):<{longest}}", *(f"{value:>{_ROOM}}" for value in values), same]).rstrip()
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _numbers(cell: Cell | None) -> str:
-    if cell is None or cell.tau is None:
-        return "-"
-    return f"{cell.tau:.2f}" + ("" if cell.DSR is None else f" {cell.DSR:.2f}x")
-
-
-def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, str]]:
+def try_next(recipe: Recipe, path: Path, ran: Sequence[str], place: Path | None = None) -> list[tuple[str, str]]:
     """Commands that make sense after this run, and what each does. Tests parse every one of them."""
-    place = Path(shown_place(recipe.output))
+    place = place or Path(recipe.output)
     output = shlex.quote(str(place))
     offered = [
         (f"draftsmith compare {output}", "curves of the training beside the numbers; with more runs, a leaderboard")
     ]
-    stages = {name: recipe.stages[name] for name in ran}
-    published = [name for name, stage in stages.items() if stage.kind == "publish"]
-    trained = {name: stage for name, stage in recipe.heads.items() if name in stages}
-    if published:
+    trained = {name: stage for name, stage in recipe.heads.items() if name in ran}
+    if published := [name for name in ran if recipe.stages[name].kind == "publish"]:
         folder = shlex.quote(str(place / published[-1] / "repository"))
         offered.append((f"draftsmith verify {folder}", "decode the stored prompt with the published drafter"))
     elif trained:
-        # Of several the recipe's own: what stands first beside the others was meant to be compared with them.
+        # Of several the recipe's own: what stands first beside the others was meant to be compared with them. A head of
+        # another package is what its author ran all of this for.
         last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
-        what = "build the drafter's folder and decode one prompt with it"
-        # A head of another package is what its author ran all of this for.
-        own = [n for n in last if (kept := trained.get(n)) is not None and kept.drafter and ":" in kept.drafter.kind]
-        for name in dict.fromkeys([*own[-1:], last[0]]):
-            offered.append((f"draftsmith publish {output}" + (f" from={name}" if len(last) > 1 else ""), what))
+        theirs = [n for n in last if n in trained and ":" in (written_kind(trained[n].drafter) or "")]
+        for name in dict.fromkeys([*theirs[-1:], last[0]]):
+            command = f"draftsmith publish {output}" + (f" from={name}" if len(last) > 1 else "")
+            offered.append((command, "build the drafter's folder and decode one prompt with it"))
     if path.parent.name == "demo":
         offered.append(("draftsmith recipes demo", "the other demos"))
     elif trained and recipe.target.path is not None:  # engines know these drafters by their names

@@ -1,7 +1,6 @@
 """Recipes as files: which there are, how one is read, and how it is laid over those that it extends.
 
-No message prints what a file holds before the file is known to be a recipe, since `extends`
-can name any file.
+No message prints what a file holds before the file is known to be a recipe, since `extends` can name any file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from pathlib import Path
 import yaml
 
 from ...core import interpolation
-from ...core.errors import UserError, did_you_mean, nearest, shown_value
+from ...core.errors import UserError, first_line, nearest, shown_value
+from ...core.files import read_text
 from ...core.json_types import Json, JsonObject, all_are, object_at
 from ...core.results import SUMS
 from ...core.secrets import redact_argument
@@ -36,44 +36,24 @@ def recipe_names() -> dict[str, Path]:
     return paths
 
 
-def demo_names() -> list[str]:
-    """Names of the demo recipes, without their folder."""
-    return [name.removeprefix("demo/") for name in recipe_names() if name.startswith("demo/")]
-
-
 def find_named(name: str) -> Path | None:
     """The file of a shipped name, a name with its folder, or a path; None: there is none."""
     places = (recipe_names().get(name), FOLDER / f"{name}.yaml", Path(name))
-    return next((path for path in places if path is not None and _is_file(path)), None)
+    return next((path for path in places if path is not None and os.path.isfile(path)), None)
 
 
 def find_recipe(name: str) -> Path:
     """A shipped name, a name with its folder, or a path. Raises `UserError`."""
     if (path := find_named(name)) is not None:
         return path
-    said, is_ours = shown_value(name), (FOLDER / name.partition("/")[0][:100]).is_dir()
+    shown = shown_value(name)
     if os.path.isdir(name):
-        raise UserError(f"{said} is a folder, and no recipe", hint=f"of a run: recipe={said}/recipe.yaml output={said}")
-    if name.endswith((".yaml", ".yml")):
-        raise UserError(
-            f"no file {said!r}", hint="give its path from the working folder; draftsmith recipes lists ours"
-        )
-    if "/" in name and not is_ours:  # demo/lvml is a name of ours, runs/x is none
-        hint = "give a run's folder by its path from the working folder; draftsmith recipes lists the recipes"
-        raise UserError(f"no such folder or recipe: {said!r}", hint=hint)
+        hint = f"of a run: recipe={shown}/recipe.yaml output={shown}"
+        raise UserError(f"{shown} is a folder, and no recipe", hint=hint)
     close = " or ".join(map(repr, nearest(name[:100], recipe_names())))
-    hint = (
-        f"did you mean {close}?" if close else "draftsmith recipes lists them, draftsmith COMMAND --help says the rest"
-    )
-    raise UserError(f"no recipe {said!r}", where=str(FOLDER), hint=hint)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is one: `is_file` raises where the name is too long or holds a null."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    meant = f"did you mean {close}? " if close else ""
+    hint = f"{meant}draftsmith recipes lists ours; others are named by their path from the working folder"
+    raise UserError(f"no recipe {shown!r}", hint=hint)
 
 
 def is_published(path: Path) -> bool:
@@ -94,19 +74,18 @@ def sources(path: Path) -> list[tuple[Path, JsonObject]]:
 
 def with_bases(path: Path) -> JsonObject:
     """The recipe's tree over those of all recipes that it extends."""
-    (first, tree), *others = sources(path)
-    tree = ordered(tree, first)
-    for place, own in others:
+    tree: JsonObject = {}
+    for place, own in sources(path):
         tree = ordered(merge(tree, own, leaves_out=True), place)
     return tree
 
 
-def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
+def _extended(path: Path, name: object, later: list[Path]) -> Path | None:
     """The file that the recipe at `path` extends, if any.
 
     Args:
         name: what stands under `extends`: a file beside the recipe (`.yaml` may be left out), or a shipped recipe.
-        seen: files that led here.
+        later: files that led here.
     """
     where = f"{path}, key extends"
     if name is None:
@@ -116,14 +95,14 @@ def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
     name = str(interpolation.resolved({"extends": name})["extends"])
     beside = [path.parent / name, path.parent / f"{name}.yaml"]
     # A recipe may have the name of the shipped one that it extends.
-    base = next((p for p in beside if _is_file(p) and not p.samefile(path)), None)
+    base = next((p for p in beside if os.path.isfile(p) and not p.samefile(path)), None)
     if base is None:
         try:
             base = find_recipe(name)
         except UserError as error:
             raise UserError(f"extends names {error.problem}", where=where, hint=error.hint) from error
-    if any(base.samefile(p) for p in seen):
-        circle = " -> ".join(p.stem for p in [*reversed(seen), base])
+    if any(base.samefile(p) for p in later):
+        circle = " -> ".join(p.stem for p in [*reversed(later), base])
         raise UserError(f"recipes extend one another in a circle: {circle}", where=where, hint="break the circle")
     return base
 
@@ -134,35 +113,22 @@ def ordered(tree: JsonObject, path: Path) -> JsonObject:
     order, stages = tree.pop("order", None), object_at(tree, "stages")
     if order is None or stages is None:
         return tree
-    where = f"{path}, key order"
-    if not all_are(order, str) or len(set(order)) < len(order):
-        raise UserError(
-            f"order is {shown_value(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
-        )
-    for name in order:
-        if name not in stages:
-            raise UserError(f"order names {name!r}, which is no stage", where=where, hint=did_you_mean(name, stages))
-    missing = [name for name in stages if name not in order]
-    if missing:
-        raise UserError(f"order does not name {', '.join(missing)}", where=where, hint="name every stage once")
+    if not all_are(order, str) or sorted(order) != sorted(map(str, stages)):
+        raise UserError(f"order is {shown_value(order)}, and does not name each stage once",
+                        where=f"{path}, key order", hint=f"the stages are [{', '.join(map(str, stages))}]")  # fmt: skip
     return tree | {"stages": {name: stages[name] for name in order}}
 
 
 def _read(path: Path) -> JsonObject:
-    def refuse(problem: str, hint: str) -> UserError:
-        return UserError(problem, where=str(path), hint=hint)
-
+    hint = "name a recipe, such as recipes/demo/lvlm.yaml"
+    text = read_text(path, hint=hint, max_bytes=_MOST_BYTES)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise refuse(f"larger than a recipe can be ({path.stat().st_size:,} bytes)", "name a recipe")
-        tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
-    except PermissionError:
-        raise refuse("permission denied", "give yourself the right to read it, or name another") from None
-    except (yaml.YAMLError, interpolation.Fault, OSError, ValueError, RecursionError) as error:
-        raise refuse(f"not a readable recipe: {_fault(error)}", "fix the YAML") from None
+        tree = copy.deepcopy(_parsed(text))
+    except (yaml.YAMLError, interpolation.Fault, ValueError, RecursionError) as error:
+        raise UserError(f"not a readable recipe: {_fault(error)}", where=str(path), hint="fix the YAML") from None
     if not any(key in KEYS for key in object_at(tree) or {}):
         what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
-        raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
+        raise UserError(f"not a recipe: {what}", where=str(path), hint=hint)
     if is_published(path):
         interpolation.check_foreign(tree, str(path))
     return tree
@@ -173,30 +139,24 @@ _parsed = functools.lru_cache(256)(interpolation.read)
 
 
 def _fault(error: Exception) -> str:
-    """The reader's message with line and column but without the quoted text: the file may hold a secret, and cut in
-    half that would not be recognised.
+    """The reader's message, of YAML with line and column but without the quoted text: the file may hold a secret, and
+    cut in half that would not be recognised.
     """
-    match error:
-        case yaml.MarkedYAMLError(problem_mark=mark) if mark is not None:
-            quoted = r"'[^']{4,}'|\"[^\"]{4,}\"|(?<=duplicate key )(?![\w.-]{1,40}$).*"
-            problem = re.sub(quoted, "...", str(error.problem))
-            return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
-        case UnicodeDecodeError():
-            return f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
-        case RecursionError():
-            return "lists or mappings are nested too deep"
-    return str(error)
+    if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark) is None:
+        return first_line(error)
+    quoted = r"'[^']{4,}'|\"[^\"]{4,}\"|(?<=duplicate key )(?![\w.-]{1,40}$).*"
+    return f"line {mark.line + 1}, column {mark.column + 1}: " + re.sub(quoted, "...", str(error.problem))
 
 
 def merge(base: JsonObject, top: JsonObject, *, leaves_out: bool = False) -> JsonObject:
     """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go.
 
-    What belongs to the files of `base` goes where `top` names others (`of_other_files`).
-
     Args:
         leaves_out: null takes a section or a list of the base away (a stage, a method, a contrast).
     """
-    merged = {key: value for key, value in base.items() if key not in of_other_files(base, top)}
+    # `question_end` asks a published set's questions in a paper's way; nobody's own questions are asked so.
+    names_others = any(key in top and top[key] != base.get(key) for key in ("path", "from"))
+    merged = {key: value for key, value in base.items() if key != "question_end" or not names_others}
     for key, value in top.items():
         match merged.get(key), value:
             case dict(old), dict():
@@ -207,15 +167,6 @@ def merge(base: JsonObject, top: JsonObject, *, leaves_out: bool = False) -> Jso
             case _:
                 merged[key] = value
     return merged
-
-
-def of_other_files(section: JsonObject, top: JsonObject) -> tuple[str, ...]:
-    """Keys of a data section that belong to its files, if `top` names other files.
-
-    `question_end` asks a published set's questions in a paper's way; nobody's own questions are asked so.
-    """
-    changes = any(key in top and top[key] != section.get(key) for key in ("path", "from"))
-    return ("question_end",) if changes else ()
 
 
 def value_of(key: str, text: str) -> Json:

@@ -48,8 +48,8 @@ def tried(subject: str, look: Callable[[], str], hint: str) -> Finding:
         return fault(subject, f"{error.problem}{place}", error.hint or hint)
 
 
-def shown(findings: Sequence[Finding]) -> str:
-    """A line for each, with its hint under it, and the sum."""
+def report(findings: Sequence[Finding], title: str = "") -> int:
+    """Print a line for each finding, with its hint under it, and the sum. Returns the command's exit code."""
     width = max((len(f.subject) for f in findings), default=0)
     lines = []
     for f in findings:
@@ -57,15 +57,6 @@ def shown(findings: Sequence[Finding]) -> str:
         if f.hint:
             lines.append(f"{'':<8} {'':<{width}}  hint: {f.hint}")
     faults, warnings = (sum(f.level == level for f in findings) for level in ("fault", "warning"))
-    return "\n".join([*lines, "", f"{faults} fault(s), {warnings} warning(s)"])
-
-
-def report(findings: Sequence[Finding], title: str = "") -> int:
-    """Print the findings. Returns the command's exit code."""
-    print(redact(title + shown(findings)), flush=True)
-    return FAULTS if any_fault(findings) else OK
-
-
-def any_fault(findings: Sequence[Finding]) -> bool:
-    """Whether something must be fixed. Warnings do not count."""
-    return any(f.level == "fault" for f in findings)
+    text = "\n".join([*lines, "", f"{faults} fault(s), {warnings} warning(s)"])
+    print(redact(title + text), flush=True)
+    return FAULTS if faults else OK

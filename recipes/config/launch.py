@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,20 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import read_yaml, write_whole
 from ...core.import_paths import code_of, kinds_within
+from ...core.interpolation import resolved
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.secrets import redact, redact_argument, redact_output, redact_tree
-from .announce import ANNOUNCED, announcement
 from .exit_codes import FAULTS, OK
-from .load import Loaded, load
+from .load import Loaded, leave_at_once, load, read_words
 from .messages import blamed
-from .uncollected import leave_at_once
 
 if TYPE_CHECKING:
     from ...trainers.run.stage import Planned
     from .schema import Recipe
 
 RECIPE, ABOUT = "recipe.yaml", "run.yaml"  # what a run writes of itself into its folder
+ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it
+CALLED_FROM = "DRAFTSMITH_CALLED_FROM"  # set by scripts/demo: the caller's folder, where it is another
 
 
 def say(text: str) -> None:
@@ -41,6 +43,36 @@ def announce(arguments: Sequence[str]) -> None:
     """Say what will run, before anything slow is imported; ranks of `draftsmith demo` leave it to that command."""
     if ANNOUNCED not in os.environ and ranks.is_main() and (text := announcement(arguments)) is not None:
         say(text)
+
+
+def announcement(arguments: Sequence[str]) -> str | None:
+    """A run's first lines: what runs, its time by the recipe's header, where its results will lie. None for a dry run,
+    and for what `load` will refuse.
+    """
+    try:
+        words = read_words(arguments)
+        output = str(resolved(words.written.tree)["output"])
+    except (UserError, KeyError):
+        return None
+    if words.options.dry_run:
+        return None
+    lines = words.written.path.read_text(encoding="utf-8").splitlines()
+    header = [line.lstrip("# ").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    time = re.search(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?)\b[^.;]*", " ".join(header))
+    said = [": ".join([words.name, *header[:1]])]
+    if time is not None and time[0] not in said[0]:
+        said.append(f"  {time[0]}")
+    if time is not None and words.options.stages is not None:
+        said.append(f"  of all stages; here only: {', '.join(words.options.stages)}")
+    begun = ", which goes on with what is there" if (Path(output) / ABOUT).is_file() else ""
+    return "\n".join([*said, f"  results: {shown_place(output)}{begun}; torch and DeepSpeed are loading"])
+
+
+def shown_place(output: str | Path) -> str:
+    """A folder of this process for whoever reads of it: whole where a script runs it from another folder than its
+    caller's (`scripts/demo`).
+    """
+    return str(Path.cwd() / output) if CALLED_FROM in os.environ else str(output)
 
 
 def typed(arguments: Sequence[str]) -> str:
@@ -68,14 +100,13 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .dry_run import check_models
     from .ending import ending
     from .plan import plan
-    from .preflight_parallel import check_parallel, check_places
+    from .preflight_models import check_placement
 
     recipe, options = loaded.recipe, loaded.options
     with blamed(loaded.written):
         check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
-        check_places(recipe, planned, options.stages)
-        check_parallel(recipe, planned, options.stages, dry_run=options.dry_run)
+        check_placement(recipe, planned, options.stages, dry_run=options.dry_run)
         for key, text in recipe.warnings():
             say(f"warning: {key}.{text}")
         if options.dry_run:
@@ -106,48 +137,24 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     words = [word for word in arguments if not word.lstrip("-").startswith("verbose=")]  # changes no result
     restart = pending_restart(planned, output, options.restart, words, say)
     if restart is not None:
-        ranks.on_main(_look_at_data, loaded, planned, command)
-    with _of_another(loaded, output):
-        ranks.on_main(check_stages, planned, output, options.stages, restart)
-    ranks.on_main(_refuse_missing, loaded, planned, command)
+        ranks.on_main(_check_data, loaded, planned, command, restart)
+    ranks.on_main(check_stages, planned, output, options.stages, restart)
+    if restart is None:
+        ranks.on_main(_check_data, loaded, planned, command, None)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
         hf_logging.disable_progress_bar()
     if makes:
         _write_provenance(loaded, output, command)
     run_stages(
-        planned,
-        context_maker(loaded, command),
-        output=output,
-        chosen=options.stages,
-        restart=restart,
-        say=say,
+        planned, context_maker(loaded, command), output=output, chosen=options.stages, restart=restart, say=say,
         words=words,
-    )
+    )  # fmt: skip
     ranks.leave(said=False)
-    if ranks.is_main() and (last := ending(recipe, loaded.path, options.stages or [*recipe.stages])):
+    ran = options.stages or [*recipe.stages]
+    if ranks.is_main() and (last := ending(recipe, loaded.path, ran, shown_place(output))):
         say(last)
     return 0
-
-
-@contextmanager
-def _of_another(loaded: Loaded, output: Path) -> Iterator[None]:
-    """Says first whose the folder is, where another recipe's run lies there: its settings differ in most keys, and
-    `restart=` would set that run aside.
-    """
-    try:
-        yield
-    except UserError as error:
-        about = output / ABOUT
-        known = read_yaml(about, JsonObject, hint="choose another output") if about.is_file() else {}
-        whose, own = str(known.get("recipe")), loaded.path.name
-        if not known or RECIPE in (whose, own) or whose == own:
-            raise
-        raise UserError(
-            f"this folder holds a run of {whose}, and this is {own}: {error.problem}", where=error.where,
-            hint="choose another output: output=FOLDER; or, to set that run aside: "
-            + (error.hint or "").removesuffix(", or choose another output"),
-        ) from error  # fmt: skip
 
 
 def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> int:
@@ -156,48 +163,35 @@ def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str]
 
     leave_at_once()
     say(dry_run(recipe, planned, stages))
-    large = does_not_fit(recipe, planned, stages)
-    if large:
+    if large := does_not_fit(recipe, planned, stages):
         say(f"does not fit the recipe's hardware: stage {', '.join(large)}")
     return FAULTS if large else OK
 
 
-def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) -> None:
-    """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
-    from ...trainers.run.run import is_done
-    from .preflight_data import missing_data
-    from .preflight_weights import weight_findings
-
-    for stage, context in looked_at(loaded, planned, command):
-        if is_done(stage, context.folder.parent):
-            continue
-        missing = missing_data(stage.name, stage.stage, context)
-        looked = weight_findings(stage.name, stage.stage, loaded.recipe)
-        for finding in (*missing, *(one for one in looked if one.level == "fault")):
-            raise UserError(finding.what, key=finding.subject,
-                            hint=f'{finding.hint}; or name the stages whose data is there: "stages=[...]"')  # fmt: skip
-
-
-def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> None:
-    """Raises `UserError` where data of the restarted stages is missing or broken: before results move aside.
-
-    A look indexes the data.
+def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restart: str | None) -> None:
+    """Raises `UserError` where data of a stage that would run is missing, or of a restarted one broken: before earlier
+    stages take hours, or results move aside. What restarted stages read is indexed.
     """
     from ...core.results import DONE, read_mark
+    from ...trainers.run.matching import is_done
     from ...trainers.run.restart import built_on
-    from .finding import any_fault
-    from .preflight_data import data_findings
+    from .preflight_data import data_findings, missing_data
+    from .preflight_models import weight_findings
 
-    restart = loaded.options.restart
-    assert restart is not None
     stale = built_on(planned, restart)
     for stage, context in looked_at(loaded, planned, command):
-        if stage.name not in stale:
+        findings = weight_findings(stage.name, stage.stage, loaded.recipe)
+        if stage.name in stale:
+            kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
+            findings += data_findings(stage, context, finished=kept, count=8)
+        elif is_done(stage, context.folder.parent):
             continue
-        kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
-        for finding in data_findings(stage, context, finished=kept, count=8):
-            if any_fault([finding]) or finding.is_absent:
-                raise UserError(f"restart={restart}: {finding.what}", key=finding.subject, hint=finding.hint)
+        else:
+            findings += missing_data(stage.name, stage.stage, context)
+        for finding in findings:
+            if finding.level == "fault" or (finding.is_absent and stage.name in stale):
+                hint = f'{finding.hint}; or name the stages whose data is there: "stages=[...]"'
+                raise UserError(finding.what, key=finding.subject, hint=hint)
 
 
 def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Iterator[tuple[Planned, Any]]:
@@ -224,28 +218,13 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     recipe = loaded.recipe
 
     def make_context(
-        stage: Planned,
-        folder: Path,
-        inputs: Mapping[str, Path],
-        stop: Stop | None = None,
-        line: StageLine | None = None,
+        stage: Planned, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None, line: Any = None
     ) -> Context:
         context = Context(
-            name=stage.name,
-            folder=folder,
-            seed=recipe.seed,
-            fingerprint=stage.fingerprint,
-            target=recipe.target,
-            drafter=recipe.drafter,
-            engine=recipe.engine,
-            tracking=recipe.tracking,
-            inputs=dict(inputs),
-            say=tell,
-            recipe=loaded.tree,
-            command=command,
-            stop=stop or Stop(),
+            stage.name, folder, recipe.seed, stage.fingerprint, recipe.target, recipe.drafter, recipe.engine,
+            recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(),
             progress=line or StageLine(stage.name),
-        )
+        )  # fmt: skip
         return context if stop is None else settled(context, stage)
 
     return make_context
@@ -255,34 +234,16 @@ def _refuse_foreign(output: Path) -> None:
     """Raises `UserError` where a `recipe.yaml` or `run.yaml` of somebody's own would be written over."""
     hint = "rename it, or choose another output: a run writes its whole recipe and its command there"
     about = output / ABOUT
-    if not about.exists():
-        # A run writes run.yaml first.
-        if (output / RECIPE).exists():
-            raise UserError("the output folder holds a recipe that no run wrote", where=str(output / RECIPE), hint=hint)
-        return
-    known = read_yaml(about, JsonObject, hint=hint)
-    if not {"command", "recipe"} <= set(known):
-        raise UserError("the output folder holds a file that no run wrote", where=str(about), hint=hint)
-
-
-def _tell_changed(code: JsonMapping, output: Path, stages: Iterable[str]) -> None:
-    """A warning for each class of another package whose package is another than when this run was started last. Like a
-    version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
-    """
-    from ...core.results import DONE, read_mark
-
-    before = output / ABOUT
-    recorded = object_at(read_yaml(before, JsonObject, hint=""), "code") if before.is_file() else None
-    begun = [name for name in stages if (output / name).is_dir() and read_mark(output / name / DONE) is None]
-    for kind, now in code.items():
-        if (recorded or {}).get(kind, now) != now:
-            goes_on = f"; begun with the old code and going on with the new: {', '.join(begun)}" if begun else ""
-            say(f"warning: the code of {kind} has changed since this run was started last; finished stages are not run "
-                f"again{goes_on}{'.' if begun else ':'} restart=STAGE makes a stage anew")  # fmt: skip
+    # A run writes run.yaml first.
+    foreign = output / RECIPE if not about.exists() and (output / RECIPE).exists() else None
+    if about.exists() and not {"command", "recipe"} <= set(read_yaml(about, JsonObject, hint=hint)):
+        foreign = about
+    if foreign is not None:
+        raise UserError("the output folder holds a file that no run wrote", where=str(foreign), hint=hint)
 
 
 def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
-    """The resolved recipe, the command, versions and git state, before anything else is written.
+    """The recipe as it is written, the command, versions and git state, before anything else is written.
 
     A publication holds what is written here: nothing of it may change from start to start of a command.
     """
@@ -291,12 +252,26 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     from .provenance import versions
 
     output.mkdir(parents=True, exist_ok=True)
-    name, before = loaded.path.name, output / ABOUT
-    if loaded.path.resolve() == (output / RECIPE).resolve() and before.is_file():  # its own: whose it was stays known
-        name = str(read_yaml(before, JsonObject, hint="").get("recipe", name))
+    before = read_yaml(output / ABOUT, JsonObject, hint="") if (output / ABOUT).is_file() else {}
+    name = loaded.path.name
+    if loaded.path.resolve() == (output / RECIPE).resolve():  # its own: whose it was stays known
+        name = str(before.get("recipe", name))
     about: JsonObject = {"command": command, "recipe": name, **versions()}
     if kinds := sorted({*kinds_within(loaded.recipe.model_dump(mode="json"))}):
         about["code"] = {kind: code_of(kind) for kind in kinds}
-        _tell_changed(about["code"], output, loaded.recipe.stages)
+        _warn_of_changes(about["code"], object_at(before, "code") or {}, output, loaded.recipe.stages)
     write_whole(output / ABOUT, yaml.safe_dump(about, sort_keys=False).encode())
     write_whole(output / RECIPE, yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())
+
+
+def _warn_of_changes(code: JsonMapping, before: JsonMapping, output: Path, stages: Iterable[str]) -> None:
+    """A warning for each class of another package whose package is another than when this run was started last. Like a
+    version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
+    """
+    from ...core.results import DONE, read_mark
+
+    begun = [name for name in stages if (output / name).is_dir() and read_mark(output / name / DONE) is None]
+    goes_on = f"; begun with the old code and going on with the new: {', '.join(begun)}." if begun else ":"
+    for kind in [kind for kind, now in code.items() if before.get(kind, now) != now]:
+        say(f"warning: the code of {kind} has changed since this run was started last; finished stages are not run "
+            f"again{goes_on} restart=STAGE makes a stage anew")  # fmt: skip

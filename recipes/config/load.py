@@ -6,7 +6,10 @@ allocated or written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +19,7 @@ from pydantic import ValidationError
 from ...core.errors import UserError, did_you_mean, shown_value
 from ...core.import_paths import ALLOW_IMPORT, NotImported
 from ...core.interpolation import resolved
-from ...core.json_types import Json, JsonObject, listed, object_at, walk
+from ...core.json_types import JsonObject, listed, object_at, walk
 from ...core.secrets import redact_argument
 from .files import (
     FOLDER,
@@ -25,7 +28,6 @@ from .files import (
     find_recipe,
     is_published,
     merge,
-    of_other_files,
     ordered,
     recipe_names,
     sources,
@@ -33,7 +35,6 @@ from .files import (
     with_bases,
 )
 from .messages import Written, blamed, readable
-from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .schema import Recipe
@@ -67,43 +68,63 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Words:
-    """A command's words as they were read, before the schema looks at them: (dotted key, text), and with its value."""
+    """A command's words as they were read, before the schema looks at them."""
 
     name: str
-    path: Path
-    tree: JsonObject
-    settings: list[tuple[str, str]]
     options: Options
-    overrides: list[tuple[str, Json]]
+    written: Written  # with the settings of the command line in its tree
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for garbage in here. torch and transformers make objects that all stay, and each search walks through
+    them again: a fifth of a dry run's time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def leave_at_once() -> None:
+    """At its exit Python searches for garbage once more, which takes as long as a third of the imports. A command that
+    has only read has nothing there that must end well.
+    """
+    atexit.register(gc.freeze)
 
 
 def read_words(arguments: Sequence[str]) -> Words:
     """`recipe=NAME key=value ...` without the schema, which brings torch. Raises `UserError`."""
-    pairs = [_pair(argument) for argument in arguments]
+    pairs = []
+    for argument in arguments:
+        key, sign, text = argument.partition("=")
+        key = key.lstrip("-")
+        if not sign or not all(key.split(".")):
+            shown = redact_argument(argument)
+            raise UserError(f"{shown!r} is not key=value", hint=setting_hint(shown))
+        pairs.append((key, text))
     names = [value for key, value in pairs if key == "recipe"]
-    if not names:
-        raise UserError("give one recipe", hint="recipe=NAME: draftsmith recipes lists them")
-    if len(names) > 1:
-        raise UserError(f"{len(names)} recipes: {' and '.join(map(shown_value, names))}", hint="name one")
+    if len(names) != 1:
+        problem = f"{len(names)} recipes: {' and '.join(map(shown_value, names))}" if names else "give one recipe"
+        raise UserError(problem, hint="recipe=NAME names one: draftsmith recipes lists them")
     path = find_recipe(names[0])
     tree = with_bases(path)
-    options, overrides = _options(pairs, tree)
-    return Words(names[0], path, tree, [pair for pair in pairs if pair[0] not in RUN_OPTIONS], options, overrides)
+    options = _options({key: value_of(key, text) for key, text in pairs if key in RUN_OPTIONS}, tree)
+    settings = [pair for pair in pairs if pair[0] not in RUN_OPTIONS]
+    return Words(names[0], options, Written(path, settings, _with_settings(tree, settings)))
 
 
 @uncollected()
 def load(arguments: list[str]) -> Loaded:
     """Read `recipe=NAME key=value ...`. The schema brings torch and transformers: a moment's wait."""
     words = read_words(arguments)
-    path, tree, options = words.path, words.tree, words.options
-    for key, value in words.overrides:  # before all others, since `question_end` may be said before `path`
-        _leave_other_files(tree, key, value)
-    for key, value in words.overrides:
-        _override(tree, key, value)
-    written = Written(path, words.settings, ordered(tree, Path("command line")))
-    published = any(is_published(place) for place, _ in sources(path))
+    written, options = words.written, words.options
+    published = any(is_published(place) for place, _ in sources(written.path))
     recipe = checked(written, imports=options.allow_import or not published)
-    return Loaded(recipe, written.tree, path, options, written)
+    return Loaded(recipe, written.tree, written.path, options, written)
 
 
 def checked(written: Written, *, imports: bool = True) -> Recipe:
@@ -116,38 +137,22 @@ def checked(written: Written, *, imports: bool = True) -> Recipe:
 
     with blamed(written):
         tree = resolved(written.tree)
-        _check_keys_and_numbers(tree)
+        for keys, value in walk(tree):  # those of inline configs are looked at nowhere else
+            key = ".".join(keys) or "the recipe"
+            for name in value if isinstance(value, dict) else ():
+                if not isinstance(name, str):
+                    raise UserError(
+                        f"{key} has the key {shown_value(name)}, which is no text", key=key, hint="quote it"
+                    )
+            if isinstance(value, int) and abs(value) > MOST:
+                raise UserError(f"{key} is a number beyond {MOST:,}", key=key, hint="write a smaller one")
         try:
-            recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
+            return Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
         except ValidationError as error:
             raise readable(error, tree, written) from error
         except NotImported as error:
             hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
             raise UserError(error.problem, where=str(written.path), hint=hint) from error
-    recipe.keep_written(written.tree)
-    return recipe
-
-
-def _check_keys_and_numbers(tree: JsonObject) -> None:
-    """Raises `UserError` for a key that is no text and a number that nothing counts to; inline configs are checked
-    nowhere else.
-    """
-    for keys, value in walk(tree):
-        key = ".".join(keys) or "the recipe"
-        for name in value if isinstance(value, dict) else ():
-            if not isinstance(name, str):
-                raise UserError(f"{key} has the key {shown_value(name)}, which is no text", key=key, hint="quote it")
-        if isinstance(value, int) and abs(value) > MOST:
-            raise UserError(f"{key} is a number beyond {MOST:,}", key=key, hint="write a smaller one")
-
-
-def _pair(argument: str) -> tuple[str, str]:
-    key, sign, value = argument.partition("=")
-    key = key.lstrip("-")
-    if not sign or not all(key.split(".")):
-        shown = redact_argument(argument)
-        raise UserError(f"{shown!r} is not key=value", hint=setting_hint(shown))
-    return key, value
 
 
 def setting_hint(word: str) -> str:
@@ -161,62 +166,36 @@ def setting_hint(word: str) -> str:
     return f"write {meant if meant in RUN_OPTIONS else name}=VALUE without blanks, or in quotes"
 
 
-def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, list[tuple[str, object]]]:
-    values: JsonObject = {}
-    overrides = []
-    for key, text in pairs:
-        value = value_of(key, text)
-        if key in RUN_OPTIONS:
-            values[key] = value
-        elif (first := key.partition(".")[0]) not in KEYS:
-            hint = did_you_mean(first, [*KEYS, *RUN_OPTIONS])
-            raise UserError(
-                f"unknown key {first}", where=f"command line: {redact_argument(f'{key}={text}')}", hint=hint
-            )
-        else:
-            overrides.append((key, value))
+def _options(values: JsonObject, tree: JsonObject) -> Options:
+    """The options among a command's words; `tree` is that of the recipe's files."""
     known = list(object_at(tree, "stages") or {})
-    stages = values.get("stages")
-    if stages is not None:
-        chosen = [str(s) if isinstance(s, int) else s for s in listed(stages)]
-        for stage in chosen:
-            _known_stage(stage, known, "stages")
-        if not chosen:
-            raise UserError('"stages=[]" names no stage', hint="leave it out for all of them, or name some")
-        stages = tuple(chosen)
+    stages = None if values.get("stages") is None else [str(s) for s in listed(values["stages"])]
+    if stages == []:
+        raise UserError('"stages=[]" names no stage', hint="leave it out for all of them, or name some")
     restart = values.get("restart")
-    if restart is not None:
-        _known_stage(restart, known, "restart")
+    for option, names in {"stages": stages or [], "restart": [] if restart is None else [restart]}.items():
+        for shown in [shown_value(name) for name in names if name not in known]:
+            is_list = "," in shown and option == "stages"
+            raise UserError(f"{option} names {shown!r}, which is no stage of this recipe",
+                            where=f"command line: {option}={shown}",
+                            hint=f'write "stages=[{shown}]"' if is_list else did_you_mean(shown, known))  # fmt: skip
     switches = {key: values.get(key, False) for key in ("dry_run", "verbose", "allow_import")}
     for key, switch in switches.items():
         if not isinstance(switch, bool):
             raise UserError(f"{key}={switch!r} is neither true nor false", hint=f"{key}=true")
-    return Options(stages, restart, **switches), overrides
+    return Options(None if stages is None else tuple(stages), restart, **switches)
 
 
-def _known_stage(stage: object, known: list[str], option: str) -> None:
-    if stage not in known:
-        said = shown_value(stage)
-        hint = f'write "stages=[{said}]"' if "," in said and option == "stages" else did_you_mean(said, known)
-        raise UserError(f"{option} names {said!r}, which is no stage of this recipe", hint=hint,
-                        where=f"command line: {option}={said}")  # fmt: skip
-
-
-def _leave_other_files(tree: JsonObject, key: str, value: object) -> None:
-    """Takes away what belongs to the files of the data section that `key` is in, if it names others."""
-    *path, last = key.split(".")
-    section = object_at(tree, *path) or {}
-    for gone in of_other_files(section, {last: value}):
-        section.pop(gone, None)
-
-
-def _override(tree: JsonObject, key: str, value: object) -> None:
-    *path, last = key.split(".")
-    section: Json = tree
-    for part in path:
-        if object_at(section, part) is None:
-            section[part] = {}
-        section = section[part]
-    if last == "kind" and section.get("kind") not in (None, value):
-        section.clear()
-    section[last] = merge({last: section.get(last)}, {last: value})[last]
+def _with_settings(tree: JsonObject, settings: Sequence[tuple[str, str]]) -> JsonObject:
+    """The tree with `a.b=1` of the command line over it, one after another."""
+    # Other files take `question_end` away (`merge`), wherever on the command line it stands.
+    for key, text in sorted(settings, key=lambda setting: setting[0].endswith(".question_end")):
+        first, *_ = places = key.split(".")
+        if first not in KEYS:
+            where = f"command line: {redact_argument(f'{key}={text}')}"
+            raise UserError(f"unknown key {first}", where=where, hint=did_you_mean(first, [*KEYS, *RUN_OPTIONS]))
+        value = value_of(key, text)
+        for part in reversed(places):
+            value = {part: value}
+        tree = merge(tree, value)
+    return ordered(tree, Path("command line"))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ...core.errors import Refused, UserError, did_you_mean, nearest, shown_value
 from ...core.json_types import JsonObject, object_at, parts
-from ...core.secrets import as_written, redact_argument, redact_tree, variables_of
+from ...core.secrets import redact_argument, redact_tree
 from .files import KEYS
 
 _MOST = 8  # problems that a message names
@@ -70,44 +70,43 @@ def readable(error: ValidationError, tree: JsonObject, written: Written) -> User
     """
     errors = error.errors(include_url=False)
     # Of a key that takes a word or a section, what is wrong with a section says more than that it is no word.
-    problems = [
-        one for one in errors if not (one["type"].endswith("_type") and isinstance(one["input"], dict))
-    ] or errors
-    said = [_said(problem, tree, written) for problem in problems[:_MOST]]
+    problems = [p for p in errors if not (p["type"].endswith("_type") and isinstance(p["input"], dict))] or errors
     keys: dict[str, list[str]] = {}  # of each text: one slip may stand at several
-    for key, text, _ in said:
+    hints: dict[str, None] = {}
+    for problem in problems[:_MOST]:
+        key, text, hint = _said(problem, tree)
         keys.setdefault(text, []).append(key)
+        hints |= {hint: None} if hint else {}
     lines = [f"{', '.join(those) or 'the recipe'}: {text}" for text, those in keys.items()]
-    more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+    lines += [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
     return UserError(
-        _cut("; ".join([*lines, *more])),
-        where="; ".join(dict.fromkeys(written.place(key) for key, _, _ in said)),
-        hint=_cut("; ".join(dict.fromkeys(hint for *_, hint in said if hint)))
-        or "write another value; draftsmith show NAME prints every key of the recipe",
+        _cut("; ".join(lines)),
+        where="; ".join(dict.fromkeys(written.place(key) for those in keys.values() for key in those)),
+        hint=_cut("; ".join(hints)) or "write another value; draftsmith show NAME prints every key of the recipe",
     )
 
 
-def _said(problem: Any, tree: JsonObject, written: Written) -> tuple[str, str, str | None]:
+def _said(problem: Any, tree: JsonObject) -> tuple[str, str, str | None]:
     """One problem: its key, what is wrong, and what to do."""
-    key, context = _key(problem["loc"], tree, problem["type"] == "missing"), problem.get("ctx", {})
-    match problem["type"]:
+    kind, context = problem["type"], problem.get("ctx", {})
+    key, message = _key(problem["loc"], tree, kind == "missing"), problem["msg"]
+    match kind:
         case "value_error" if isinstance(refused := context["error"], Refused):
-            key = ".".join(part for part in (key, refused.key) if part)
-            return key, refused.problem, refused.hint
+            return ".".join(part for part in (key, refused.key) if part), refused.problem, refused.hint
+        case "value_error":
+            message = str(context["error"])
         case "missing":
             return key, "is missing", None
         case "union_tag_invalid":
             kinds = re.findall(r"'([^']*)'", context["expected_tags"])
-            hint = did_you_mean(shown_value(context["tag"]), kinds)
-            return f"{key}.kind", problem["msg"], hint
+            return f"{key}.kind", message, did_you_mean(shown_value(context["tag"]), kinds)
         case "union_tag_not_found":
             *above, name = key.split(".")
             near = nearest(name, [other for other in object_at(tree, *above) or {} if other != name], 1)
             meant = "".join(f"did you mean {'.'.join([*above, other])}? " for other in near)
             return key, "its kind is missing", f"{meant}a new one says its kind"
-    message = str(context["error"]) if problem["type"] == "value_error" else problem["msg"]
-    value = as_written(redact_tree(problem["input"]), variables_of(written.tree))
     # Of a whole section the message says enough.
+    value = redact_tree(problem["input"])
     shown = "" if object_at(value) is not None else f" (found {shown_value(repr(value))})"
     return key, f"{message[0].lower()}{message[1:]}{shown}", None
 

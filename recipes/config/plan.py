@@ -18,8 +18,8 @@ from ...core.weights_identity import weights_identity
 from ...data.records.mixture import identities
 from ...data.records.records import file_identity
 from ...data.records.tars import expand_paths
+from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, suite_identity
-from ...data.suites.turn_sets import TURN_SETS
 from ...models.folders import shipped_folder
 from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED, named_weights
 from ...trainers.run.stage import Planned, Stage
@@ -37,23 +37,25 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         inputs: dict[str, str] = {}
         earlier = {p.name: p for p in planned}
         for thing, wanted in stage.needs().items():
-            maker = _maker(planned, thing, wanted, name, recipe, path, _planned(inputs, earlier))
-            if maker is not None:
+            taken = {thing: earlier[maker] for thing, maker in inputs.items()}
+            if (maker := _maker(planned, thing, wanted, name, recipe, path, taken)) is not None:
                 inputs[thing] = maker
         for thing in sorted(stage.uses()):
-            makers = _makers(planned, thing)
-            misfits = stage.misfits(thing, makers, _planned(inputs, earlier))
+            makers = [p for p in planned if thing in p.stage.makes()]
+            misfits = stage.misfits(thing, makers, {thing: earlier[maker] for thing, maker in inputs.items()})
             if fitting := [maker.name for maker in makers if maker.name not in misfits]:
                 inputs.setdefault(thing, fitting[-1])
-        inputs |= _beside_target(inputs, earlier)
+        if "target" in inputs:
+            inputs |= _beside_target(earlier[inputs["target"]], inputs)
         _check_written(name, stage, earlier, path)
         settings = _settings(recipe, name, inputs, planned)
-        fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
+        # Two paths that look like keys are stored as equal text: what is hidden when settings are stored has a hash.
+        compared = {key: value for key, value in settings.items() if key not in RULED}
         usual = f"trains the {stage.trained}" if isinstance(stage, TrainStage) else stage.usual_purpose
         planned.append(
             Planned(
-                name, stage, inputs, fingerprint, recipe, earlier, stored,
+                name, stage, inputs, _hash(settings), recipe, earlier,
+                redact_tree(settings) | {HIDDEN: _hash(compared)},
                 purpose=stage.about or usual,
                 own_target=stage.target if isinstance(stage, EvaluateStage) else None,
                 is_small_net=isinstance(stage, TrainCodes) and stage.is_small_net,
@@ -62,17 +64,14 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
     return planned
 
 
-def _planned(inputs: Mapping[str, str], earlier: Mapping[str, Planned]) -> dict[str, Planned]:
-    return {thing: earlier[maker] for thing, maker in inputs.items()}
+def _hash(settings: JsonObject) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def _beside_target(inputs: Mapping[str, str], earlier: Mapping[str, Planned]) -> dict[str, str]:
+def _beside_target(trained: Planned, inputs: Mapping[str, str]) -> dict[str, str]:
     """What belongs to a target that a stage trained, where a later stage made another: the processor or text encoder
     that it was trained with, and the tokenizer of the pictures whose codes it learned.
     """
-    if "target" not in inputs:
-        return {}
-    trained = earlier[inputs["target"]]
     codes = trained.maker("codes")
     own = {"processor": trained.inputs.get("processor"), "vq": None if codes is None else codes.inputs.get("vq")}
     if "text" in trained.stage.makes():
@@ -80,53 +79,49 @@ def _beside_target(inputs: Mapping[str, str], earlier: Mapping[str, Planned]) ->
     return {thing: maker for thing, maker in own.items() if maker is not None and thing in inputs}
 
 
-def _makers(earlier: list[Planned], thing: str) -> list[Planned]:
-    return [p for p in earlier if thing in p.stage.makes()]
-
-
 def _maker(
-    earlier: list[Planned], thing: str, wanted: str | None, name: str, recipe: Recipe, path: Path,
+    earlier: list[Planned], needed: str, wanted: str | None, name: str, recipe: Recipe, path: Path,
     inputs: Mapping[str, Planned],
 ) -> str | None:  # fmt: skip
-    """The stage that is named, or the latest of those that `Stage.misfits` leaves."""
-    stage = recipe.stages[name]
-    # "drafter/finetune": one of several things of a kind.
-    named, thing = thing, thing.split("/")[0]
-    misfits = stage.misfits(named, _makers(earlier, thing), inputs)
-    makers = [p.name for p in _makers(earlier, thing)]
+    """The stage that is named, or the latest of those that `Stage.misfits` leaves.
+
+    Args:
+        needed: `drafter/finetune` is one of several things of a kind.
+    """
+    stage, thing = recipe.stages[name], needed.split("/")[0]
+    planned = [p for p in earlier if thing in p.stage.makes()]
+    misfits = stage.misfits(needed, planned, inputs)
+    makers = [p.name for p in planned]
     fitting = [maker for maker in makers if maker not in misfits]
-
-    def refuse(problem: str, hint: str | None) -> UserError:
-        return UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
-
-    if wanted is not None:
-        taken = f"takes its {thing} from {wanted!r},"
+    if wanted in fitting:
+        return wanted
+    if wanted is None:
+        if fitting:
+            return fitting[-1]
+        if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
+            return None
+        outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
+        problem = f"needs a {thing} and no earlier stage makes one"
+        hint: str | None = f"put the stage that makes it before this one{outside}"
+        if makers:
+            reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
+            problem = f"needs a {thing}, and none of the earlier stages' is it: {reasons}"
+            hint = "name it (from: STAGE, or a method's drafter: STAGE), or put one that fits before this stage"
+    else:
         names = [p.name for p in earlier]
         if wanted in misfits:
-            instead = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
-            raise refuse(f"{taken} which {misfits[wanted]}", instead)
-        if wanted in makers:
-            return wanted
-        if wanted in names:
-            raise refuse(f"{taken} which makes none", did_you_mean(wanted, makers))
-        if wanted in recipe.stages and wanted != name:
-            hint = "stages run in the order written, and those that a recipe adds run last: `order` lists all of them"
-            raise refuse(f"{taken} which runs later", f"{hint} in another order, or give what reads {wanted!r} a stage "
-                         "of its own")  # fmt: skip
-        drafted = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
-        others = [other for other in drafted if other != wanted]
-        raise refuse(f"{taken} which is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)]))
-    if fitting:
-        return fitting[-1]
-    if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
-        return None
-    if makers:
-        reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
-        hint = "name it (from: STAGE, or a method's drafter: STAGE), or put one that fits before this stage"
-        raise refuse(f"needs a {thing}, and none of the earlier stages' is it: {reasons}", hint)
-    outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
-    hint = f"put the stage that makes it before this one{outside}"
-    raise refuse(f"needs a {thing} and no earlier stage makes one", hint)
+            why = misfits[wanted]
+            hint = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
+        elif wanted in names:
+            why, hint = "makes none", did_you_mean(wanted, makers)
+        elif wanted in recipe.stages and wanted != name:
+            why, hint = "runs later", f"list all stages in `order`, or give what reads {wanted!r} a stage of its own"
+        else:
+            drafted = isinstance(stage, EvaluateStage) and thing == "drafter"
+            others = [other for other in (*stage.methods, *stage.drafters) if other != wanted] if drafted else []
+            why, hint = "is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)])
+        problem = f"takes its {thing} from {wanted!r}, which {why}"
+    raise UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
 
 
 def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: Path) -> None:
@@ -185,12 +180,6 @@ def _without_places(section: object) -> Json:
     return section
 
 
-def _as_written(settings: JsonObject) -> str:
-    """Hash of what is hidden when settings are stored: two paths that look like keys are stored as equal text."""
-    written = {key: value for key, value in settings.items() if key not in RULED}
-    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
-
-
 def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str, str]:
     """Dotted key -> identity of the weights or the file that a setting names by its path: `target.path`, a member's.
 
@@ -216,10 +205,20 @@ def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str
 
 
 def _data_identity(section: object) -> list[str]:
-    """Content of the files on disk that a stage reads; what another stage wrote is covered by its fingerprint."""
+    """Content of the files on disk that a stage reads; what another stage wrote is covered by its fingerprint. Folders
+    of pictures count by their settings: reading all takes hours.
+    """
     held = object_at(section) or {}
     if held.get("kind") == "encode" and held["from_stage"] is None:
-        return _source_identity(held["source"])
+        source = held["source"]
+        if source["kind"] == "coco":
+            return [_path_identity(Path(source["annotations"]))]
+        try:
+            return (
+                [file_identity(path) for path in expand_paths(source["path"])] if source["kind"] == "webdataset" else []
+            )
+        except UserError:
+            return [ABSENT]  # a dry run needs no data; the stage itself says what is missing
     if {"path", "from_stage"} <= held.keys():
         names = [] if held["from_stage"] is not None else listed(held["path"])
         folders = any(Path(name).is_dir() for name in names if text_at(name) is not None)  # of benchmark sets
@@ -239,15 +238,3 @@ def _path_identity(path: Path) -> str:
         return hashlib.sha256("/".join(map(file_identity, files)).encode()).hexdigest()
     path = path / "manifest.json" if path.is_dir() else path
     return file_identity(path) if path.is_file() else ABSENT
-
-
-def _source_identity(source: JsonObject) -> list[str]:
-    """Hash tars, and annotations of MS-COCO. Folders of pictures count by their settings: reading all takes hours."""
-    if source["kind"] == "coco":
-        return [_path_identity(Path(source["annotations"]))]
-    if source["kind"] != "webdataset":
-        return []
-    try:
-        return [file_identity(path) for path in expand_paths(source["path"])]
-    except UserError:
-        return [ABSENT]  # a dry run needs no data; the stage itself says what is missing

@@ -4,17 +4,19 @@ the meta device, where nothing is computed and shapes are compared.
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import numpy as np
 import torch
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...core.batch import TEXT, Batch, Request
 from ...core.errors import UserError, counted, first_line
@@ -27,14 +29,14 @@ from ...data.sources import answered
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.plain_module import ShapeAlone
 from ...models.targets.base import Taps
-from ...models.targets.generators import language_section
 from ...models.targets.load import target_config
 from ...models.targets.sizes import empty_model
-from ...models.targets.table import family_of, training_of
+from ...models.targets.table import family_of, language_section, training_of
 from ...trainers.estimate.counted import META, most_bytes
 from ...trainers.estimate.models import target_shape
 from ...trainers.estimate.train_memory import synthetic_batch
-from ...trainers.estimate.train_stage import model_of
+from ...trainers.estimate.train_stage import lvlm_of
+from ...trainers.run.context import Context
 from ...trainers.run.stage import Planned, WholeRecipe
 from ...trainers.train.preflight import render
 from ...trainers.train.settings import RecordsSettings, StatesSettings
@@ -43,6 +45,8 @@ from .finding import Finding, fault, ok, tried, warning
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]  # files of a target that say how records are encoded
+TOLERANCE = 0.05  # of the declared number of records
 SHOWN_IDS = 1200  # characters of a rendered sample
 _LENGTH = 2048  # ids of the batch that a model without records is run over: a picture of every family fits
 _CURE = "use the tokenizer and image processor that belong to these weights, or fix the config's sizes"
@@ -50,23 +54,42 @@ _CURE = "use the tokenizer and image processor that belong to these weights, or 
 
 @dataclass(frozen=True)
 class DataSection:
-    """A data section inside a stage: records of conversations, or what the classes of `preflight_data.py` have."""
+    """A data section inside a stage: conversations, captioned pictures, prompts of pictures, or benchmark sets.
+
+    Args:
+        form: the prompt format around it.
+        maker: the stage that writes what it names.
+        learned: each record has to bring an answer.
+        is_suite: a directory of benchmark sets, or the published ones.
+        published: the set of conversations whose own files stand in the place of a directory.
+    """
 
     key: str
     section: Any
-    form: Any = None  # the prompt format around it, or None
-    maker: str | None = None  # the stage that writes what it names
-    learned: bool = False  # each record has to bring an answer
+    form: Any = None
+    maker: str | None = None
+    learned: bool = False
+    is_suite: bool = False
+    published: str | None = None
 
 
-def sample_findings(
-    subject: str, data: DataSection, files: list[Name], plan: Planned, processor: Processor, count: int
-) -> tuple[int, list[Finding]]:
+def records_findings(
+    subject: str, data: DataSection, files: list[Name], plan: Planned, context: Context, finished: set[str], count: int
+) -> list[Finding]:
     """How many records can be used, what they become, and whether the stage's model takes one of each kind.
 
     Args:
+        finished: things whose stage has finished.
         count: records that are read, spread over all; those of each kind come in addition.
+
+    Raises:
+        UserError: the processor's files are here and cannot be used, or the records stop at one (`on_error: strict`).
     """
+    if "processor" in context.inputs and "processor" not in finished:
+        return [ok(subject, "on disk, not read: the stage that makes the processor has not run")]
+    if "processor" not in context.inputs and (why := _fetched(str(context.target.path), context.target.revision)):
+        return [ok(subject, f"on disk, not read: {why}")]
+    processor = context.processor_of(dict(plan.stage).get("model", "drafter"))
     read, ids, supervised, largest, kinds = 0, 0, 0, -1, dict[int, Sample]()
     with tempfile.TemporaryDirectory() as cache:
         dataset = ConversationDataset(
@@ -90,36 +113,45 @@ def sample_findings(
     about = f"{counted(usable, 'usable record')}, {read} read, usable share {share:.0%}"
     if end := data.section.question_end:
         about += f"; each question ends with {end!r} (question_end, which null takes away)"
-    why = reasons(listed)
+    # Each reason once: those that differ in their numbers alone count together.
+    sums, first = Counter[str](), dict[str, str]()
+    for reason, number in listed.reasons.items():
+        sums[kind := re.sub(r"\d[\d,.]*", "#", reason)] += number
+        first.setdefault(kind, reason)
+    why = "; ".join(f"{number} times {first[kind]}" for kind, number in sums.most_common())
     if not kept:
         use = "learned from" if data.learned else "asked"
-        return usable, [fault(subject, f"{about}: none can be {use}: {why}", "fix the records")]
+        return [fault(subject, f"{about}: none can be {use}: {why}", "fix the records")]
     shown = render(next(iter(kinds.values())), processor)
     shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
     part = f"{supervised / kept:,.0f} of them supervised\n  [[ ]]" if data.learned else "up to the answer\n  prompt"
     about += f": {ids / kept:,.0f} ids each, {part}: {shown}"
-    finding = ok(subject, about)
+    findings = [ok(subject, about)]
     if listed != Listed():
-        finding = warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
-                          "fix them, or set on_error: strict to stop at the first")  # fmt: skip
-    forward = _forward_of(plan, data)
-    if forward is None:
-        return usable, [finding]
-    samples = list(kinds.values()) if forward.viewed is None else [forward.viewed(sample) for sample in kinds.values()]
-    batches = [collate([sample], pad_id=processor.pad_id, image_size=processor.image_size) for sample in samples]
-    passed = tried(f"forward of {subject}", lambda: forward(batches, largest), _CURE)
-    return usable, [finding, passed]
+        about = f"{listed} ({why or 'see ids and over_length'}); {about}"
+        findings = [warning(subject, about, "fix them, or set on_error: strict to stop at the first")]
+    if not plan.recipe.target.draws_images:
+        look = functools.partial(_stage_forward, data, plan, processor, list(kinds.values()), largest)
+        findings.append(tried(f"forward of {subject}", look, _CURE))
+    expected = dict(plan.stage).get("expected") if data.key == "data" else None
+    if expected is not None and abs(usable - expected.samples) > TOLERANCE * expected.samples:
+        key = subject.removesuffix("data") + "expected.samples"
+        problem = f"the recipe declares {expected.samples:,} records, and the data has {usable:,}"
+        findings.append(warning(key, problem, f"look whether its files are whole; for other data set {key}={usable}"))
+    return findings
 
 
-def reasons(listed: Listed) -> str:
-    """Why records were left out, each reason once: those that differ in their numbers alone count together."""
-    sums: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    for reason, number in listed.reasons.items():
-        kind = re.sub(r"\d[\d,.]*", "#", reason)
-        sums[kind] += number
-        first.setdefault(kind, reason)
-    return "; ".join(f"{number} times {first[kind]}" for kind, number in sums.most_common())
+@functools.lru_cache(8)
+def _fetched(name: str, revision: str | None) -> str:
+    """Fetches a target's small files where they are not on this machine. Returns why they are not, or nothing."""
+    if Path(name).is_dir():
+        return ""
+    try:
+        huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=SMALL)
+    except (OSError, HFValidationError, HfHubHTTPError) as error:
+        fetch = f"hf download {name} --include {' '.join(map(repr, SMALL))}"
+        return f"the tokenizer and configs of {name} are not here: {fetch} ({first_line(error)})"
+    return ""
 
 
 def _prompt(dataset: ConversationDataset, index: int, data: DataSection) -> Sample | None:
@@ -150,35 +182,22 @@ def model_findings(recipe: WholeRecipe) -> list[Finding]:
         return training_of(model, (), gradient_checkpointing=False).hidden_states(batch)
 
     def look(config: PreTrainedConfig) -> str:
-        return _Forward(config, train)([synthetic_batch(config, 1, _LENGTH)], 0)
+        return _forward(config, train, [synthetic_batch(config, 1, _LENGTH)], 0)
 
-    return [tried(f"forward of {key}", partial(look, config), _CURE) for key, config in configs.items()]
+    return [tried(f"forward of {key}", functools.partial(look, config), _CURE) for key, config in configs.items()]
 
 
-def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
-    """The forward of a stage over the records of one of its sections; None: no language model reads them."""
-    recipe, stage = plan.recipe, plan.stage
-    if recipe.target.draws_images:
-        return None
-    if isinstance(stage, RecordsSettings):
-        config = model_of(plan)
-
-        def train(model: Any, batch: Batch) -> object:
-            module = training_of(model, stage.trainable, gradient_checkpointing=False, lora=stage.lora)
-            return module.scores(module.hidden_states(batch))
-
-        return _Forward(config, train)
-    own = plan.own_target
+def _stage_forward(data: DataSection, plan: Planned, processor: Processor, samples: list[Sample], largest: int) -> str:
+    """`_forward` of a stage's own model over one record of each kind."""
+    recipe, stage, own = plan.recipe, plan.stage, plan.own_target
     section = language_section(own or recipe.target)
-    config = target_shape(recipe) if own is None else target_config(section, None, network=False)
 
     def target_of(model: Any) -> Any:
-        return section.target(model, num_token_ids=config.get_text_config().vocab_size, image_token_id=None)
+        return section.target(model, num_token_ids=model.config.get_text_config().vocab_size, image_token_id=None)
 
-    def viewed(sample: Sample) -> Sample:  # a target of single tiles takes the further ones of a request away
-        modality = torch.tensor(sample.modality, dtype=torch.int8)
-        request = Request(torch.tensor(sample.ids), modality, sample.pixels, sample.sample_id, sample.pictures)
-        return answered(target_of(empty_model(config)).view(request), [], sample.sample_id)
+    def train(model: Any, batch: Batch) -> object:
+        module = training_of(model, stage.trainable, gradient_checkpointing=False, lora=stage.lora)
+        return module.scores(module.hidden_states(batch))
 
     def read(model: Any, batch: Batch) -> object:
         target = target_of(model)
@@ -191,65 +210,63 @@ def _forward_of(plan: Planned, data: DataSection) -> _Forward | None:
         training = head.training_objective(module, alone, stage.objective)
         return training.eval()(batch, replace(states, positions=batch.positions))
 
-    return _Forward(config, read, None if data.learned else viewed)
+    trains = isinstance(stage, RecordsSettings)
+    if trains:
+        config = lvlm_of(plan)[0]
+    else:
+        config = target_shape(recipe) if own is None else target_config(section, None, network=False)
+        target = target_of(empty_model(config))
+        for number, one in enumerate(samples if not data.learned else ()):
+            # A target of single tiles takes the further ones of a request away.
+            modality = torch.tensor(one.modality, dtype=torch.int8)
+            request = Request(torch.tensor(one.ids), modality, one.pixels, one.sample_id, one.pictures)
+            samples[number] = answered(target.view(request), [], one.sample_id)
+    batches = [collate([one], pad_id=processor.pad_id, image_size=processor.image_size) for one in samples]
+    return _forward(config, train if trains else read, batches, largest)
 
 
-class _Forward:
-    """Runs batches through a model of `config` without weights.
+def _forward(
+    config: PreTrainedConfig, run: Callable[[Any, Batch], object], batches: Sequence[Batch], largest: int
+) -> str:
+    """Runs batches through a model without weights. Returns what was compared.
 
     Args:
-        run: model and batch -> what the stage computes of it.
-        viewed: request -> the same as the target reads it; None: samples are read as the data cuts them.
+        run: model and batch -> what a stage computes of it.
+        largest: id of all records that were read.
+
+    Raises:
+        UserError: an id has no row, pictures have another number of tokens than places, or the pass fails.
     """
+    text = config.get_text_config()
+    heads, groups = text.num_attention_heads, text.num_key_value_heads
+    if heads % groups:  # kernels without values do not compare them
+        raise UserError(f"{heads} attention heads are no multiple of {groups} (num_key_value_heads)", hint=_CURE)
+    name, model = "", empty_model(config, torch.bfloat16)
+    tables = model.get_input_embeddings(), model.get_output_embeddings()
+    rows = min(len(table.get_parameter("weight")) for table in tables if table is not None)
+    if largest >= rows:
+        raise UserError(f"records have the id {largest:,}, and the model's tables have {rows:,} rows",
+                        hint="use the tokenizer of these weights, or give added tokens rows")  # fmt: skip
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        run: Callable[[Any, Batch], object],
-        viewed: Callable[[Sample], Sample] | None = None,
-    ):
-        self.config, self.run, self.viewed = config, run, viewed
-
-    def __call__(self, batches: Sequence[Batch], largest: int) -> str:
-        """Returns what was compared.
-
-        Args:
-            largest: id of all records that were read.
-
-        Raises:
-            UserError: an id has no row, pictures have another number of tokens than places, or the pass fails.
-        """
-        text = self.config.get_text_config()
-        heads, groups = text.num_attention_heads, text.num_key_value_heads
-        if heads % groups:  # kernels without values do not compare them
-            raise UserError(f"{heads} attention heads are no multiple of {groups} (num_key_value_heads)", hint=_CURE)
-        name, model = "", empty_model(self.config, torch.bfloat16)
-        tables = model.get_input_embeddings(), model.get_output_embeddings()
-        rows = min(len(table.get_parameter("weight")) for table in tables if table is not None)
-        if largest >= rows:
-            raise UserError(f"records have the id {largest:,}, and the model's tables have {rows:,} rows",
-                            hint="use the tokenizer of these weights, or give added tokens rows")  # fmt: skip
-        try:
-            decoder = family_of(self.config).decoder(model, num_token_ids=rows)
-            for batch in batches:
-                name = f" over {batch.sample_ids[0]}" if batch.sample_ids[0] else ""
-                most_bytes(partial(self._pass, model, decoder, batch.to(META)))
-        except UserError:
-            raise
-        except Exception as error:  # shapes that do not fit raise anything
-            raise UserError(f"the model's pass{name} fails: {type(error).__name__}: {first_line(error)}") from error
-        what = counted(len(batches), "kind") + f" of record, ids up to {largest:,}" if largest else "text with pictures"
-        return f"{what} through {self.config.model_type} of {rows:,} ids, without weights"
-
-    def _pass(self, model: Any, decoder: Any, batch: Batch) -> object:
+    def one_batch(batch: Batch) -> object:
         shown = int((batch.on_host("modality") != TEXT).sum())
-        if shown:
-            assert batch.pixels is not None
-            given = decoder.num_features(batch.pixels, batch.pictures)
-            if given != shown:
-                raise UserError(
-                    f"the processor writes {shown} tokens for the pictures of {batch.sample_ids[0] or 'a row'}, and "
-                    f"the vision tower gives {given}",
-                    hint="use the processor of this tower: patch_size and crop_size must be the tower's",
-                )  # fmt: skip
-        return self.run(model, batch)
+        given = decoder.num_features(batch.pixels, batch.pictures) if shown else 0
+        if given != shown:  # nor these
+            raise UserError(
+                f"the processor writes {shown} tokens for the pictures of {batch.sample_ids[0] or 'a row'}, and "
+                f"the vision tower gives {given}",
+                hint="use the processor of this tower: patch_size and crop_size must be the tower's",
+            )  # fmt: skip
+        return run(model, batch)
+
+    try:
+        decoder = family_of(config).decoder(model, num_token_ids=rows)
+        for batch in batches:
+            name = f" over {batch.sample_ids[0]}" if batch.sample_ids[0] else ""
+            most_bytes(functools.partial(one_batch, batch.to(META)))
+    except UserError:
+        raise
+    except Exception as error:  # shapes that do not fit raise anything
+        raise UserError(f"the model's pass{name} fails: {type(error).__name__}: {first_line(error)}") from error
+    what = counted(len(batches), "kind") + f" of record, ids up to {largest:,}" if largest else "text with pictures"
+    return f"{what} through {config.model_type} of {rows:,} ids, without weights"

@@ -5,28 +5,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    SerializeAsAny,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from ...core.errors import Refused, UserError, nearest
 from ...core.fields import Place, Seed, file_name
 from ...core.import_paths import OUTSIDE
-from ...core.json_types import JsonObject, object_at, text_at, walk
-from ...core.secrets import as_written, variables_of, written_over
+from ...core.json_types import JsonObject, object_at
 from ...core.section import Section, kinds, sections, within, written_kind
 from ...core.tracking import TrackingConfig
 from ...data.captioned.prompts import PromptSource
 from ...models.drafters import DRAFTER, AnyDrafter
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
-from ...models.targets.generators import AnyTarget
-from ...models.targets.table import REFUSED
+from ...models.targets.table import REFUSED, AnyTarget
 from ...trainers.run.context import EngineConfig
 from ...trainers.run.hardware import Hardware
 from ...trainers.run.stage import Stage
@@ -79,7 +69,6 @@ class Recipe(Section):
     seed: Seed = 0
     # Folder of the run: one folder in it for each stage.
     output: Place
-    _tree: Any = PrivateAttr(None)
 
     @field_validator("target", mode="before")
     @classmethod
@@ -115,19 +104,8 @@ class Recipe(Section):
         if (stages := object_at(value)) is not None:
             drafter = info.data["drafter"]
             _check_kinds(stages, target, drafter)
-            value = {
-                name: _chosen(name, _in_its_template(stage, target), target, drafter, info)
-                for name, stage in stages.items()
-            }
+            value = {name: _as_meant(name, stage, target, drafter, info) for name, stage in stages.items()}
         return check(value)
-
-    def keep_written(self, tree: JsonObject) -> None:
-        """Remember the tree that this was validated from as it was written, where it asks for values."""
-        self._tree = tree if any("${" in (text_at(value) or "") for _, value in walk(tree)) else None
-
-    def written_over(self, tree: Any) -> Any:
-        """A tree under the recipe's keys with `${...}` as it was written in place of its values."""
-        return as_written(written_over(tree, self._tree), variables_of(self._tree))
 
     @property
     def heads(self) -> dict[str, TrainStage]:
@@ -145,26 +123,27 @@ class Recipe(Section):
         return [(key, text) for key, stage in evaluations for text in stage.warnings()]
 
     @model_validator(mode="after")
-    def _told_apart(self) -> Recipe:
-        """Names differ by more than their case, which not every file system keeps; each place is published to once."""
-        names: dict[str, str] = {}
-        places: dict[tuple[str, str], str] = {}
+    def _go_together(self) -> Recipe:
+        # A stage without a drafter of its own trains the recipe's.
+        trained = {name: stage.drafter or self.drafter for name, stage in self.heads.items()}
+        beside = self.drafter.beside_path() if isinstance(self.drafter, PublishedDrafter) else ()
+        if beside and not any(s.drafter is None and s.from_stage == SCRATCH for s in self.heads.values()):
+            keys = [f"drafter.{field}" for field in beside]
+            problem = (
+                f"stands beside {' and '.join(keys)}, which nothing reads: no stage that trains it says from: scratch"
+            )
+            hint = f"leave one of them out: {' '.join(f'{key}=null' for key in keys)}, or drafter.path=null"
+            raise Refused("drafter.path", problem, hint)
+        names: dict[str, str] = {}  # differ by more than their case, which not every file system keeps
+        places: dict[tuple[str, str], str] = {}  # each is published to once
         for name, stage in self.stages.items():
             if (other := names.setdefault(name.casefold(), name)) != name:
                 raise Refused(f"stages.{name}", f"stage {other} has this name but for its case", "give it another")
-            if isinstance(stage, PublishStage) and stage.repo is not None and stage.upload:
+            if isinstance(stage, PublishStage) and stage.repo is not None and stage.upload and not stage.pull_request:
                 place = (stage.repo.casefold(), stage.revision or "main")
-                if not stage.pull_request and (other := places.setdefault(place, name)) != name:
+                if (other := places.setdefault(place, name)) != name:
                     problem = f"stage {other} publishes to {stage.repo} ({place[1]}), too, and the later one would stay"
                     raise Refused(f"stages.{name}.repo", problem, "give another repository or revision")
-        return self
-
-    @model_validator(mode="after")
-    def _read_by_something(self) -> Recipe:
-        # A stage without a drafter of its own trains the recipe's.
-        trained = {name: stage.drafter or self.drafter for name, stage in self.heads.items()}
-        self._check_places()
-        for name, stage in self.stages.items():
             try:
                 stage.check(self.target, self.drafter)
                 check_classes(stage, self.target)
@@ -176,21 +155,6 @@ class Recipe(Section):
             except Refused as refused:
                 raise refused.under(f"stages.{name}") from None
         return self
-
-    def _check_places(self) -> None:
-        """Refuses a path of trained weights beside the parts of a new drafter where one of them is read by nothing."""
-        own = self.drafter
-        if (
-            isinstance(own, PublishedDrafter)
-            and own.beside_path()
-            and not any(s.drafter is None and s.from_stage == SCRATCH for s in self.heads.values())
-        ):
-            keys = [f"drafter.{field}" for field in own.beside_path()]
-            problem = (
-                f"stands beside {' and '.join(keys)}, which nothing reads: no stage that trains it says from: scratch"
-            )
-            nulls = " ".join(f"{key}=null" for key in keys)
-            raise Refused("drafter.path", problem, f"leave one of them out: {nulls}, or drafter.path=null")
 
 
 def check_classes(stage: Stage, target: AnyTarget) -> None:
@@ -230,22 +194,15 @@ def _check_kinds(stages: JsonObject, target: AnyTarget, drafter: DrafterConfig |
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
 
 
-def _in_its_template(stage: object, target: AnyTarget) -> object:
-    """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
-    written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
-    if not target.reads_text_alone or text_at(stage, "kind") not in written:
-        return stage
-    held = object_at(stage) or {}
-    form = object_at(held.get("format", {}))
-    return stage if form is None else held | {"format": {"template": "chat"} | form}
-
-
-def _chosen(name: str, stage: object, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> object:
-    """A stage as it is; a `train` stage's section with what it trains on."""
-    section = object_at(stage)
-    if section is None or text_at(section, "kind") != "train":
-        return stage
+def _as_meant(name: str, stage: Any, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> Any:
+    """A stage with what follows from target and drafter: a text target, whose family says nothing of its prompts, has
+    its own template, and a `train` stage trains one of several things.
+    """
+    kind = written_kind(stage)
+    if target.reads_text_alone and isinstance(form := stage.get("format", {}) if kind else None, dict):
+        written = [k for section in sections(AnyStage) if "format" in section.model_fields for k in kinds(section)]
+        stage = stage | {"format": {"template": "chat"} | form} if kind in written else stage
     try:
-        return chosen(section, target, drafter, info.context)
+        return chosen(stage, target, drafter, info.context) if kind == "train" else stage
     except Refused as refused:
         raise refused.under(name) from None

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from draftsmith.core.pretrained import generation_ends
+from draftsmith.core.pretrained import Checkpoint
 from fails import fails_with
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -30,26 +30,26 @@ def test_they_are_those_of_transformers(folder, file, ends):
     write(folder, file, eos_token_id=ends)
     theirs = LlamaForCausalLM.from_pretrained(folder).generation_config.eos_token_id
     listed = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    assert generation_ends(folder) == tuple(sorted(set(listed)))
+    assert Checkpoint(folder).generation_ends() == tuple(sorted(set(listed)))
 
 
 def test_a_text_config_is_read_where_the_whole_ones_names_none(tmp_path):
     values = {"model_type": "llava", "text_config": {"eos_token_id": [5, 3]}}
     write(tmp_path, "config.json", **values)
-    assert generation_ends(tmp_path) == (3, 5)
+    assert Checkpoint(tmp_path).generation_ends() == (3, 5)
     assert GenerationConfig.from_model_config(values).eos_token_id == [5, 3]
     write(tmp_path, "config.json", eos_token_id=4)
-    assert generation_ends(tmp_path) == (4,)
+    assert Checkpoint(tmp_path).generation_ends() == (4,)
 
 
 def test_a_folder_without_configs_and_ids_below_zero_name_none(tmp_path):
-    assert generation_ends(tmp_path) == ()
+    assert Checkpoint(tmp_path).generation_ends() == ()
     write(tmp_path, "generation_config.json", eos_token_id=[-1, 4])
-    assert generation_ends(tmp_path) == (4,)
+    assert Checkpoint(tmp_path).generation_ends() == (4,)
 
 
 @pytest.mark.parametrize("ends", ["</s>", [2, "3"], 2.0, True, [[2]], {"a": 1}])
 def test_what_is_no_id_is_refused_with_file_and_key(tmp_path, ends):
     write(tmp_path, "generation_config.json", eos_token_id=ends)
-    told = fails_with(r"eos_token_id holds .*, expected the id", generation_ends, tmp_path)
+    told = fails_with(r"eos_token_id holds .*, expected the id", Checkpoint(tmp_path).generation_ends)
     assert re.search(r"generation_config\.json", str(told))

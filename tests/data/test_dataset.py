@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
@@ -254,34 +253,16 @@ def test_every_writing_gives_the_same_samples(folder, open_data, monkeypatch, wr
         assert a.pixels is None or torch.equal(a.pixels, b.pixels)
 
 
-NESTED = [{"id": n} for n in range(200)]  # looks like the place between two records, and is longer than a piece
-
-
-@pytest.mark.parametrize(("suffix", "nested"), [(".json", False), (".jsonl", False), (".json", True), (".jsonl", True)])
-def test_an_index_made_in_parallel_equals_one_made_in_order(folder, monkeypatch, suffix, nested):
+def test_an_index_notes_what_is_wrong_and_which_ids_repeat(folder):
     rows = [record(n, note='}, {"id": "', id=n % 70 if n % 9 else str(n)) for n in range(200)]
     rows[77]["conversations"] = [{"id": "deceit", "from": "human", "value": "a"}, {"id": "deceit", "from": "nobody"}]
     rows[150]["conversations"][1]["value"] = "日本 \u3000 wide"
-    rows[160]["nested"] = NESTED if nested else []
     rows[199]["image"] = None  # unusable: its id is free to be anything
-    path = write(folder / f"data{suffix}", rows)
-    slow = records.open_records(path, folder / "slow")
-    used = []
-    scan_pieces = records._scan_pieces
-    monkeypatch.setattr(records, "_scan_pieces", lambda path: used.append(scan_pieces(path)) or used[-1])
-    monkeypatch.setattr(scan, "CHUNK", 2000)
-    monkeypatch.setattr(records, "num_processes", lambda: 2)
-    fast = records.open_records(path, folder / "fast")
-    if nested and suffix == ".json":
-        assert used == [None], "a wrong cut is noticed"
-    else:
-        assert len(used[0]) > 10, "it was cut into pieces"
-    for name in ("offsets", "sizes", "lengths"):
-        assert np.array_equal(slow.columns[name], fast.columns[name])
-    for name in ("problems", "id_kinds", "duplicate_ids", "first_duplicate"):
-        assert getattr(slow, name) == getattr(fast, name)
-    assert sorted(slow.problems) == [77, 199] and slow.first_duplicate == (70, 0) and len(slow.id_kinds) == 2
-    assert [fast.read(n) for n in (0, 150, 199)] == [rows[n] for n in (0, 150, 199)]
+    made = records.open_records(write(folder / "data.json", rows), folder / "cache")
+    kept = records.open_records(folder / "data.json", folder / "cache")
+    for file in (made, kept):
+        assert sorted(file.problems) == [77, 199] and file.first_duplicate == (70, 0) and len(file.id_kinds) == 2
+        assert [file.read(n) for n in (0, 150, 199)] == [rows[n] for n in (0, 150, 199)]
 
 
 DAMAGES = {
@@ -295,7 +276,6 @@ DAMAGES = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_large_broken_file_is_refused_alike(folder, monkeypatch, name):
     monkeypatch.setattr(scan, "CHUNK", 2000)
-    monkeypatch.setattr(records, "num_processes", lambda: 2)
     path = write(folder / name, [record(n) for n in range(200)])
     path.write_text(DAMAGES[name](path.read_text()))
     fails_with(r"not valid JSON[\s\S]*(record 12[01]|line 121)\n", records.open_records, path, folder / "cache")
@@ -304,10 +284,10 @@ def test_a_large_broken_file_is_refused_alike(folder, monkeypatch, name):
 def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
     path = five(folder, record(BROKEN))
     first = open_data(path)
-    index = records._index
-    monkeypatch.setattr(records, "_index", lambda path: pytest.fail("indexed again"))
+    index = records.indexed
+    monkeypatch.setattr(records, "indexed", lambda *_: pytest.fail("indexed again"))
     assert open_data(path).lengths.tolist() == first.lengths.tolist()
-    monkeypatch.setattr(records, "_index", index)
+    monkeypatch.setattr(records, "indexed", index)
     five(folder, record(BROKEN, conversations=talk("<image>\nWhich of the six?", "Two.")))
     assert open_data(path).lengths.tolist() != first.lengths.tolist()
 

@@ -125,15 +125,25 @@ def test_counts_equal_a_count_of_all(synthetic, open_data, template, kinds, prom
         every = np.array([len(dataset.request(i)[0].ids) for i in range(len(dataset))])
     else:
         every = np.array([len(dataset[i].ids) for i in range(len(dataset))])
-        least, most = lengths._bounds(dataset, False)
-        assert np.all(least <= every) and np.all(every <= most)
     for limit in (8, 40, 60, 90, 120, 1000):
         too_long = count_long(dataset, limit, prompts=prompts)
         assert (too_long.count, too_long.is_exact) == (int((every > limit).sum()), True)
         assert (too_long.first is None) == (too_long.count == 0)
         if too_long.first is not None:
             assert every[too_long.first] > limit
-            assert (too_long.longest == every.max()) if too_long.is_longest else (0.9 * every.max() < too_long.longest)
+            assert too_long.is_longest and too_long.longest == every.max()
+
+
+def test_of_many_samples_some_are_counted_and_the_longest_among_them(synthetic, open_data, monkeypatch):
+    form = PromptFormat(system="", image_rule="verbatim")
+    dataset = open_data(synthetic / "train.json", form=form, aspect="square", max_length=1024)
+    every = np.array([len(dataset[i].ids) for i in range(len(dataset))])
+    monkeypatch.setattr(lengths, "LOOKED_AT", 40)
+    for limit in (40, 60, 120):
+        too_long = count_long(dataset, limit)
+        assert not too_long.is_exact and not too_long.is_longest and "about" in str(too_long)
+        assert abs(too_long.count - (every > limit).sum()) < 0.25 * len(every)
+        assert too_long.longest > 0.9 * every.max() and every[too_long.first] > limit
 
 
 @pytest.mark.parametrize("way", ["sample", "counted", "prompt", "preflight"])

@@ -9,12 +9,21 @@ import torch
 from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import KeptScores
-from draftsmith.data.answers import SKIPPED, Answer, Answers, kept_tensors, text_ids
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.loader import Loader
 from draftsmith.data.shards.shards import claim, finish, write_shard
-from draftsmith.data.sources import AnswerCollate, AnsweredSamples, AnswersConfig, OpenBatch
+from draftsmith.data.sources import (
+    SKIPPED,
+    Answer,
+    AnswerCollate,
+    AnsweredSamples,
+    Answers,
+    AnswersConfig,
+    OpenBatch,
+    kept_tensors,
+    text_ids,
+)
 from fails import fails_with
 from pydantic import ValidationError
 from small_records import record, talk

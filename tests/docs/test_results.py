@@ -26,8 +26,8 @@ def results():
 
 
 @pytest.fixture(scope="module")
-def tables(results):
-    return importlib.import_module("result_tables")
+def recording(results):
+    return importlib.import_module("record_results")
 
 
 def run(folder, seed, commit="a" * 40, changed=0, more=None):
@@ -58,9 +58,9 @@ def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path,
     assert results.main(["check"]) == 0
 
 
-def test_every_table_is_on_a_page(results, tables):
+def test_every_table_is_on_a_page(results):
     marked = re.findall(r"^<!-- results: (.+) -->$", "\n".join(page.read_text() for page in results.pages()), re.M)
-    assert set(tables.TABLES) == {name for name in marked if not name.startswith("cells ")}
+    assert set(results.TABLES) == set(marked)
 
 
 def test_no_place_of_a_machine_is_kept():
@@ -68,12 +68,12 @@ def test_no_place_of_a_machine_is_kept():
         assert re.findall(r"(?<![\w.:/<])/(?:[\w.-]+/)+[\w.-]*", path.read_text()) == [], path.name
 
 
-def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(results, "ROOT", tmp_path)
+def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(recording, tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(recording, "ROOT", tmp_path)
     (tmp_path / "results").mkdir()
-    results.record([run(tmp_path / "a", 0), run(tmp_path / "b", 1)])
-    results.record([run(tmp_path / "c", 2)])
+    recording.record([run(tmp_path / "a", 0), run(tmp_path / "b", 1)])
+    recording.record([run(tmp_path / "c", 2)])
     kept = json.loads((tmp_path / "results" / "lvlm.json").read_text())
     assert list(kept) == ["0", "1", "2"]
     evaluation = kept["0"]["evaluations"]["evaluate"]
@@ -81,14 +81,14 @@ def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_pa
     (cell,) = evaluation["cells"]
     assert cell["tau"] == 4.12346 and "accepted_histogram" not in cell
 
-    results.record([run(tmp_path / "d", 1, commit="b" * 40)])
+    recording.record([run(tmp_path / "d", 1, commit="b" * 40)])
     assert list(json.loads((tmp_path / "results" / "lvlm.json").read_text())) == ["1"]
 
 
 @pytest.mark.parametrize("state", [{"changed": 3}, {"commit": None}, "nothing"])
-def test_a_run_without_a_commit_or_a_report_is_refused(results, tmp_path, state):
+def test_a_run_without_a_commit_or_a_report_is_refused(recording, tmp_path, state):
     folder = run(tmp_path / "a", 0, **({} if state == "nothing" else state))
     if state == "nothing":
         (folder / "evaluate" / "report.json").unlink()
     with pytest.raises(UserError, match=r"nothing was measured here|its code is not that of a commit"):
-        results.record([folder])
+        recording.record([folder])

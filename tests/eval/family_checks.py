@@ -17,8 +17,7 @@ from draftsmith.models.drafters import goal_scores
 from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.sizes import parameter_counts
-from draftsmith.trainers.estimate.counted import Known
-from draftsmith.trainers.estimate.train_memory import _target_step, synthetic_batch
+from draftsmith.trainers.estimate.train_memory import synthetic_batch, target_step
 from exact import accepted_of_drafted, chances, check_drawn
 from heads_tiny import config_of
 from live_tensors import Live
@@ -145,14 +144,13 @@ def check_memory(llm, target, length: int = 64):
     section, config = SimpleNamespace(target=lambda model, **_: target(model)), copy.deepcopy(llm.config)
     for part in filter(None, (config, config.get_text_config(), getattr(config, "vision_config", None))):
         part._attn_implementation = "sdpa"  # as a recipe's; the target has set its own
-    known = Known(repr(config), (section, config, "float32", Taps(feature=True)))
     batch = synthetic_batch(config, 2, length)
     pixels = None if batch.pixels is None else torch.zeros(batch.pixels.shape)
     real = replace(batch._source, pixels=pixels)
     own = target(llm)
     with Live() as live:
         own.states(real, Taps(feature=True))
-    counted = _target_step(known, 2, length)
+    counted = target_step(section, config, "float32", Taps(feature=True), 2, length)
     assert 0.8 < counted / live.most < 1.25, (counted, live.most)
 
 

@@ -18,8 +18,9 @@ from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
-from draftsmith.models.hub import read_config, target_lm_head
+from draftsmith.models.hub import read_config
 from draftsmith.models.parts import TokenIds
+from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.load import load_lvlm
 
@@ -58,7 +59,7 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **set
             value.data *= 0.2
         if head.draft_ids is not None:  # every other id, and the target's rows of them
             head.d2t.copy_(torch.arange(len(head.d2t)))
-            head.lm_head.weight.data = target_lm_head(str(target), where="", tied=False)[head.draft_ids].float()
+            head.lm_head.weight.data = stored_table("LM head", str(target), where="")[head.draft_ids].float()
         section.save(head, folder, section.manifest(ShapeAlone(shape), identity))
         return
     if kind in _EAGLE1:

@@ -8,7 +8,8 @@ from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.head_files import manifest_of, save_head
-from draftsmith.models.formats import export_drafter, export_target
+from draftsmith.models.formats.export import export_drafter
+from draftsmith.models.formats.target import export_target
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 from tiny import with_random_weights

@@ -16,7 +16,7 @@ from draftsmith.core.batch import TEXT, Request
 from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
-from draftsmith.models.decoding.expansions import Expansions
+from draftsmith.models.decoding.tree import Expansions
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.dflash_walk import Before

@@ -7,8 +7,8 @@ import pytest
 from draftsmith.eval.cells import placed
 from draftsmith.eval.contrasts import (
     Comparison,
-    Differences,
     contrasts_of,
+    differences,
     drafters_table,
     mode_differences,
     trainings_of,
@@ -65,7 +65,7 @@ def test_a_contrast_is_the_first_less_the_second_on_the_same_requests():
     assert values["one", "T"].requests == values["five", "M"].requests == 4
     assert values["five", "M"] == paired_difference(drafted("many", 30), drafted("few", 12))
     assert contrasts_of(placed_rows(ROWS), {}) == contrasts_of(placed_rows(ROWS), {"gone": ("many", "absent")}) == []
-    page = markdown(Differences({}, actual, {}).table())
+    page = markdown(differences(placed_rows(ROWS), {"more positions": ("many", "few")}, None)[1])
     assert (
         "| change | measured on | tau \\[95%] | over |" in page or "| change | measured on | tau [95%] | over |" in page
     )
@@ -97,7 +97,7 @@ def test_seeing_less_blind_pairs_by_drafter():
     assert "five" not in mode_differences(placed_rows(ROWS, other_tree)), (
         "two methods see: it is not said which is meant"
     )
-    lines = Differences({"five": (result, seeds)}, (), {}).table().rows
+    lines = [line for line in differences(placed_rows(ROWS), {}, None)[1].rows if line[1] == "five"]
     assert [line[-1] for line in lines] == ["4 requests", "2 drafters"]
 
 
@@ -123,9 +123,9 @@ def test_the_interval_is_students_over_pairs():
     half = 4.303 * statistics.stdev(each) / 3**0.5
     assert seeds.interval == pytest.approx((0.4 - half, 0.4 + half)) and seeds.verdict == "includes 0"
     assert same == 1.0
-    differences = Differences({}, (), {place: (seeds, same)})
-    assert differences.to_json()["comparison"][place]["mean"] == pytest.approx(0.4)
-    page = "\n".join(markdown(differences.table()))
+    data, table = differences(placed_rows(trained([2, 4, 6], plain_is_data=True)), {}, WAYS)
+    assert data["comparison"][place]["mean"] == pytest.approx(0.4)
+    page = "\n".join(markdown(table))
     assert "| first trainings - second | photos, mode M | +0.400 [" in page and "3 pairs: new - old +0.200" in page
 
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from draftsmith.eval.cells import Cell
+from draftsmith.eval.cells import cells_of
 from draftsmith.eval.findings import findings
 from draftsmith.eval.first_difference import TIE_ULPS, first_difference
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.eval.summary import summarize
 from draftsmith.models.decoding.warp import Warp
 from rows import a_row
 
@@ -113,9 +112,8 @@ def told(*differences):
     rows = [a_row(request="same")]
     for number, difference in enumerate(differences):
         rows.append(replace(a_row(request=f"r{number}"), identical=False, details={"difference": difference}))
-    summary = summarize(rows)
-    cell = Cell("b", "", "", 0.0, 8, "text", "M", ("d",), True, False, summary)
-    return summary, [line for line in findings([cell], lambda cell: "b") if "differ" in line or "identical" in line]
+    (cell,) = cells_of(rows, {})
+    return cell, [line for line in findings([cell]) if "differ" in line or "identical" in line]
 
 
 TIE = {"place": 3, "plain": 1, "drafted": 2, "gap": 0.125, "ulps": 2.0, "tie": True}
@@ -123,12 +121,12 @@ FAULT = {"place": 5, "plain": 1, "drafted": 2, "gap": 4.0, "ulps": 64.0, "tie": 
 
 
 def test_the_report_calls_it_a_tie_or_a_fault():
-    summary, (line,) = told(TIE)
+    cell, (line,) = told(TIE)
     assert "differ from plain decoding in 1 requests" in line and "0.125 (2.0 units" in line and "**" not in line
-    assert summary.ties == 1 and summary.to_json()["differences"][0]["request"] == "r0"
+    assert cell.ties == 1 and cell.to_json()["differences"][0]["request"] == "r0"
     _, (line,) = told(TIE, FAULT)
     assert (
         "**Outputs differ**" in line and "at r1, token 5, by 4 (64.0 units" in line and "1 differ at near ties" in line
     )
-    summary, (line,) = told()
-    assert "identical" in line and "differences" not in summary.to_json()
+    cell, (line,) = told()
+    assert "identical" in line and "differences" not in cell.to_json()

@@ -6,9 +6,8 @@ import re
 from html.parser import HTMLParser
 
 from draftsmith.core.markdown import plain
-from draftsmith.eval.html_page import html_page
 from draftsmith.eval.report import build, write
-from draftsmith.eval.tables import Column, Figure, ReportSection, Table, markdown, text
+from draftsmith.eval.tables import Column, Figure, ReportSection, Table, html_page, markdown, text
 from PIL import Image
 
 from .rows import METHODS, measured_rows

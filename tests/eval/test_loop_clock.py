@@ -9,8 +9,8 @@ import pytest
 import torch
 from draftsmith.eval import loop
 from draftsmith.eval.block import Block
-from draftsmith.eval.generation_rows import measure, time_parts
 from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.measured_rows import measure, time_parts
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy, Sampling, inverse_cdf
 from draftsmith.models.decoding.tree import Tree, chain

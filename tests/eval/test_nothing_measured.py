@@ -60,7 +60,7 @@ def test_the_report_has_dashes_and_asks_about_the_template(report, tmp_path):
 
 def test_the_terminal_the_card_and_the_comparison_have_dashes(report, tmp_path):
     assert short_table("evaluate", report)[1].split() == ["M", "-", "3/3"]
-    assert columns(overview(report), "tau", "decoding") == [None, None] and cells(report)[0].tau is None
+    assert columns(overview(cells(report)), "tau", "decoding") == [None, None] and cells(report)[0].tau is None
     runs = read_runs([tmp_path / "a"])
     assert "nan" not in comparison.markdown(runs, comparison.tables_of(runs))
     found = entries(runs)

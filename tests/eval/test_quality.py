@@ -12,11 +12,11 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.quality import Extractor, Folder, QualityConfig, as_is, check, measure, statistics
 from draftsmith.eval.quality.clip import aesthetic_scores, clip_pair, hps_pair
 from draftsmith.eval.quality.convolutional import Vgg16, class_logits, fid_features, load_inception, vgg_features
-from draftsmith.eval.quality.extractors import extract
-from draftsmith.eval.quality.metric_pictures import (
+from draftsmith.eval.quality.extractors import (
     clean_resize,
     crop_bicubic,
     crop_lanczos,
+    extract,
     pad_bicubic,
     squash_bilinear,
 )
@@ -411,7 +411,7 @@ def test_a_metric_without_weights_says_which_and_from_where(metric, tmp_path):
         with pytest.raises(UserError) as caught:
             check(QualityConfig(metrics=(metric,), weights=others))
         message = str(caught.value)
-        assert f"the metric '{metric}' needs {SOURCES[name].what} from {SOURCES[name].origin}" in message
+        assert f"the metric '{metric}' needs {' from '.join(SOURCES[name])}" in message
         assert f"weights.{name}" in message and f"set weights: {{{name}: <its path>}}" in message
         with pytest.raises(UserError, match=r"there is nothing at .*nowhere"):
             check(QualityConfig(metrics=(metric,), weights=others | {name: str(tmp_path / "nowhere")}))

@@ -80,12 +80,3 @@ def test_names_show_letter_by_letter(tmp_path):
     assert all("evil" not in line or re.search(r"x\\\|\\<img", line) for line in rows)
     assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
     assert "<script" not in page and page.count("\n# ") == 0
-
-
-def test_values_of_variables_are_as_they_were_written(tmp_path):
-    about = ABOUT | {"target": "/models/my_secret-place/llava", "note": "a <b> my_secret-place"}
-    report = build(measured_rows(), about=about, methods=METHODS)
-    write(tmp_path, report, measured_rows(), variables={"my_secret-place": "${oc.env:PLACE}"})
-    for name in ("report.md", "report.json", "report.html"):
-        text = (tmp_path / name).read_text()
-        assert "secret-place" not in text and "${oc.env:PLACE}" in text, name

@@ -6,9 +6,8 @@ import random
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.generation_rows import measure, time_parts
 from draftsmith.eval.loop import Cycle, Generation
-from draftsmith.eval.measured_rows import PER_CYCLE, PLAIN, cycles_of, frame, read_rows, write_rows
+from draftsmith.eval.measured_rows import PER_CYCLE, PLAIN, cycles_of, frame, measure, read_rows, time_parts, write_rows
 
 from .rows import a_row, random_rows
 

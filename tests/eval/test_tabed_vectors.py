@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.batch import Request
-from draftsmith.eval.generation_rows import measure
 from draftsmith.eval.loop import Cycle, Decoding, Generation, generate
+from draftsmith.eval.measured_rows import measure
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.eval.summary import summarize

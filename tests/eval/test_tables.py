@@ -23,7 +23,9 @@ def test_markdown():
         "| plain decoding | - | 9.00x | - |",
         "| M | **2.50 [2.00, 3.00]** | 1.50x | 3/4 |",
         "| T | <u>2.00 [1.50, 2.50]</u> | 1.50x | 4/4 |",
-        "", f"Of two sets. {TABLE.on_marks()} {TABLE.on_tau()} Layout as in Sparrow, table 2.", "", "- a note", "",
+        "", 
+        "Of two sets. Bold is the best value of a column, underlined the second best. "
+        f"{TABLE.on_tau()} Layout as in Sparrow, table 2.", "", "- a note", "",
     ]  # fmt: skip
 
 

@@ -6,10 +6,8 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.internvl.model import internvl_config
-from draftsmith.models.targets.internvl.section import InternVLTarget
-from draftsmith.models.targets.mistral.model import mistral_config
-from draftsmith.models.targets.mistral.section import MistralTarget
+from draftsmith.models.targets.internvl.section import InternVLTarget, internvl_config
+from draftsmith.models.targets.mistral.section import MistralTarget, mistral_config
 from draftsmith.models.targets.table import family_of
 from transformers import (
     InternVLVisionConfig,

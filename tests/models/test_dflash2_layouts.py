@@ -14,11 +14,10 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash2 import Dflash2Config
 from draftsmith.models.drafters.outside import load_start
-from draftsmith.models.formats import import_head
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.expressible import check_expressible
+from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.formats.start import load_published
 from heads_tiny import config_of
 from published_tiny import exported, published
 from tiny import llava

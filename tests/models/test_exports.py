@@ -14,11 +14,12 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats import export_drafter, export_target, import_head, read_export
 from draftsmith.models.formats.eagle import from_export
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import export_drafter, lay_out, read_export
+from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.plugin import PATCHES
 from draftsmith.models.formats.source import Target, read_source
+from draftsmith.models.formats.target import export_target
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.llava.model import assemble, llava_config

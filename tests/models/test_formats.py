@@ -10,9 +10,9 @@ from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats import export_drafter, import_head
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import export_drafter, lay_out
 from draftsmith.models.formats.expressible import check_expressible
+from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.targets.base import language_shape
 from published_tiny import VOCAB, WIDTH, exported, head_folder, target_config, target_folder

@@ -10,10 +10,10 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.llamagen import SiblingConfig
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
-from draftsmith.models.targets.generators import mirrored_in
 from draftsmith.models.targets.llamagen.files import values_of
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen.transformer import LlamaGenConfig
+from draftsmith.models.targets.table import mirrored_in
 from pydantic import ValidationError
 from visual_tiny import EAGLE, code_batch, llamagen, step_of, target
 

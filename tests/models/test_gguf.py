@@ -11,7 +11,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import sha256_of
 from draftsmith.models.formats.gguf import is_gguf, to_ours
-from draftsmith.models.targets.load import TargetConfig, load_target
+from draftsmith.models.targets.load import load_target
+from draftsmith.models.targets.table import TargetConfig
 from draftsmith.recipes.commands import demo, fetch
 from draftsmith.recipes.commands.cli import main
 from pydantic import TypeAdapter

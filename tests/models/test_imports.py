@@ -11,9 +11,10 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of
-from draftsmith.models.formats import import_head, lantern, lvlm
+from draftsmith.models.formats import lantern, lvlm
+from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.llama_layer import llama_values
-from draftsmith.models.hub import target_embedding
+from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.commands.cli import main
 from heads_tiny import Tables, config_of
@@ -426,12 +427,12 @@ def test_one_table_of_a_target(tmp_path):
     target_folder(tmp_path / "a", weights=True)
     rows = load_file(tmp_path / "a" / "model.safetensors")
     (name,) = [n for n in rows if n.endswith("embed_tokens.weight")]
-    assert torch.equal(target_embedding(str(tmp_path / "a"), where="x"), rows[name])
+    assert torch.equal(stored_table("token embedding", str(tmp_path / "a"), where="x"), rows[name])
     (tmp_path / "a" / "model.safetensors").rename(tmp_path / "a" / "one.safetensors")
     index = {"weight_map": {n: "one.safetensors" for n in rows}}
     (tmp_path / "a" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert torch.equal(target_embedding(str(tmp_path / "a"), where="x"), rows[name])
+    assert torch.equal(stored_table("token embedding", str(tmp_path / "a"), where="x"), rows[name])
     with pytest.raises(UserError, match="give the target's folder"):
-        target_embedding(None, where="x")
+        stored_table("token embedding", None, where="x")
     with pytest.raises(UserError, match="is missing"):
-        target_embedding(str(tmp_path), where="x")
+        stored_table("token embedding", str(tmp_path), where="x")

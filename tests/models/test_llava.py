@@ -13,9 +13,15 @@ from draftsmith.models.drafters.modes import without_pictures
 from draftsmith.models.parts import PARTS, TokenIds
 from draftsmith.models.pictures import pooled_view
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava.model import LlavaDecoder, assemble, llava_config, pool_features, selected_features
+from draftsmith.models.targets.llava.model import (
+    LlavaDecoder,
+    LlavaTraining,
+    assemble,
+    llava_config,
+    pool_features,
+    selected_features,
+)
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.models.targets.load import load_target
 from tiny import IMAGE_ID, VOCAB, llava, request
 from torch.nn import functional as F

@@ -15,8 +15,7 @@ from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_lvlm
 from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
-from draftsmith.models.targets.llava.model import assemble, llava_config
-from draftsmith.models.targets.llava.training import LlavaTraining
+from draftsmith.models.targets.llava.model import LlavaTraining, assemble, llava_config
 from PIL import Image
 from tensors import same_weights
 from tiled import pixels

@@ -11,8 +11,9 @@ from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.formats import lvlm
-from draftsmith.models.formats.heads import read_published
-from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
+from draftsmith.models.formats.source import read_published
+from draftsmith.models.hub import load_pretrained
+from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.anole.section import load_anole
 from draftsmith.models.targets.anole.vqgan import load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
@@ -21,7 +22,15 @@ from draftsmith.models.targets.llamagen.published_files import convert
 from draftsmith.models.targets.load import load_lvlm, load_weights
 from published_tiny import load_captioner
 from tiny import llava
-from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    CLIPConfig,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+)
 from visual_tiny import anole
 
 TEXT = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=50)
@@ -56,10 +65,10 @@ DOORS = {
     "text-only target": (BIN, TEXT, lambda f: load_weights(LlamaForCausalLM, f, revision=None, dtype="auto", key="k")),
     "anole": (BIN, ANOLE, load_anole),
     "language model of a draft": (
-        BIN, TEXT, lambda f: load_language_model(str(f), key="k", revision=None)),
+        BIN, TEXT, lambda f: load_pretrained(AutoModelForCausalLM.from_pretrained, str(f), key="k")),
     "vision tower of a draft": (
-        BIN, VISION, lambda f: load_vision_tower(str(f), read_config(str(f), key="k"), key="k")),
-    "a target's embedding": (BIN, TEXT, lambda f: target_embedding(str(f), where="key target")),
+        BIN, VISION, lambda f: load_pretrained(CLIPVisionModel.from_pretrained, str(f), key="k")),
+    "a target's embedding": (BIN, TEXT, lambda f: stored_table("token embedding", str(f), where="key target")),
     "captioner": (BIN, TEXT, load_captioner),
     "text encoder": (BIN, T5, TextFeatures),
     "CLIP": (BIN, CLIP, lambda f: _load_clip(f, "clip", "cpu")),
@@ -74,8 +83,8 @@ DOORS = {
 
 # What the message says of an archive and of a pickle, where it is not the same everywhere.
 SAID = {
-    "VQ-GAN": (r"asks for more than tensors(.|\n)*safetensors", "cannot be read"),
-    "LlamaGen's transformer": ("could run code", "cannot be read"),
+    "VQ-GAN": (r"asks for (.|\n)*safetensors", "cannot be read"),
+    "LlamaGen's transformer": ("asks for ", "cannot be read"),
     "published head": ("unreadable weights",) * 2,
 }
 

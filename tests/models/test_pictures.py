@@ -15,9 +15,8 @@ from draftsmith.data.collate import Sample, collate
 from draftsmith.data.pictures.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
 from draftsmith.models.parts import PARTS
 from draftsmith.models.pictures import flat_view, pictures_of, pooled_view
-from draftsmith.models.targets.llava.model import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder, LlavaTraining
 from draftsmith.models.targets.llava.packing import pack
-from draftsmith.models.targets.llava.training import LlavaTraining
 from tiled import model, published, request
 from transformers import LlavaForConditionalGeneration, LlavaNextModel
 

@@ -13,12 +13,12 @@ from draftsmith.eval.pair import trained_section
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, proposal, save_lvlm
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.formats.lvlm import from_plugin
-from draftsmith.models.parts import TokenIds, is_tied
+from draftsmith.models.hub import is_tied
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.made_for_engines import reading_of
-from draftsmith.models.targets.llava.model import assemble, llava_config
-from draftsmith.models.targets.llava.training import LlavaTraining
+from draftsmith.models.targets.llava.model import LlavaTraining, assemble, llava_config
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaForConditionalGeneration

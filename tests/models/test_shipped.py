@@ -11,7 +11,7 @@ from draftsmith.core.fields import PLACES
 from draftsmith.data.processor_files import load_processor
 from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.folders import FOLDER, shipped_name
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from pydantic import ValidationError

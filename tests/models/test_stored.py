@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models import stored
+from draftsmith.core.pretrained import Checkpoint
 from draftsmith.models.stored import resolved_dtype
 from safetensors.torch import save_file
 
@@ -92,21 +92,21 @@ def test_pickles_and_hub_ids_are_what_their_config_says(tmp_path, monkeypatch, c
     (tmp_path / "config.json").write_text(json.dumps(config))
     fetched = []
 
-    def fetch(source, name, revision):
-        fetched.append((name, revision))
+    def fetch(self, name):
+        fetched.append((self.source, name))
         return tmp_path / name if (tmp_path / name).is_file() else None
 
-    monkeypatch.setattr(stored, "fetch_file", fetch)
+    monkeypatch.setattr(Checkpoint, "file", fetch)
     for source in (tmp_path, "some/model"):
         if expected is None:
             with pytest.raises(UserError, match="says no type that auto knows"):
                 resolved_dtype(auto(), source, GPU, key="target")
         else:
             assert resolved_dtype(auto(), source, GPU, key="target") == expected
-            assert ("model.safetensors", None) not in fetched, "no weights are fetched for the question"
+            assert ("some/model", "model.safetensors") not in fetched, "no weights are fetched for the question"
 
 
 def test_a_hub_id_that_cannot_be_asked_is_told(monkeypatch):
-    monkeypatch.setattr(stored, "fetch_file", lambda source, name, revision: None)
+    monkeypatch.setattr(Checkpoint, "file", lambda self, name: None)
     with pytest.raises(UserError, match=r"cannot read config.json of 'some/model'"):
         resolved_dtype(auto(), "some/model", GPU, key="target")

@@ -27,9 +27,8 @@ from draftsmith.models.drafters.lvlm import (
     scale_positions,
 )
 from draftsmith.models.parts import PARTS
-from draftsmith.models.targets.llava.model import LlavaDecoder
+from draftsmith.models.targets.llava.model import LlavaDecoder, LlavaTraining
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
-from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.models.targets.load import build_target, load_lvlm, load_target
 from pydantic import ValidationError
 from tensors import learn

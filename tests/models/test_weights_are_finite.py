@@ -11,9 +11,10 @@ from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.formats.heads import read_published
-from draftsmith.models.hub import load_language_model, target_embedding
+from draftsmith.models.formats.source import read_published
+from draftsmith.models.hub import load_pretrained
 from draftsmith.models.shapes_reader import ShapesReader
+from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.anole.section import load_anole
 from draftsmith.models.targets.anole.vqgan import VqGan, load_vqgan
 from draftsmith.models.targets.llamagen.captions import TextFeatures
@@ -24,6 +25,7 @@ from published_tiny import load_captioner
 from safetensors.torch import load_file, save_file
 from tiny import llava
 from transformers import (
+    AutoModelForCausalLM,
     ChameleonVQVAE,
     ChameleonVQVAEConfig,
     CLIPConfig,
@@ -73,7 +75,7 @@ def clip(folder):
 
 
 def language(folder):
-    return load_language_model(str(folder), key="k", revision=None)
+    return load_pretrained(AutoModelForCausalLM.from_pretrained, str(folder), key="k")
 
 
 MEDUSA, OF_CODES = MedusaConfig(kind="medusa", num_heads=2), image_target(llamagen())
@@ -87,7 +89,7 @@ DOORS = {
     "llamagen": (lambda f: save_model(llamagen(), f), load_llamagen),
     "image tokenizer": (tokenizer, load_vq),
     "language model of a draft": (causal, language),
-    "a target's embedding": (causal, lambda f: target_embedding(str(f), where="key target")),
+    "a target's embedding": (causal, lambda f: stored_table("token embedding", str(f), where="key target")),
     "head": (causal, head_state),
     "published head": (causal, lambda f: read_published(str(f), None)),
     "medusa": (lambda f: MEDUSA.save(MEDUSA.build(OF_CODES), f, {}), lambda f: MEDUSA.load(f, OF_CODES)),

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 from draftsmith.recipes.commands import cli, demo
-from draftsmith.recipes.config.announce import announcement
 from draftsmith.recipes.config.exit_codes import MISTAKE
 from draftsmith.recipes.config.files import KEYS
+from draftsmith.recipes.config.launch import announcement
 
 # Ends the process at its first line.
 FIRST = """

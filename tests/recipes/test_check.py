@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from draftsmith.models.folders import shipped_folder
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.config import preflight_data
+from draftsmith.recipes.config import preflight_samples
 from draftsmith.recipes.config.exit_codes import FAULTS, OK
 from PIL import Image
 
@@ -106,11 +106,10 @@ def own_data(generated, tmp_path):
     return write
 
 
-def test_without_a_processor_records_are_counted_and_not_read(own_data, capsys, tmp_path):
+def test_without_a_processor_records_are_not_read(own_data, capsys, tmp_path):
     code, text = check(capsys, *own_data(record(0, "gone.png"), record(1), output=tmp_path / "new"))
-    assert code == OK
-    why = "the stage that makes the processor has not run"
-    assert f"2 usable records, not read ({why})" in line(text, "stages.target.data")
+    assert code == OK and "not read: the stage that makes the processor has not run" in line(text, "stages.target.data")
+    assert "samples 2 (measured)" in text, "the dry run counts them by their index"
 
 
 def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypatch):
@@ -123,10 +122,10 @@ def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypa
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    preflight_data._fetched.cache_clear()
+    preflight_samples._fetched.cache_clear()
     settings = [f"stages.finetune.data.path={path}", "stages.finetune.data.images=null", "stages=[finetune]"]
     _, text = check(capsys, "llava15-68m", *settings, f"output={tmp_path / 'run'}")
-    assert patterns == [("llava-hf/llava-1.5-7b-hf", preflight_data.SMALL)], "once"
+    assert patterns == [("llava-hf/llava-1.5-7b-hf", preflight_samples.SMALL)], "once"
     told = line(text, "stages.finetune.data")
     assert "hf download llava-hf/llava-1.5-7b-hf --include '*.json'" in told and "(no network)" in told
 
@@ -232,7 +231,7 @@ def test_captioned_pictures_are_decoded_as_the_stage_does_it(tmp_path, capsys):
 CLASSES = ["eagle-llamagen-c2i-xl", "stages=[evaluate]"]
 
 
-def test_prompts_that_the_target_cannot_be_asked_by_are_told_by_check_and_dry_run(tmp_path, capsys):
+def test_prompts_that_the_target_cannot_be_asked_by_are_told(tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     setting = f"stages.evaluate.benchmarks.classes.prompts={{path: {prompts}, classes: null, max_samples: null}}"
     subject = "stages.evaluate.benchmarks.classes.prompts"
@@ -244,10 +243,9 @@ def test_prompts_that_the_target_cannot_be_asked_by_are_told_by_check_and_dry_ru
         prompts.write_text(text)
         code, told = check(capsys, *CLASSES, setting, f"output={tmp_path / 'run'}")
         assert code == FAULTS and problem in line(told, subject)
-        assert f"{prompts} cannot be used: {problem}" in told, "the dry run above"
     prompts.write_text('{"label": 999}\n')
     _, told = check(capsys, *CLASSES, setting, f"output={tmp_path / 'run'}")
-    assert "1 prompts" in line(told, subject) and f"{prompts}: 1 prompts" in told
+    assert "1 prompts" in line(told, subject)
 
 
 def test_a_model_that_cannot_be_fetched_is_a_fault(monkeypatch, capsys, tmp_path):

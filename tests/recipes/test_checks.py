@@ -25,7 +25,7 @@ def begun(tmp_path):
             write_done(stage, tmp_path / stage.name, FINGERPRINTS, 1.0)
 
         def told() -> list[tuple[str, str]]:
-            found = stages_findings(loaded, planned, (name,), 8, {})
+            found = stages_findings(loaded, planned, (name,), 8, "")
             return [(f.level, f.what) for f in found if f.subject == f"stages.{name}"]
 
         return tmp_path / name, told

@@ -28,7 +28,7 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     data = f"stages.pretrain.data={{path: {tmp_path / 'absent.json'}, from: null}}"
     words = ["recipe=demo/lvlm-from-nothing", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"]
-    assert "restart=pretrain: not on disk" in prints(capsys, words, MISTAKE)
+    assert "error: not on disk" in prints(capsys, words, MISTAKE)
     left = sorted(path.name for path in output.iterdir() if path.name != ".locks")
     assert left == ["language", "pretrain", "seeing", "target", "world"]
 

@@ -5,18 +5,19 @@ import shutil
 import socket
 import threading
 import urllib.request
+from collections.abc import Iterable
 
 import pytest
 import torch
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import health
 from draftsmith.recipes.config.exit_codes import FAULTS, OK
-from draftsmith.recipes.config.finding import Finding, shown
+from draftsmith.recipes.config.finding import Finding, report
 from fails import raising
 from packaging.utils import canonicalize_name
 
 
-def levels(findings: list[Finding]) -> dict[str, str]:
+def levels(findings: Iterable[Finding]) -> dict[str, str]:
     return {finding.subject: finding.level for finding in findings}
 
 
@@ -36,7 +37,7 @@ def test_versions_against_what_is_required_and_what_was_tested():
     have = {r.name: health.pins()[canonicalize_name(r.name)] for r in health.requirements()}
     assert levels(health.packages(have)) == {"packages": "ok"}
     have |= {"torch": "2.13.0+cpu", "transformers": "4.57.6", "wandb": None, "peft": "0.20.0"}
-    result = health.packages(have)
+    result = [*health.packages(have)]
     assert levels(result) == {"transformers": "fault", "wandb": "fault", "peft": "warning", "packages": "ok"}
     by_name = {finding.subject: finding for finding in result}
     assert "transformers" in by_name["transformers"].hint and "not installed" in by_name["wandb"].what
@@ -52,7 +53,7 @@ def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkey
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    (result,) = health.threads(ranks)
+    result = health.threads(ranks)
     assert result.level == level
     if best is not None and level == "fault":
         assert f"OMP_NUM_THREADS={best}" in result.hint
@@ -79,14 +80,15 @@ def test_a_gpu_beside_a_cpu_build_is_a_fault(monkeypatch):
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_logins_show_no_key(offline, monkeypatch):
+def test_logins_show_no_key(offline, monkeypatch, capsys):
     import huggingface_hub
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secretsecret")
     monkeypatch.setenv("WANDB_API_KEY", "secretsecret")
-    text = shown(health.logins())
+    report([*health.logins()])
+    text = capsys.readouterr().out
     assert "secretsecret" not in text and "WANDB_API_KEY is set" in text
     assert ("HF_HUB_OFFLINE is set" in text) == offline
 
@@ -113,4 +115,4 @@ def test_the_network_is_asked_when_asked_to(monkeypatch):
     assert result["HF_ENDPOINT"].level == "ok", "a refusal is an answer, too"
     assert result["wandb"].level == "fault" and "offline" in result["wandb"].hint
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
-    assert health.network(timeout_s=5)[0].level == "fault"
+    assert next(health.network(timeout_s=5)).level == "fault"

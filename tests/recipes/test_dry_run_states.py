@@ -1,13 +1,8 @@
-"""What a recipe says of the disk before anything runs, and `scripts/states.py`."""
+"""What a recipe says of the disk before anything runs."""
 
 import json
 import math
 import re
-import shutil
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,17 +11,15 @@ import transformers
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.pictures.tiles import Tiling, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.shards.shards import shard_path
 from draftsmith.models.drafters import HivisConfig, SparrowConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.trainers.estimate.states_size import caching
+from draftsmith.trainers.estimate import states_size
 from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train import TrainStates
 from PIL import Image
 from small_records import talk
-from states_fake import COUNT, write
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
 SAMPLES = 68_000
@@ -38,9 +31,7 @@ TARGET = LlavaConfig(
 )  # fmt: skip
 
 
-def plan(stage) -> Planned:
-    recipe = SimpleNamespace(target=LlavaTargetConfig(kind="llava", path="not/on/disk"))
-    return Planned("cache", stage, {}, "f", recipe)
+SECTION = LlavaTargetConfig(kind="llava", path="not/on/disk")
 
 
 def stage(text: int, visual: int, **settings) -> CacheStage:
@@ -48,8 +39,11 @@ def stage(text: int, visual: int, **settings) -> CacheStage:
     return CacheStage(kind="cache", data={"path": "not/on/disk.json"}, expected=expected, **settings)
 
 
-def lines(stage, drafter) -> str:
-    return "\n".join(caching(plan(stage), drafter, TARGET, "."))
+def lines(stage, drafter, target=TARGET) -> str:
+    recipe = SimpleNamespace(target=SECTION, drafter=drafter, output=".")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(states_size, "target_shape", lambda recipe: target)
+        return "\n".join(states_size.describe_states(Planned("cache", stage, {}, "f", recipe)))
 
 
 def gigabytes(text: str) -> float:
@@ -116,7 +110,7 @@ def test_pictures_and_clips_on_disk_are_counted_as_the_family_reads_them(tmp_pat
         clip = 4 * side[0] * side[1]
     (tmp_path / "data.json").write_text(json.dumps(with_clip))
     cached = CacheStage(kind="cache", data={"path": str(tmp_path / "data.json"), "video": video, **settings})
-    text = "\n".join(caching(plan(cached), SparrowConfig(kind="sparrow"), config, "."))
+    text = lines(cached, SparrowConfig(kind="sparrow"), config)
     counted = int(re.search(r"([\d,]+) visual tokens", text)[1].replace(",", ""))
     assert counted == sum(wanted) + clip, (wanted, clip)
 
@@ -138,44 +132,3 @@ def published_tokens(config, size: tuple[int, int], settings: dict) -> int:
     made = Qwen2VLImageProcessor(patch_size=vision.patch_size, merge_size=2, size=limits)
     shape = torch.from_numpy(made(images=[Image.new("RGB", size)], return_tensors="np")["image_grid_thw"])
     return int(shape.prod()) // 4
-
-
-# The script
-
-
-@pytest.fixture(scope="module")
-def script() -> SimpleNamespace:
-    path = Path(__file__).parents[2] / "scripts" / "states.py"
-    loader = SourceFileLoader("states_script", str(path))
-    module = module_from_spec(spec_from_loader("states_script", loader))
-    sys.modules["states_script"] = module
-    loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("stage")
-    write(folder / "states")
-    return folder
-
-
-def test_show_says_what_a_cache_is_of(script, cache, capsys):
-    assert script.main(["show", str(cache)]) == 0
-    told = capsys.readouterr().out
-    assert f"{COUNT} samples, 15 with pictures; 5 shards" in told and '"image_backend": "pil"' in told
-    assert script.main(["show", str(cache / "states"), "--sample", "4"]) == 0
-    told = capsys.readouterr().out
-    assert '"name": "file[4]"' in told and "layer_002" in told and "bfloat16" in told
-    assert script.main(["show", str(cache), "--sample", "99"]) == 2
-
-
-def test_verify_names_the_damaged_file(script, cache, tmp_path, capsys):
-    assert script.main(["verify", str(cache)]) == 0 and "all as written" in capsys.readouterr().out
-    other = shutil.copytree(cache, tmp_path / "other")
-    path = shard_path(other / "states", 3)
-    data = bytearray(path.read_bytes())
-    data[-700] ^= 1
-    path.write_bytes(data)
-    assert script.main(["verify", str(cache), str(other)]) == 2
-    assert "shard-000003.safetensors" in capsys.readouterr().err

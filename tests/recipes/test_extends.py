@@ -84,9 +84,9 @@ def test_stages_run_in_the_order_that_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("order", "told"),
     [
-        ("pretrain, finetune, look", "does not name evaluate"),
-        ("pretrain, finetune, look, evaluat", "'evaluat', which is no stage"),
-        ("pretrain, finetune, look, evaluate, pretrain", "different stages"),
+        ("pretrain, finetune, look", "does not name each stage once"),
+        ("pretrain, finetune, look, evaluat", "does not name each stage once"),
+        ("pretrain, finetune, look, evaluate, pretrain", "does not name each stage once"),
     ],
 )
 def test_an_order_names_every_stage_once(order, told, tmp_path):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from draftsmith.recipes.config.uncollected import uncollected
+from draftsmith.recipes.config.load import uncollected
 
 # Runs commands, and prints after each which modules are there then; at the exit, how many objects no search for garbage
 # looks at.

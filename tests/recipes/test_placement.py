@@ -10,7 +10,7 @@ from draftsmith.recipes.config.files import recipe_names, with_bases
 from draftsmith.recipes.config.launch import run_recipe
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.recipes.config.preflight_parallel import check_places
+from draftsmith.recipes.config.preflight_models import check_placement
 
 LARGE = {
     f"{method}-{size}" for method in ("specvlm", "sage")
@@ -67,11 +67,11 @@ def test_maps_of_drafters_inside_a_stage_are_told_by_their_key(monkeypatch):
     changes = ["target.device_map=null", "stages.evaluate.methods.SD-Chain.drafter.model.device_map=balanced"]
     loaded = load(["recipe=sage-llava-ov-72b-7b", *changes])
     planned = plan(loaded.recipe, loaded.path)
-    check_places(loaded.recipe, planned, None)
+    check_placement(loaded.recipe, planned)
     two_ranks(monkeypatch)
     with pytest.raises(UserError, match=r"stages\.evaluate\.methods\.SD-Chain\.drafter\.model\.device_map is balanced"):
-        check_places(loaded.recipe, planned, None)
-    check_places(loaded.recipe, planned, [])  # no stage that loads it
+        check_placement(loaded.recipe, planned)
+    check_placement(loaded.recipe, planned, [])  # no stage that loads it
 
 
 def test_a_host_that_holds_what_is_left_over_needs_a_map(monkeypatch):

@@ -31,7 +31,7 @@ _SPEC.loader.exec_module(house)
 LINES = {
     "studies": {
         "trainers/evaluate/studies.py": {r" = \((clip_tables|analysis|check_analysis),\)": " = ()",
-                                         r" = \(\s+recorded_weights,\s+probe,\s+\)": " = ()"},
+                                         r" = \(recorded_weights, probe\)": " = ()"},
         "trainers/evaluate/probe_settings.py": {r"analysis: AnalysisConfig \| None": "analysis: None"},
         "recipes/demo/visual-ar*.yaml": {r" *probes: \{analysis: .*\n": ""},
         "recipes/visual_ar/eagle-*.yaml": {r" *probes: \{analysis: .*\n": ""},

@@ -6,17 +6,12 @@ from pathlib import Path
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
 
 
-class Config(dict):
-    def update(self, values, allow_val_change):
-        super().update(values)
-
-
 class FakeWandb(types.ModuleType):
     """Its call `fails` raises, and where it is `dead` no server answers."""
 
     def __init__(self, fails: str | None = None, dead: bool = False):
         super().__init__("wandb")
-        self.fails, self.dead, self.config = fails, dead, {}
+        self.fails, self.dead = fails, dead
         self.inits, self.lines, self.artifacts, self.codes = [], [], [], []
         self.Settings, self.Image = dict, Path
 
@@ -31,7 +26,6 @@ class FakeWandb(types.ModuleType):
     def init(self, **arguments):
         self._call("init")
         self.inits.append(arguments)
-        self.config = Config()
         if self.dead and arguments["mode"] == "online":
             raise ConnectionError("no route to host")
         return self

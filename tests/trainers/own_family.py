@@ -140,6 +140,8 @@ class IdeficsPictures(Pictures):
 
 
 class IdeficsTarget(LanguageTarget):
+    decoder_class = IdeficsDecoder
+
     def view(self, request):
         if any(type(picture) is not Cut for picture in request.pictures):
             raise UserError("the pictures are cut for another family", where=request.name)
@@ -148,13 +150,9 @@ class IdeficsTarget(LanguageTarget):
 
 class IdeficsTargetConfig(TargetSection):
     families: ClassVar[dict[str, Family]] = {
-        "idefics3": Family("idefics3", "Idefics3ForConditionalGeneration", IdeficsTraining, IdeficsDecoder,
+        "idefics3": Family("idefics3", "Idefics3ForConditionalGeneration", IdeficsTraining, IdeficsTarget,
                            IdeficsPictures())
     }  # fmt: skip
     picture_family: ClassVar[Any] = IDEFICS
 
     kind: str
-
-    def target(self, model, *, num_token_ids, image_token_id):
-        decoder = IdeficsDecoder(model, num_token_ids=num_token_ids)
-        return IdeficsTarget(decoder, prefill_chunk=self.prefill_chunk)

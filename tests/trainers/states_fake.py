@@ -7,9 +7,8 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Batch
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.data.shards.shards import claim, finish
-from draftsmith.data.states.records import state_places
+from draftsmith.data.states.records import Deal, StatesWriting, state_places
 from draftsmith.data.states.samples import Counts
-from draftsmith.data.states.writer import Deal, StatesWriting
 
 D = 96  # no multiple of 64
 COUNT = 23

@@ -12,7 +12,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
-from draftsmith.data.shards.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader, read_manifest
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
 from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
@@ -43,7 +43,7 @@ def _data(made):
 
 def test_the_manifest_says_what_the_states_are_bound_to_and_what_every_dtype_loses(kept):
     reader = ShardReader(kept.folder / "states")
-    identity, loss = reader.identity, reader.measured["head distribution"]
+    identity, loss = reader.identity, read_manifest(kept.folder / "states").measured["head distribution"]
     assert identity["states"] == {"feature": True, "text_layers": [], "visual_layers": [2], "everywhere": False}
     assert identity["dtype"] == "bf16" and identity["image_backend"] == "pil"
     assert identity["samples"]["computed_in"] == "float32" and len(identity["template"]) == 64

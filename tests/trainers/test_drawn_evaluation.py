@@ -16,7 +16,8 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.targets.llamagen.files import save_model
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, build_transformer
-from draftsmith.trainers.evaluate import measuring, untimed
+from draftsmith.trainers.evaluate import drawn as evaluation
+from draftsmith.trainers.evaluate import measuring
 from draftsmith.trainers.evaluate.kept_pictures import FOLDER
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
@@ -243,11 +244,11 @@ UNTIMED = "stages.evaluate.benchmarks.captions.untimed"
 def drawn(monkeypatch):
     """What the stage draws: pictures of each batch of plain decoding, and the methods' pictures one by one."""
     batches, methods = [], []
-    plainly, drafted = untimed.draw_pictures, untimed.generate
+    plainly, drafted = evaluation.draw_pictures, evaluation.generate
     monkeypatch.setattr(
-        untimed, "draw_pictures", lambda t, asked, *a, **k: batches.append(len(asked)) or plainly(t, asked, *a, **k)
+        evaluation, "draw_pictures", lambda t, asked, *a, **k: batches.append(len(asked)) or plainly(t, asked, *a, **k)
     )
-    monkeypatch.setattr(untimed, "generate", lambda *a: methods.append(1) or drafted(*a))
+    monkeypatch.setattr(evaluation, "generate", lambda *a: methods.append(1) or drafted(*a))
     monkeypatch.setattr(measuring, "generate", lambda *a: pytest.fail("timed"))
     return SimpleNamespace(batches=batches, methods=methods)
 

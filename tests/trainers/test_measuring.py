@@ -11,6 +11,7 @@ from draftsmith.eval.first_difference import Difference
 from draftsmith.eval.policies import Chain
 from draftsmith.trainers.evaluate import measuring
 from draftsmith.trainers.evaluate.measuring import Measuring, clock_of
+from draftsmith.trainers.evaluate.requests import Opened, RequestSet
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
 from fails import fails_with
@@ -58,20 +59,19 @@ def of(stage, folder):
     return Measuring(stage, context, None, [Drafting()], (), tokenizer=object())
 
 
+OPENED = Opened(ImageRequest("r", 0), prompt_tokens=1)
+
+
 def requests(**about):
-    opened = SimpleNamespace(request=ImageRequest("r", 0), prompt_tokens=1, visual_tokens=0, answer=None)
-    known = {"benchmark": "b", "turn": "", "budget": "", "medium": "drawn", "open": lambda index, target: opened,
-             "part": "", "labels": lambda index: {}}  # fmt: skip
-    return SimpleNamespace(**(known | about))
+    return RequestSet(**({"benchmark": "b", "medium": "drawn"} | about))
 
 
 def test_draws_follow_from_the_request_and_settings_from_the_cell(decoded, tmp_path):
     """By every method and repeat alike: other draws would make their answers differ for nothing."""
     calls, stage = decoded
     one = of(stage, tmp_path)
-    opened = requests().open(0, None)
     common = {"benchmark": "b", "request": "r", "temperature": 0.7, "max_new_tokens": 16, "medium": "drawn"}
-    one._rows(NUMBER, opened, one.decodings(0.7, 16), common, {})
+    one._rows(NUMBER, OPENED, one.decodings(0.7, 16), common, {})
     seed = 3 * 1_000_003 + NUMBER
     assert calls == 2 * [(None, 0.7, 5, 0.9, 16, seed), (Drafting.drafter, 0.7, 5, 0.9, 16, seed)]
     assert one.seed(NUMBER) != one.seed(NUMBER + 1)
@@ -84,7 +84,7 @@ def test_plain_decoding_and_methods_are_timed_by_the_same_clock(decoded, tmp_pat
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     one = replace(of(stage, tmp_path), target=SimpleNamespace(device=torch.device("cpu")))
     common = {"benchmark": "b", "request": "r", "temperature": 0.7, "max_new_tokens": 16, "medium": "drawn"}
-    one._rows(NUMBER, requests().open(0, None), one.decodings(0.7, 16), common, {})
+    one._rows(NUMBER, OPENED, one.decodings(0.7, 16), common, {})
     assert stage.clocks == [counts] * 4
 
 
@@ -121,9 +121,8 @@ def test_a_greedy_answer_that_is_not_plain_decodings_is_explained(decoded, tmp_p
     monkeypatch.setattr(measuring, "first_difference", lambda *a: asked.append(a[2:4]) or tie)
     measured = of(decoded[1], tmp_path)
     measured.drafting[0] = drafting
-    opened = requests().open(0, None)
     common = {"benchmark": "b", "request": "r", "temperature": 0.0, "max_new_tokens": 8, "medium": "drawn"}
-    rows = measured._rows(0, opened, measured.decodings(0.0, 8), common, {})
+    rows = measured._rows(0, OPENED, measured.decodings(0.0, 8), common, {})
     assert [row.identical for row in rows] == [True, False]
     assert ("difference" in rows[1].details) == explained and asked == [([1], [2])] * explained
 
@@ -134,13 +133,10 @@ def clips(opened, *budgets, count=3):
     def at(budget):
         def one(index, target):
             opened.append((budget, index))
-            return SimpleNamespace(
-                request=ImageRequest("r", 0, name=f"r{index}"), prompt_tokens=1, visual_tokens=int(budget), answer=None
-            )
+            return Opened(ImageRequest("r", 0, name=f"r{index}"), None, 1, int(budget))
 
-        names = {"benchmark": "clips", "name": f"clips at {budget}", "turn": "", "budget": budget, "medium": "video"}
-        names |= {"part": "", "labels": lambda self, index: {}}
-        return type("Set", (), {"__len__": lambda self: count, "open": staticmethod(one), **names})()
+        names = {"__len__": lambda self: count, "open": staticmethod(one)}
+        return type("Set", (RequestSet,), names)(benchmark="clips", budget=budget, medium="video")
 
     return [at(budget) for budget in budgets]
 

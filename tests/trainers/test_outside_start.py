@@ -25,13 +25,11 @@ from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats import export_drafter
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import export_drafter, lay_out
+from draftsmith.models.formats.heads import load_published
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.formats.start import load_published
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.targets.generators import load_generator
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.serve.states_builder import open_target
@@ -418,7 +416,7 @@ def test_lanterns_head_starts_with_its_own_rows_and_its_first_loss_is_eagles(dra
     """SmoothL1 and 0.1 times the cross-entropy over each code but the first, sample by sample, unbatched."""
     made, folder = drawn, tmp_path / "theirs"
     config = EagleConfig(kind="eagle", loss={"noise": 0.0}, norm_eps=2e-6)
-    target = load_generator(made.target, made.inputs, device=torch.device("cpu")).target
+    target = made.target.generator(made.inputs, device=torch.device("cpu")).target
     head = loud(config.build(target))
     rows = torch.randn(head.embed_tokens.weight.shape, generator=torch.Generator().manual_seed(5))
     folder.mkdir()

@@ -25,7 +25,7 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.pair import open_pair
 from draftsmith.eval.policies import Chain, Dynamic
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.table import training_of
 from fails import fails_with
 from own_family import FAKE, IDEFICS, WHOLE, IdeficsTargetConfig

@@ -7,7 +7,6 @@ import sys
 import pytest
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
-from fails import fails_with
 from own_package import RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
 
@@ -51,8 +50,6 @@ def test_opening_the_folder_imports_only_by_leave(finished, folder):
     with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)allow_import"):
         open_published(folder, target=target)
     assert "her_package" not in sys.modules
-    words = r"is not imported(?s:.*)on the disk of whoever(?s:.*)give its folder as target="
-    fails_with(words, open_published, folder, error=NotImported)
     speculator = open_published(folder, target=target, allow_import=True)
     assert type(speculator.drafter).__module__ == "her_package.recurrent"
     assert speculator("What is this?").generation.tokens == speculator("What is this?", plain=True).generation.tokens

@@ -8,7 +8,8 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.trainers.run.too_long import before_decoding, before_training
+from draftsmith.trainers.evaluate.measuring import before_decoding
+from draftsmith.trainers.train.preflight import before_training
 from PIL import Image
 from small_records import talk
 

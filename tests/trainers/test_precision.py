@@ -12,11 +12,10 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.evaluate.drafters import Drafters
-from draftsmith.trainers.publish.decoding import _typed
+from draftsmith.trainers.publish.decoding import _typed, measured_dtype
 from draftsmith.trainers.run import context as contexts
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.precision import settled, settled_stage
-from draftsmith.trainers.stages.publish import _measured_dtype
 from fails import fails_with
 from safetensors.torch import save_file
 
@@ -121,7 +120,7 @@ def test_siblings_and_an_evaluations_own_target_are_recorded(tmp_path, stored, o
     assert make().resolved == {
         "stages.evaluate.target.dtype": "bfloat16", "stages.evaluate.methods.S.drafter.model.dtype": "bfloat16"
     }  # fmt: skip
-    assert _measured_dtype(tmp_path / "run" / "evaluate") == "bfloat16"
+    assert measured_dtype(tmp_path / "run" / "evaluate") == "bfloat16"
 
 
 # One sibling in every place that may name it, at several ratios.

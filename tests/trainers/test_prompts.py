@@ -12,9 +12,8 @@ from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.decoding.batched import Written
 from draftsmith.models.parts import TokenIds
-from draftsmith.trainers.serve import written_prompts
-from draftsmith.trainers.serve.written_prompts import Begun, _behind, special_ids
 from draftsmith.trainers.stages import prompts as stages
+from draftsmith.trainers.stages.prompts import Begun, _behind, special_ids
 from fails import fails_with
 from PIL import Image
 from states_run import WORDS
@@ -77,13 +76,13 @@ def test_each_prompt_is_a_user_turn_about_a_topic_of_its_split(made):
 def test_they_are_what_the_target_says_there(folder, made, monkeypatch):
     """The ids that it was asked with are the template's, up to the turn's first words."""
     asked = []
-    write = written_prompts.write_answers
+    write = stages.write_answers
 
     def noted(decoder, requests, warp, **settings):
         asked.extend(request.ids.tolist() for request in requests)
         return write(decoder, requests, warp, **settings)
 
-    monkeypatch.setattr(written_prompts, "write_answers", noted)
+    monkeypatch.setattr(stages, "write_answers", noted)
     run(recipe(folder), folder / "noted")
     tokenizer = load_processor(folder / "target", text_only=True).tokenizer
     bos = tokenizer.bos_token_id
@@ -166,7 +165,7 @@ def test_a_turn_is_cut_where_the_target_goes_on(folder, form, begin):
     assert behind == ("ASSISTANT:" if form.template == "v1" else "<|im_end|>\n<|im_start|>assistant")
 
 
-class Said(written_prompts.Prompts):
+class Said(stages.Prompts):
     """Reads what a target wrote, without one."""
 
     def __init__(self, processor, behind):
@@ -217,13 +216,13 @@ def seeing(tmp_path_factory):
 @pytest.mark.parametrize("begin", ["", "Which one"])
 def test_a_vision_target_asks_about_the_pictures_of_a_folder(seeing, tmp_path, monkeypatch, begin):
     """It sees the picture, with the turn begun behind it; what it wrote can be answered with the picture."""
-    asked, write = [], written_prompts.write_answers
+    asked, write = [], stages.write_answers
 
     def noted(decoder, requests, warp, **settings):
         asked.extend(requests)
         return write(decoder, requests, warp, **settings)
 
-    monkeypatch.setattr(written_prompts, "write_answers", noted)
+    monkeypatch.setattr(stages, "write_answers", noted)
     splits = {name: {"count": n, "pictures": str(seeing / name)} for name, n in (("train", 4), ("held_out", 2))}
     form = {"template": "v1", "system": "", "image_rule": "verbatim"}
     data = {"from": "prompts", "path": "train", "aspect": "square", "images": str(seeing / "train"), "max_length": 200}

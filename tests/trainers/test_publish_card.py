@@ -13,10 +13,9 @@ from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.recipes.config.schema import AnyTarget
 from draftsmith.trainers.publish.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publish.decoding import _target
+from draftsmith.trainers.publish.fresh import Snippet
 from draftsmith.trainers.publish.licences import chain, own_licence, warnings
-from draftsmith.trainers.publish.lineage import Trained
-from draftsmith.trainers.publish.made_from import parts_of, sources_of, target_name
-from draftsmith.trainers.publish.snippets import Snippet
+from draftsmith.trainers.publish.lineage import Trained, parts_of, sources_of, target_name
 from draftsmith.trainers.stages.publish import _target_on_hub, _task
 from markdown_it import MarkdownIt
 from pydantic import TypeAdapter
@@ -160,7 +159,7 @@ def test_weights_that_restrict_more_than_the_target_are_in_front():
 
 def test_names_on_a_card_show_letter_by_letter(tmp_path):
     name = "x|<img src=x onerror=alert(1)> [in](https://evil.example)\n# `y` <!--"
-    trained = Trained(name, name, name, name, 1, name, 1.0, 1.0)
+    trained = Trained(name, name, name, name, 1, name, 1.0, "1.00 h")
     seen = Evaluated(name, [], {name: name}, [], relaxed=(name,))
     asked = facts().section.model_copy(update={"prompt": UserRequest(text=name)})
     body = model_card(facts(training=[trained], evaluated=seen, target=None, target_name=f"`{name}`", base=None,
@@ -183,6 +182,6 @@ def test_a_target_that_ships_keeps_its_name_and_its_terms():
     assert sources_of(context, "me/target") == {"target": Path(section.path), "processor": Path("world")}
     links = chain(parts_of(context, None, None, (), ()))
     assert [(link.name, link.licence.id) for link in links] == [("shipped:shapes-llava", "apache-2.0")]
-    assert warnings(links) == [] and own_licence(links, None).id == "apache-2.0"
+    assert not [*warnings(links)] and own_licence(links, None).id == "apache-2.0"
     trained = SimpleNamespace(target=section, inputs={"target": Path("x")})
     assert target_name(trained).endswith("from `shipped:shapes-llava`")

@@ -6,10 +6,9 @@ import pytest
 import yaml
 from draftsmith.models.drafters import EagleConfig, LvlmConfig
 from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.trainers.publish.hub_upload import check_name, is_repo, suggested
 from draftsmith.trainers.publish.licences import chain, licence_of, own_licence, warnings
-from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, data_of, trained_by
-from draftsmith.trainers.publish.made_from import began_as
-from draftsmith.trainers.publish.names import check_name, suggested
+from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, began_as, data_of, trained_by
 from fails import fails_with
 
 LLAVA = "llava-hf/llava-1.5-7b-hf"
@@ -31,14 +30,14 @@ def test_names_that_engines_take_for_another_method(repo, method, found):
 
 @pytest.mark.parametrize("repo", ["llava", "a/b/c", "me/with blank", "me/a--b", "../me/x", "me/" + "x" * 97])
 def test_what_the_hub_takes_for_no_name(repo):
-    fails_with("NAMESPACE/NAME", check_name, repo, "lvlm", LLAVA, is_language=True)
+    assert not is_repo(repo)
 
 
 def test_the_chain_warns_of_what_restricts_and_of_what_is_not_known():
     links = chain([("target", LLAVA), ("initial weights", "JackFram/llama-68m"), ("data", "llava_v1_5_mix665k.json"),
                    ("data", "my own.json")])  # fmt: skip
     assert [link.licence.id for link in links] == ["llama2", "apache-2.0", "cc-by-4.0", None]
-    told = warnings(links)
+    told = [*warnings(links)]
     assert len(told) == 3
     assert "Llama 2" in told[0] and "OpenAI" in told[1] and "not known" in told[2]
     assert own_licence(links, None).id == "llama2" and own_licence(links, "mit").id == "mit"
@@ -59,7 +58,7 @@ def test_known_targets(name, restricts):
     "somebody/some-model", "me/my-llamagen", "jadohu/llamagen_drafter", "chameleons.json", "lmsys/vicuna-7b-v1.3",
 ])  # fmt: skip
 def test_nothing_is_guessed(name):
-    assert licence_of(name).id is None and warnings(chain([("target", name)]))
+    assert licence_of(name).id is None and [*warnings(chain([("target", name)]))]
 
 
 def test_targets_of_the_recipes_are_known_or_warned_of():
@@ -105,3 +104,4 @@ def test_where_a_drafter_is_from(recipe, stage, trained):
 def test_a_class_of_another_package_is_suggested_a_name_that_the_hub_takes(kind, name):
     assert suggested(kind, LLAVA) == name
     check_name(f"me/{name}", kind, LLAVA, is_language=True)
+    assert is_repo(f"me/{name}")

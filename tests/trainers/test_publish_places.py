@@ -4,11 +4,10 @@ import json
 
 import pytest
 from draftsmith.eval.cells import MethodInfo
-from draftsmith.eval.html_page import html_page
 from draftsmith.eval.report import build, write
+from draftsmith.eval.tables import html_page
 from draftsmith.trainers.publish.card import read_evaluation
-from draftsmith.trainers.publish.folder import copy_provenance, copy_report
-from draftsmith.trainers.publish.stripped_paths import without_places
+from draftsmith.trainers.publish.folder import copy_provenance, copy_report, without_places
 from PIL import Image
 from rows import random_rows
 

@@ -17,9 +17,8 @@ import yaml
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import SUMS, write_sums
-from draftsmith.eval.published import assemble, open_published, read_published
+from draftsmith.eval.published import assemble, open_published, read_published, reproduce
 from draftsmith.eval.published_section import UserRequest
-from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.dry_run import dry_run
@@ -359,7 +358,7 @@ def test_weights_of_another_shape_are_named_even_with_a_list_that_agrees(change,
     write_sums(folder)
     with pytest.raises(UserError) as caught:
         open_published(folder, target=published / "target")
-    assert "model.safetensors" in caught.value.problem and says in caught.value.problem
+    assert "the weights do not fit config.json" in caught.value.problem and says in caught.value.problem
 
 
 def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):

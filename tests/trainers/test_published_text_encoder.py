@@ -9,7 +9,6 @@ from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.decoding.batched import draw_pictures
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.targets.generators import load_generator
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainCodes
@@ -46,7 +45,7 @@ def test_a_float32_target_and_its_head_are_trained_and_decode(made, tmp_path):
     inputs = made.inputs | {"target": target}
     head = train(made, tmp_path / "head", inputs)
     assert (head / "model.safetensors").is_file()
-    generator = load_generator(made.target, inputs, device=torch.device("cpu"))
+    generator = made.target.generator(inputs, device=torch.device("cpu"))
     assert generator.target.embedding.dtype == torch.float32
     requests = [generator.request(caption, None, "") for caption in ("a picture", "a picture with many words in it")]
     assert {r.condition.dtype for r in requests} == {torch.bfloat16}

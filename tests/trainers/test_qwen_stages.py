@@ -5,9 +5,9 @@ import json
 import heads_run
 import pytest
 import torch
+from draftsmith.core.pretrained import Checkpoint
 from draftsmith.data.processor_files import load_processor
-from draftsmith.models.formats import export_drafter
-from draftsmith.models.hub import tensors_under
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from safetensors.torch import load_file
@@ -76,7 +76,7 @@ def test_a_native_head_is_trained_and_goes_back_into_the_target(recipe_of, tmp_p
     told = "\n".join(heads_run.run(tmp_path))
     assert "Greedy outputs are identical to plain decoding" in told
     export_drafter(tmp_path / "head", tmp_path / "out", "vllm", target=str(tmp_path / "target"))
-    shipped = tensors_under("mtp.", str(tmp_path / "out"), "head", key="drafter")
+    shipped = Checkpoint(tmp_path / "out").under("mtp.")
     trained = load_file(tmp_path / "head" / "model.safetensors")
     assert {f"mtp.{name}" for name in shipped} == set(trained)
     assert all(torch.equal(value, trained[f"mtp.{name}"]) for name, value in shipped.items())

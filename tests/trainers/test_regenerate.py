@@ -8,11 +8,11 @@ import torch
 from distill_run import run
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
-from draftsmith.data.answers import SHARDS, SKIPPED
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader
+from draftsmith.data.sources import SHARDS, SKIPPED
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import read_mark, write_mark
+from draftsmith.trainers.publish.decoding import measured_dtype
 from draftsmith.trainers.run.run import check_stages
 from draftsmith.trainers.run.stage import Planned
-from draftsmith.trainers.stages.publish import _measured_dtype
 from fails import fails_with
 from ranks_run import run_ranks
 from test_run import Note, planned, run, two_stages
@@ -230,7 +230,7 @@ def test_what_auto_became_in_a_finished_stage_outlives_its_fingerprint_file(cut,
     else:
         path.write_bytes(CUTS[cut])
     run(tmp_path, planned(stage=Typed()))
-    assert path.read_bytes() == whole and _measured_dtype(tmp_path / "note") == "bfloat16"
+    assert path.read_bytes() == whole and measured_dtype(tmp_path / "note") == "bfloat16"
 
 
 @pytest.mark.parametrize("cut", [*CUTS, "missing"])

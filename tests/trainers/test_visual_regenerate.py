@@ -13,11 +13,11 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.targets.generators import Generator, load_generator
+from draftsmith.models.targets.drawing import Generator
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
-from draftsmith.trainers.serve import drawn_pictures as pictures
 from draftsmith.trainers.stages import regenerate
+from draftsmith.trainers.stages import regenerate as pictures
 from visual_run import context, with_target
 from visual_tiny import anole
 
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_record_holds_what_draws_it_again(made, tmp_path):
     reader = run(made, tmp_path)
-    generator = load_generator(made.target, made.inputs, device=torch.device("cpu"))
+    generator = made.target.generator(made.inputs, device=torch.device("cpu"))
     warp, target = Warp(1.0, 9), generator.target
     assert target.guidance.num_rows == 2
     decoding = Decoding(Chain(1), RULES["sampling"], Draw("top-k"), warp, target.num_codes, ())
@@ -110,9 +110,10 @@ def test_answers_of_anole_are_ids_and_their_codes(monkeypatch):
     """Greedily and guided: the text stands for what it was asked by, and no features are kept."""
     target = anole()
     texts = {"one": torch.tensor([25, 27, 31]), "two": torch.tensor([30])}
-    generator = Generator(target, lambda caption, label: texts[caption], lambda codes: codes, torch.zeros(16, 4), 4)
-    monkeypatch.setattr(pictures, "load_generator", lambda *_, **__: generator)
-    monkeypatch.setattr(pictures, "image_section", lambda target: SimpleNamespace(check_labels=list))
+    generator = Generator(target=target, condition=lambda caption, label: texts[caption],
+                          pictures=lambda codes: codes, codebook=torch.zeros(16, 4), first_id=4)  # fmt: skip
+    section = SimpleNamespace(check_labels=list, generator=lambda *_, **__: generator)
+    monkeypatch.setattr(pictures, "image_section", lambda target: section)
     monkeypatch.setattr(pictures, "read_prompts", lambda source: [ImagePrompt(t, t) for t in texts])
     named = SimpleNamespace(target=SimpleNamespace(path="hub/anole", revision=None), fingerprint="f" * 40, seed=2,
                             stop=Stop(), progress=StageLine("answers"), inputs={}, device=lambda: None)  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import text_run
 from draftsmith.core.results import check_sums
-from draftsmith.eval.stored_prompt import reproduce
+from draftsmith.eval.published import reproduce
 
 OLD = Path(__file__).with_name("written_by_0_1_0")
 DATA = {"path": str(OLD / "questions.jsonl"), "max_length": 64, "max_samples": 3}

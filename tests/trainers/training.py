@@ -11,7 +11,7 @@ import torch
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.models.parts import PARTS
-from draftsmith.models.targets.llava.training import LlavaTraining
+from draftsmith.models.targets.llava.model import LlavaTraining
 from draftsmith.models.training import ModelTraining
 from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.run.stopping import Stop

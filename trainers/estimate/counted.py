@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -21,14 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 META = torch.device("meta")
 _SDPA = "scaled_dot_product_attention"
-
-
-@dataclass(frozen=True)
-class Known:
-    """A thing that is equal to another one where its text is: counts are kept by it."""
-
-    text: str
-    thing: Any = field(compare=False)
 
 
 def most_bytes(run: Callable[[], Any]) -> float:

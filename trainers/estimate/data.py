@@ -5,14 +5,13 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...core.errors import UserError
 from ...core.json_types import listed
 from ...core.pictures import TEXT
-from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import PictureFamily, Processor, Resizing
 from ...data.families.table import USUAL, picture_family_of
@@ -21,7 +20,7 @@ from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Selection, Share, are_present, is_mixture
 from ...data.records.records import RecordFile
 from ...models.hub import config_value
-from ...models.targets.generators import language_section
+from ...models.targets.table import language_section
 from ..run.stage import Planned
 from ..train.settings import RecordsSettings
 
@@ -46,25 +45,15 @@ class OnDisk:
         return len(self.words)
 
 
-class OfRecords(Protocol):
-    """A stage on records."""
-
-    @property
-    def data(self) -> ConversationData | None: ...
-
-
-def on_disk(stage: OfRecords) -> OnDisk | None:
+def on_disk(stage: Any) -> OnDisk | None:
     """A stage's data, indexed, where all of it is on disk."""
-    data = stage.data
-    assert data is not None
-    names = listed(data.path)
+    data, names = stage.data, listed(stage.data.path)
     if data.from_stage is not None or not are_present(names, opens_fast=True):
         return None
     with tempfile.TemporaryDirectory() as cache:
         chosen = Selection(names, cache=Path(cache), seed=data.mixture_seed, learned=learns_answers(stage))
     places = chosen.places()[: data.max_samples]
-    columns = (chosen.column(name, places) for name in ("lengths", "images", "clips"))
-    words, images, clips = columns
+    words, images, clips = (chosen.column(name, places) for name in ("lengths", "images", "clips"))
     return OnDisk(abs(words), images.astype(np.int64), clips.astype(np.int64), chosen.files, places, chosen.summary())
 
 
@@ -108,15 +97,11 @@ def text_lengths(plan: Planned, files: OnDisk, *, prompt: bool) -> np.ndarray | 
 
 @dataclass(frozen=True)
 class VisualTokens:
-    """Visual tokens [n] of each record, and what is to be said of how they were found."""
+    """Visual tokens [n] of each record."""
 
     tokens: np.ndarray
     is_exact: bool  # else records that were not opened have the tokens of one that was
-    unread: int  # records whose files are missing or broken: a tile (or the fewest pixels) for each picture
-
-    def note(self) -> str:
-        """How many opened records have unreadable pictures, as the end of a line; empty where none has."""
-        return f"; pictures of {self.unread:,} opened records cannot be read: a tile each" if self.unread else ""
+    note: str = ""  # the end of a line: how many opened records have pictures that are missing or broken
 
 
 def image_reader_of(
@@ -142,38 +127,34 @@ def image_reader_of(
 
 def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageReader) -> VisualTokens:
     """What pictures and clips become, by their layouts. Files are opened only where their size decides."""
-    # Of several pictures, which max_9 does not tile.
     processor = image_reader.processor
+    # Of several pictures, which max_9 does not tile.
     plain = data.aspect == "anyres" or processor.picture_family.sizes_decide
-    flat = USUAL.layouts([(0, 0)] * 2, processor, Resizing("square" if plain else data.aspect))[0]
-    tiled = [n for n in (1, 2) if image_reader.needs_sizes(n)]
-    least = flat.num_tokens
-    if image_reader.processor.reads_whole:
-        pixels = data.min_pixels or image_reader.processor.image_processor.size.get("shortest_edge", 0)
-        least = max(1, pixels // image_reader.processor.image_size**2)
+    least = USUAL.layouts([(0, 0)] * 2, processor, Resizing("square" if plain else data.aspect))[0].num_tokens
+    if processor.reads_whole:
+        pixels = data.min_pixels or processor.image_processor.size.get("shortest_edge", 0)
+        least = max(1, pixels // processor.image_size**2)
     counts = files.images * least
-    sized = np.isin(np.minimum(files.images, 2), tiled) | (files.clips > 0)
-    opened = np.flatnonzero(sized)
+    tiled = [n for n in (1, 2) if image_reader.needs_sizes(n)]
+    opened = np.flatnonzero(np.isin(np.minimum(files.images, 2), tiled) | (files.clips > 0))
     if not len(opened):
-        return VisualTokens(counts, True, 0)
-    step = -(-len(opened) // LOOKED_AT)
-    looked = [_look(files, int(index), data, image_reader) for index in opened[::step]]
-    unread = sum(count is None for count in looked)
-    fallback = [int(counts[index]) for index in opened[::step]]
-    seen = [known if count is None else count for count, known in zip(looked, fallback, strict=True)]
-    counts[opened] = np.repeat(seen, step)[: len(opened)]
-    return VisualTokens(counts, step == 1, unread)
-
-
-def _look(files: OnDisk, index: int, data: ConversationData, image_reader: ImageReader) -> int | None:
-    file, number = files.places[index]
-    records = files.files[file]
-    images = Path(data.images) if data.images else records.folder
-    try:
-        media = image_reader.media(records.read(int(number)), images, Path(data.videos) if data.videos else images)
-    except UserError:
-        return None
-    return sum(picture.num_tokens for picture in media.pictures)
+        return VisualTokens(counts, True)
+    step, unread = -(-len(opened) // LOOKED_AT), 0
+    looked = opened[::step]
+    each = counts[looked]
+    for place, index in enumerate(looked):
+        file, number = files.places[index]
+        records = files.files[file]
+        images = Path(data.images) if data.images else records.folder
+        videos = Path(data.videos) if data.videos else images
+        try:
+            media = image_reader.media(records.read(int(number)), images, videos)
+            each[place] = sum(picture.num_tokens for picture in media.pictures)
+        except UserError:  # a tile (or the fewest pixels) for each picture
+            unread += 1
+    counts[opened] = np.repeat(each, step)[: len(opened)]
+    note = f"; pictures of {unread:,} opened records cannot be read: a tile each" if unread else ""
+    return VisualTokens(counts, step == 1, note)
 
 
 def most_patches(data: ConversationData, image_reader: ImageReader) -> int:
@@ -187,32 +168,26 @@ def most_patches(data: ConversationData, image_reader: ImageReader) -> int:
 
 def tokens(stage: RecordsSettings, files: OnDisk | None, image_reader: ImageReader) -> list[str]:
     """Text and visual tokens of one epoch; words are counted where the data is there, for a tokenizer is not."""
-    if files is not None:
-        visual = visual_tokens(files, stage.data, image_reader)
-        about = "" if visual.is_exact else "about "
-        clips = f", of {int(files.clips.sum()):,} clips among them" if files.clips.any() else ""
-        lines = [f"  {files.about}"] if files.about else []
-        lines.append(
-            f"  an epoch has {int(files.words.sum()):,} words of text and {about}{int(visual.tokens.sum()):,} visual "
-            f"tokens{clips} (measured{visual.note()})"
-        )
-        return [*lines, _too_long(stage.data, stage.format, files, visual)]
-    if stage.expected is None:
-        return []
-    text, visual_count = stage.expected.text_tokens, stage.expected.visual_tokens
-    named = [f"{n:,} {kind}" for n, kind in ((text, "text"), (visual_count, "visual")) if n is not None]
-    return [f"  an epoch has {' and '.join(named)} tokens (declared)"] if named else []
-
-
-def _too_long(data: ConversationData, form: PromptFormat, files: OnDisk, visual: VisualTokens) -> str:
+    if files is None:
+        expected = stage.expected
+        named = () if expected is None else ((expected.text_tokens, "text"), (expected.visual_tokens, "visual"))
+        counts = [f"{n:,} {kind}" for n, kind in named if n is not None]
+        return [f"  an epoch has {' and '.join(counts)} tokens (declared)"] if counts else []
+    data, visual = stage.data, visual_tokens(files, stage.data, image_reader)
+    about = "" if visual.is_exact else "about "
+    clips = f", of {int(files.clips.sum()):,} clips among them" if files.clips.any() else ""
     # The plain template leaves the question out, a target's own may drop thoughts, and a mark is no word; no word has
     # less than one id.
-    words = 0 * files.words if form.template in ("plain", "chat") else files.words - files.images - files.clips
-    count, about = int((words + visual.tokens > data.max_length).sum()), "" if visual.is_exact else "about "
-    done = data.over_length or f"on_error {data.on_error}"
-    return (
-        f"  longer than max_length {data.max_length:,} in words and pictures alone: {about}{count:,} samples ({done})"
-    )
+    plain = stage.format.template in ("plain", "chat")
+    words = 0 * files.words if plain else files.words - files.images - files.clips
+    long = int((words + visual.tokens > data.max_length).sum())
+    return [
+        *([f"  {files.about}"] if files.about else []),
+        f"  an epoch has {int(files.words.sum()):,} words of text and {about}{int(visual.tokens.sum()):,} visual "
+        f"tokens{clips} (measured{visual.note})",
+        f"  longer than max_length {data.max_length:,} in words and pictures alone: {about}{long:,} samples "
+        f"({data.over_length or f'on_error {data.on_error}'})",
+    ]
 
 
 def generated(plan: Planned, *, without_pictures: bool = False) -> int | None:

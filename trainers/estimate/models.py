@@ -1,19 +1,24 @@
-"""The target of a dry run: its shape from pinned or inline configs, and its parameters on the meta device."""
+"""The target of a dry run: its shape from pinned or inline configs, its parameters on the meta device, and what `auto`
+becomes on a GPU, as far as any machine can tell.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ...models.drafters.base import DrafterConfig
 from ...models.parts import TokenIds
+from ...models.stored import Held, is_on_cpu, stored_dtype
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
-from ...models.targets.generators import ImageTargetConfig, language_section
 from ...models.targets.load import target_config
 from ...models.targets.sizes import parameter_lines
+from ...models.targets.table import language_section
 from ..run.stage import WholeRecipe
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def target_shape(recipe: WholeRecipe) -> Any:
@@ -25,12 +30,26 @@ def target_shape(recipe: WholeRecipe) -> Any:
 
 
 def target_lines(recipe: WholeRecipe) -> list[str]:
-    """What the target is made of."""
-    shape = target_shape(recipe)
-    if recipe.target.draws_images:
-        return _generator_lines(recipe.target, shape.vocab_size)
-    # A draft LVLM has a vocabulary of its own, which must be the target's.
-    return parameter_lines(shape, vocabulary=recipe.drafter is None or recipe.drafter.base_kind == "lvlm")
+    """What the target is made of, and what `dtype: auto` becomes."""
+    section, shape = recipe.target, target_shape(recipe)
+    if section.draws_images:
+        counts = section.count()
+        lines = [f"  {name:<16} {count:>16,}" for name, count in counts.items()]
+        lines[-1] += f"   at {COUNTED_IDS} ids" if "text encoder" in counts else ""
+        codes = f"{section.num_codes} codes of {shape.vocab_size:,}"
+        lines.append(f"  images of {section.image_size} pixels, {codes}; guidance {section.cfg_scale:g}")
+    else:
+        # A draft LVLM has a vocabulary of its own, which must be the target's.
+        lines = parameter_lines(shape, vocabulary=recipe.drafter is None or recipe.drafter.base_kind == "lvlm")
+    if section.dtype == "auto":
+        name = held_dtype(section)
+        why = f"{name}: as stored; float32 on a CPU"
+        if section.path is None:
+            why = f"{name}: the recipe spells it out"
+        elif not Path(section.path).is_dir():
+            why = f"as stored, which a dry run does not look up: counted as {name}; float32 on a CPU"
+        lines.append(f"  dtype auto ({why})")
+    return lines
 
 
 def drafter_parameters(drafter: DrafterConfig, recipe: WholeRecipe) -> int:
@@ -45,10 +64,27 @@ def mirrored_shape(recipe: WholeRecipe) -> TargetShape:
     return language_shape(target_shape(recipe).get_text_config())
 
 
-def _generator_lines(section: ImageTargetConfig, num_ids: int) -> list[str]:
-    counts = section.count()
-    suffix = f"   at {COUNTED_IDS} ids" if "text encoder" in counts else ""
-    lines = [f"  {name:<16} {count:>16,}" for name, count in counts.items()]
-    codes = f"{section.num_codes} codes of {num_ids:,}"
-    guidance = f"  images of {section.image_size} pixels, {codes}; guidance {section.cfg_scale:g}"
-    return [*lines[:-1], lines[-1] + suffix, guidance]
+def held_dtype(section: Held, *, key: str = "target") -> str:
+    """float32, bfloat16 or float16: in which a section's weights are counted.
+
+    Raises:
+        UserError: `auto` has no answer for weights that are on this disk.
+    """
+    if section.dtype != "auto":
+        return str(section.dtype)
+    if section.path is None or is_on_cpu(section):
+        return "float32"
+    # Of a Hub id a dry run fetches neither weights nor config: most are published in bfloat16.
+    return stored_dtype(section.path, section.revision, key=key) if Path(section.path).is_dir() else "bfloat16"
+
+
+def held_bytes(section: Held) -> int:
+    """Bytes of a weight."""
+    return BYTES[held_dtype(section)]
+
+
+def engine_precision(recipe: WholeRecipe) -> str:
+    """fp32, bf16 or fp16: what a training is counted in."""
+    if recipe.engine.precision != "auto":
+        return str(recipe.engine.precision)
+    return "fp32" if held_dtype(recipe.target) == "float32" else "bf16"

@@ -7,7 +7,6 @@ A recipe's `hardware` says how many ranks there are; without one the ranks of th
 from __future__ import annotations
 
 import copy
-import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch, StepLoss
+from ...core.errors import first_line
 from ...core.section import torch_dtype
 from ...core.states import KeptScores, Taps, TargetStates
 from ...data.order import PackingConfig
@@ -25,20 +25,16 @@ from ...models.drafters.base import DrafterConfig
 from ...models.drafters.distillation import DistillTraining, Teacher
 from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
-from ...models.hub import config_value, rope_of
-from ...models.parts import is_tied
+from ...models.hub import config_value, is_tied, rope_of
 from ...models.targets.base import TargetShape
-from ...models.targets.generators import image_section, language_section
-from ...models.targets.sizes import empty_model, parameter_counts
-from ...models.targets.table import family_of, training_of
-from ...models.training import ModelTraining
+from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
+from ...models.targets.table import family_of, image_section, language_section, training_of
 from ..run.hardware import Memory
 from ..run.stage import WholeRecipe
 from ..train.fit import TrainSettings
 from ..train.settings import CodesSettings, RecordsSettings, StatesSettings
-from .auto_dtypes import engine_precision, held_bytes, held_dtype
-from .counted import META, Known, along, most_bytes
-from .models import drafter_parameters, mirrored_shape, target_shape
+from .counted import META, along, most_bytes
+from .models import drafter_parameters, engine_precision, held_bytes, held_dtype, mirrored_shape, target_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -46,8 +42,6 @@ if TYPE_CHECKING:
 _LAYERS = 12  # of a decoder that are counted at once; more add equal steps
 _ROW = 4096  # positions of rows that are counted at once
 _RUN = 64  # of a conversation's tokens the last quarter of each so many is supervised
-
-_Step = Callable[[nn.Module, Taps, int, int], None]
 
 
 def num_ranks(recipe: WholeRecipe) -> int:
@@ -96,26 +90,13 @@ def lvlm_parts(
     """
     parts = engine_parts(sum(parameter_counts(config).values()), trained, stage, recipe)
     rows, length = _rows(stage, recipe, stage.data.max_length)
-    objective, kept = stage.objective, 0
-    if objective is not None and objective.kind == "distill":
+    held, whole, kept = held_dtype(recipe.target), config.get_text_config().num_hidden_layers, 0
+    objective = stage.objective if stage.objective is not None and stage.objective.kind == "distill" else None
+    teacher_config = target_shape(recipe) if objective is not None and objective.probabilities == "online" else None
+    if teacher_config is not None:
+        parts["frozen target"] = _frozen_bytes(recipe, sum(parameter_counts(teacher_config).values()))
+    elif objective is not None:
         kept = max(dict(one).get("keep_logprobs") or 1 for one in recipe.stages.values())
-        if objective.probabilities == "online":
-            weights, kept = sum(parameter_counts(target_shape(recipe)).values()), 0
-            parts["frozen target"] = _frozen_bytes(recipe, weights)
-    settings = stage.model_dump(include={"trainable", "gradient_checkpointing", "lora", "objective", "packing"})
-    types = number_type(recipe), held_dtype(recipe.target)
-    text = f"{config.to_json_string(use_diff=False)} {settings} {recipe.target} {types}"
-    parts["activations"] = _lvlm_step(Known(text, (stage, recipe, config)), rows, length, patches, kept)
-    return parts
-
-
-@functools.lru_cache(64)
-def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) -> float:
-    stage, recipe, config = known.thing
-    teacher = None
-    if stage.objective is not None and stage.objective.kind == "distill" and not kept:
-        frozen = empty_model(target_shape(recipe), torch_dtype(held_dtype(recipe.target)))
-        teacher = Teacher(frozen.requires_grad_(False))
 
     def count(layers: float) -> float:
         shorter = copy.deepcopy(config)
@@ -123,30 +104,33 @@ def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) ->
         text.num_hidden_layers = round(layers)
         if config_value(text, "layer_types"):
             text.layer_types = text.layer_types[: round(layers)]
-        module = _lvlm_module(stage, shorter, teacher).to(number_type(recipe)).train()
-        return most_bytes(lambda: _run_lvlm(module, shorter, rows, length, patches, kept))
+        settings: dict[str, Any] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
+        with META, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
+            model: PreTrainedModel = empty_model(shorter)
+            if objective is None:
+                module = training_of(model, stage.trainable, **settings)
+            else:
+                banned, teacher = torch.zeros(text.vocab_size, dtype=torch.bool), None
+                if teacher_config is not None:
+                    teacher = Teacher(empty_model(teacher_config, torch_dtype(held)).requires_grad_(False))
+                settings |= {"objective": objective, "teacher": teacher, "banned": banned}
+                module = DistillTraining(model, stage.trainable, **settings)
+        module = module.to(number_type(recipe)).train()
 
-    return along(count, config.get_text_config().num_hidden_layers, _LAYERS // 2)
+        def step() -> None:
+            # Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies.
+            batch = synthetic_batch(shorter, rows, length, patches)
+            states = _kept(int(batch.predicting.sum()), kept) if kept else module.states(batch)
+            _backward(module, module(batch, states))
 
+        return most_bytes(step)
 
-def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Teacher | None) -> ModelTraining:
-    settings: dict[str, object] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
-    with META, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
-        model: PreTrainedModel = empty_model(config)
-        if stage.objective is not None and stage.objective.kind == "distill":
-            banned = torch.zeros(config.get_text_config().vocab_size, dtype=torch.bool)
-            return DistillTraining(
-                model, stage.trainable, objective=stage.objective, teacher=teacher, banned=banned, **settings
-            )
-        return training_of(model, stage.trainable, **settings)
-
-
-def _run_lvlm(module: ModelTraining, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
-    """Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies."""
-    batch = synthetic_batch(config, rows, length, patches)
-    states = _kept(int(batch.predicting.sum()), kept) if kept else module.states(batch)
-    _backward(module, module(batch, states))
+    settings = stage.model_dump(include={"trainable", "gradient_checkpointing", "lora", "objective", "packing"})
+    text = f"{config_text(config)} {settings} {recipe.target} {number_type(recipe)} {held}"
+    text += f" {rows} {length} {patches} {kept}"
+    parts["activations"] = once(text, lambda: along(count, whole, _LAYERS // 2))
+    return parts
 
 
 def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | None) -> Memory:
@@ -155,32 +139,31 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
     Args:
         max_length: of its samples; None: nobody knows, and activations are left out.
     """
-    config, shape = stage.drafter or recipe.drafter, mirrored_shape(recipe)
+    config, shape, target = stage.drafter or recipe.drafter, mirrored_shape(recipe), target_shape(recipe)
     assert config is not None
-    trained = drafter_parameters(config, recipe)
-    parts, target = engine_parts(trained, trained, stage, recipe), target_shape(recipe)
-    own = target.get_text_config()
+    trained, own, dtype = drafter_parameters(config, recipe), target.get_text_config(), held_dtype(recipe.target)
+    parts = engine_parts(trained, trained, stage, recipe)
     tables = (1 if is_tied(target) else 2) * own.vocab_size * own.hidden_size
-    weights = tables if stage.reads_tables else sum(parameter_counts(target).values())
-    parts["frozen target"] = _frozen_bytes(recipe, weights)
+    parts["frozen target"] = _frozen_bytes(recipe, tables if stage.reads_tables else
+                                           sum(parameter_counts(target).values()))  # fmt: skip
     if max_length is None and stage.packing is None:
         return Memory(parts)
     rows, length = _rows(stage, recipe, max_length)
     axes = 3 if "mrope_section" in rope_of(own) else 1
 
-    def step(training: nn.Module, taps: Taps, count: int, length: int) -> None:
-        batch = _batch(count, length, min(16, length // 4), axes=axes, packed=stage.packing is not None)
-        states = _states(taps, shape.hidden_size, held_dtype(recipe.target), batch.ids, length)
+    def step(training: nn.Module, taps: Taps, count: int, places: int) -> None:
+        batch = _batch(count, places, min(16, places // 4), axes=axes, packed=stage.packing is not None)
+        states = _states(taps, shape.hidden_size, dtype, batch.ids, places)
         _backward(training, training(batch, replace(states, positions=batch.positions)))
 
-    known = _known(recipe, config, shape, step, objective=stage.objective, packing=stage.packing)
-    counted = _head_step(known, rows, length)
+    activations = _head_step(recipe, config, shape, step, (rows, length), stage.objective, stage.packing)
+    if isinstance(activations, str):
+        return Memory(parts, uncounted=f"{config.kind} ({activations})")
     if not stage.reads_tables:  # the target's pass is over when the head begins, and has left its states
-        dtype, taps = held_dtype(recipe.target), config.taps_for(shape, training=True)
-        text = f"{target.to_json_string(use_diff=False)} {dtype} {taps}"
-        frozen = Known(text, (language_section(recipe.target), target, dtype, taps))
-        parts["the target's pass"] = _target_step(frozen, rows, length)
-    return _with_step(parts, config, counted)
+        taps = config.taps_for(shape, training=True)
+        passed = target_step(language_section(recipe.target), target, dtype, taps, rows, length)
+        activations = max(activations, passed)
+    return Memory({**parts, "activations": activations})
 
 
 def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | None:
@@ -194,13 +177,14 @@ def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | Non
     parts = engine_parts(trained, trained, stage, recipe)
     parts["frozen target"] = held_bytes(section) * section.count()["transformer"]
 
-    def step(training: nn.Module, taps: Taps, count: int, length: int) -> None:
+    def step(training: nn.Module, taps: Taps, count: int, _: int) -> None:
         sizes = count, section.prompt_places, section.num_codes
-        batch, states = _codes(*sizes, shape, taps, held_dtype(section))
-        _backward(training, training(batch, states))
+        _backward(training, training(*_codes(*sizes, shape, taps, held_dtype(section))))
 
-    counted = _head_step(_known(recipe, config, shape, step), micro_of(stage, recipe), 1)
-    return _with_step(parts, config, counted)
+    activations = _head_step(recipe, config, shape, step, (micro_of(stage, recipe), 1))
+    if isinstance(activations, str):
+        return Memory(parts, uncounted=f"{config.kind} ({activations})")
+    return Memory({**parts, "activations": activations})
 
 
 def _rows(stage: RecordsSettings | StatesSettings, recipe: WholeRecipe, max_length: int | None) -> tuple[int, int]:
@@ -219,63 +203,65 @@ def _frozen_bytes(recipe: WholeRecipe, weights: int) -> float:
     return held_bytes(section) * weights / spread
 
 
-def _known(
-    recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape, step: _Step, *,
-    objective: HeadObjective | None = None, packing: PackingConfig | None = None,
-) -> Known:  # fmt: skip
-    types = number_type(recipe), torch_dtype(held_dtype(recipe.target))
-    text = f"{config!r} {objective!r} {shape} {types} {packing} {recipe.target}"
-    return Known(text, (objective, config, shape, types, step))
+def _head_step(
+    recipe: WholeRecipe,
+    config: DrafterConfig,
+    shape: TargetShape,
+    step: Callable[[nn.Module, Taps, int, int], None],
+    size: tuple[int, int],
+    objective: HeadObjective | None = None,
+    packing: PackingConfig | None = None,
+) -> float | str:
+    """Bytes that a head's step makes, from counts of few rows of some length; or why they cannot be counted.
+
+    Args:
+        step: of a training, with taps, over rows of a length.
+        size: rows and length.
+    """
+    own, held = number_type(recipe), torch_dtype(held_dtype(recipe.target))
+
+    def counted() -> float | str:
+        try:
+            module = config.empty(shape)
+            if module is None:
+                return "it builds no module without weights"
+            training = config.training_objective(module.to(own), ShapeAlone(shape, held), objective)
+            training.eval()  # noise and gaps, which training draws, take generators that the meta device has not
+            taps = config.taps_for(shape, training=True)
+
+            def count(rows: float) -> float:
+                each = lambda places: most_bytes(lambda: step(training, taps, round(rows), round(places)))  # noqa: E731
+                return along(each, size[1], _ROW // 2)
+
+            return along(count, size[0], max(1, _ROW // size[1]))
+        except Exception as error:  # a drafter of somebody else's may ask its target for anything
+            return f"{type(error).__name__}: {first_line(error)}"
+
+    return once(f"{config!r} {objective!r} {shape} {own} {held} {packing} {recipe.target} {size}", counted)
 
 
-@functools.lru_cache(64)
-def _head_step(known: Known, rows: int, length: int) -> float | str:
-    """Bytes that a head's step makes, from counts of few rows of some length; or why they cannot be counted."""
-    objective, config, shape, (own, held), step = known.thing
-    try:
-        module = config.empty(shape)
-        if module is None:
-            return "it builds no module without weights"
-        training = config.training_objective(module.to(own), ShapeAlone(shape, held), objective)
-        training.eval()  # noise and gaps, which training draws, take generators that the meta device has not
-        taps = config.taps_for(shape, training=True)
-
-        def count(some: float) -> float:
-            each = lambda places: most_bytes(lambda: step(training, taps, round(some), round(places)))  # noqa: E731
-            return along(each, length, _ROW // 2)
-
-        return along(count, rows, max(1, _ROW // length))
-    except Exception as error:  # a drafter of somebody else's may ask its target for anything
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-@functools.lru_cache(64)
-def _target_step(known: Known, rows: int, length: int) -> float:
+def target_step(section: Any, config: PreTrainedConfig, dtype: str, taps: Taps, rows: int, length: int) -> float:
     """Bytes that the frozen target makes for a batch's states, its cache among them."""
-    section, config, dtype, taps = known.thing
-    model, ids = empty_model(config, torch_dtype(dtype)), config.get_text_config().vocab_size
-    target = section.target(model, num_token_ids=ids, image_token_id=None)
-    batch = synthetic_batch(config, rows, length)
-    return most_bytes(lambda: target.states(batch, taps))
 
+    def counted() -> float:
+        model, ids = empty_model(config, torch_dtype(dtype)), config.get_text_config().vocab_size
+        target = section.target(model, num_token_ids=ids, image_token_id=None)
+        batch = synthetic_batch(config, rows, length)
+        return most_bytes(lambda: target.states(batch, taps))
 
-def _with_step(parts: dict[str, float], config: DrafterConfig, counted: float | str) -> Memory:
-    if isinstance(counted, str):
-        return Memory(parts, uncounted=f"{config.kind} ({counted})")
-    pass_over = parts.pop("the target's pass", 0.0)
-    return Memory({**parts, "activations": max(counted, pass_over)})
+    return once(f"{config_text(config)} {dtype} {taps} {rows} {length}", counted)
 
 
 def _backward(module: nn.Module, loss: StepLoss) -> None:
     """Runs the backward pass; gradients go at once, since the engine's own are a part of their own."""
+
+    def drop(parameter: Tensor) -> None:
+        parameter.grad = None
+
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_drop)
+            parameter.register_post_accumulate_grad_hook(drop)
     loss.loss_sum.backward()
-
-
-def _drop(parameter: nn.Parameter) -> None:
-    parameter.grad = None
 
 
 # Batches without values, as long as they may be. Masks have values on the CPU, where the code reads them.

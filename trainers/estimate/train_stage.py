@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,16 +14,14 @@ from ...data.media import ImageReader
 from ...data.pictures.tiles import is_tiled
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
-from ...models.targets.generators import language_section
-from ...models.targets.sizes import Described, empty_model, parameter_counts
-from ...models.targets.table import training_of
+from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
+from ...models.targets.table import language_section, training_of
 from ..run.hardware import Memory
 from ..run.stage import Planned
-from ..train.fit import Expected, OutsideStart, TrainSettings
+from ..train.fit import OutsideStart, TrainSettings
 from ..train.settings import RecordsSettings, StatesSettings
-from .auto_dtypes import held_bytes
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
-from .models import drafter_parameters, target_shape
+from .models import drafter_parameters, held_bytes, target_shape
 from .states_size import describe_states
 from .train_memory import lvlm_parts
 
@@ -40,36 +37,51 @@ _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares n
 
 def describe_lvlm(plan: Planned) -> list[str]:
     """A draft LVLM's stage, its captioner's, or its target's."""
-    config, image_reader = _lvlm_of(plan)
-    stage, files = plan.stage, on_disk(plan.stage)
+    config, image_reader = lvlm_of(plan)
+    stage, section, files = plan.stage, plan.recipe.target, on_disk(plan.stage)
     counts, trained = parameter_counts(config), trainable_counts(stage, config)
     number, how = samples(plan, files)
     steps = stage.steps if number is None else stage.num_steps(number)
-    lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
-    lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
-    lines += _steps_line(steps, stage)
-    lines.append(_rows_line(steps, stage, image_reader))
-    lines += tokens(stage, files, image_reader)
+    rows = f"{steps * stage.batch_size:,}" if steps else "?"
+    what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
+    packed = "" if stage.packing is None else f"; packed into rows of up to {stage.packing.max_tokens:,}"
     disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
-    lines.append(f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)")
-    return lines + _beside(plan, target_shape(plan.recipe))
+    lines = [
+        f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all",
+        _UNKNOWN if number is None else f"  samples {number:,} ({how})",
+        *_steps_line(steps, stage),
+        f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {image_reader.processor.num_image_tokens} of "
+        f"them for each {what}{packed}",
+        *tokens(stage, files, image_reader),
+        f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)",
+    ]
+    objective = stage.objective
+    if objective is None or objective.kind == "cross_entropy":
+        return lines
+    if objective.probabilities == "kept":
+        return [*lines, f"  distills by {objective.divergence} from kept log-probabilities: no target in memory"]
+    target = target_shape(plan.recipe)
+    held = held_bytes(section) * sum(parameter_counts(target).values())
+    chunk = 40 * objective.chunk * target.text_config.vocab_size
+    where = "per rank" if language_section(section).device_map is None else "over the devices of a rank"
+    return [
+        *lines,
+        f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
+        f"{where}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB",
+    ]
 
 
-def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
-    """The config of the model that trains, and what its pictures are read with."""
+def lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
+    """The config of the model that a stage on records trains, and what its pictures are read with."""
     stage, recipe = plan.stage, plan.recipe
     target = target_shape(recipe)
     drafter = cast(LvlmConfig | None, stage.drafter or recipe.drafter)
-    config = target if stage.model == "target" or drafter is None else drafter.config_beside(target)
-    own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
-    if own:
+    if stage.model == "target" or drafter is None:
+        return target, image_reader_of(stage.data, target, language_section(recipe.target).picture_family)
+    config = drafter.config_beside(target)
+    if drafter.pictures == "own":
         return config, image_reader_of(stage.data, config)
     return config, image_reader_of(stage.data, target, language_section(recipe.target).picture_family)
-
-
-def model_of(plan: Planned) -> PreTrainedConfig:
-    """The config of the model that a stage on records trains."""
-    return _lvlm_of(plan)[0]
 
 
 def describe_target(plan: Planned) -> list[str]:
@@ -85,56 +97,25 @@ def describe_target(plan: Planned) -> list[str]:
 
 def positions_of(plan: Planned) -> int:
     """Positions of the language model that a draft LVLM's stage leaves."""
-    stage, before = plan.stage, plan.maker(plan.stage.model)
-    if stage.positions is not None:
-        return stage.positions
-    if before is not None:
-        return positions_of(before)
-    config = target_shape(plan.recipe)
-    if stage.model != "target":
-        config = cast(LvlmConfig, stage.drafter or plan.recipe.drafter).config_beside(config)
-    return config.text_config.max_position_embeddings
+    if plan.stage.positions is not None:
+        return int(plan.stage.positions)
+    before = plan.maker(plan.stage.model)
+    return int(lvlm_of(plan)[0].text_config.max_position_embeddings) if before is None else positions_of(before)
 
 
 def trainable_counts(stage: RecordsSettings, config: PreTrainedConfig) -> dict[str, int]:
     """Parameters that a stage trains, by part; with LoRA the adapters'."""
-    return dict(_trainable(Described.of(config, stage.trainable, stage.lora)))
 
+    def count() -> dict[str, int]:
+        with torch.device("meta"):
+            module = training_of(empty_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
+        return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
 
-@functools.lru_cache(64)
-def _trainable(described: Described) -> dict[str, int]:
-    trainable, lora = described.settings
-    with torch.device("meta"):
-        module = training_of(empty_model(described.config), trainable, gradient_checkpointing=False, lora=lora)
-    return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
+    return dict(once(f"trains {stage.trainable} {stage.lora!r} of {config_text(config)}", count))
 
 
 def _steps_line(steps: int | None, stage: TrainSettings) -> list[str]:
     return [] if steps is None else [f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept"]
-
-
-def _rows_line(steps: int | None, stage: RecordsSettings, image_reader: ImageReader) -> str:
-    rows = f"{steps * stage.batch_size:,}" if steps else "?"
-    what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
-    each = f"{image_reader.processor.num_image_tokens} of them for each {what}"
-    packed = "" if stage.packing is None else f"; packed into rows of up to {stage.packing.max_tokens:,}"
-    return f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {each}{packed}"
-
-
-def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
-    """Memory of distillation besides the draft."""
-    objective, section = plan.stage.objective, plan.recipe.target
-    if objective is None or objective.kind == "cross_entropy":
-        return []
-    if objective.probabilities == "kept":
-        return [f"  distills by {objective.divergence} from kept log-probabilities: no target in memory"]
-    held = held_bytes(section) * sum(parameter_counts(target).values())
-    chunk = 40 * objective.chunk * target.text_config.vocab_size
-    where = "per rank" if language_section(section).device_map is None else "over the devices of a rank"
-    return [
-        f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
-        f"{where}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
-    ]
 
 
 def start_line(start: OutsideStart) -> str:
@@ -145,14 +126,9 @@ def start_line(start: OutsideStart) -> str:
     return f"  starts from {start.path} ({layout})"
 
 
-def _caches(plan: Planned) -> list[Planned]:
-    """The stages whose states it reads."""
-    return [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
-
-
 def lvlm_memory(plan: Planned) -> Memory:
     """The memory of training a draft LVLM, its captioner or its target."""
-    config, image_reader = _lvlm_of(plan)
+    config, image_reader = lvlm_of(plan)
     trained = sum(trainable_counts(plan.stage, config).values())
     return Memory(lvlm_parts(plan.stage, plan.recipe, config, trained, most_patches(plan.stage.data, image_reader)))
 
@@ -170,7 +146,17 @@ def describe_head(plan: Planned, order: Callable[[StatesSettings, np.ndarray, in
     config = stage.drafter or recipe.drafter
     assert config is not None
     trained = drafter_parameters(config, recipe)
-    lines = [f"  trains the head ({config.kind}), {trained:,} parameters", *_head_samples(plan, order)]
+    lines = [f"  trains the head ({config.kind}), {trained:,} parameters"]
+    known = _counted(plan) if stage.source.kind != "cached" else _cached(plan)
+    if known is None:
+        lines += [_UNKNOWN, *_steps_line(stage.steps, stage)]
+    else:
+        text, visual, how = known
+        held, share = round((text + visual) * stage.held_out), 1 - stage.held_out
+        kinds = np.repeat([-1, 1], [round(text * share), round(visual * share)])
+        steps = stage.steps or steps_per_epoch(len(order(stage, kinds, 0)), stage.batch_size) * (stage.epochs or 0)
+        lines.append(f"  samples {text + visual:,} ({how}), {held:,} of them held out; {visual:,} with pictures")
+        lines += _steps_line(steps, stage)
     if stage.source.kind == "online":
         lines.append("  states are computed for each batch: the target runs in every step, nothing is kept")
     elif stage.source.kind == "cached_on_first_epoch":
@@ -182,19 +168,6 @@ def describe_head(plan: Planned, order: Callable[[StatesSettings, np.ndarray, in
     return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"]
 
 
-def _head_samples(plan: Planned, order: Callable[[StatesSettings, np.ndarray, int], Sized]) -> list[str]:
-    stage, known = plan.stage, stage_samples(plan)
-    if known is None:
-        return [_UNKNOWN, *_steps_line(stage.steps, stage)]
-    (text, visual), how = known
-    held = round((text + visual) * stage.held_out)
-    share = 1 - stage.held_out
-    kinds = np.repeat([-1, 1], [round(text * share), round(visual * share)])
-    steps = stage.steps or steps_per_epoch(len(order(stage, kinds, 0)), stage.batch_size) * (stage.epochs or 0)
-    line = f"  samples {text + visual:,} ({how}), {held:,} of them held out; {visual:,} with pictures"
-    return [line, *_steps_line(steps, stage)]
-
-
 def head_length(plan: Planned) -> int | None:
     """Most ids of a head's samples: of its data, or of the longest that its caches hold; None: nobody says."""
     if plan.stage.data is not None:
@@ -202,36 +175,36 @@ def head_length(plan: Planned) -> int | None:
     return max((cache.stage.data.max_length for cache in _caches(plan)), default=None)
 
 
-def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
-    """((without pictures, with pictures), how they are known) of a head's stage; None: not at all."""
-    stage = plan.stage
-    if stage.source.kind != "cached":
-        return _counted(plan)
-    if stage.expected is not None or stage.source.path is not None:
-        return None if stage.expected is None else _declared(stage.expected)
-    parts = [_counted(cache) for cache in _caches(plan)]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or not known:
+def _caches(plan: Planned) -> list[Planned]:
+    """The stages whose states it reads."""
+    return [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
+
+
+def _cached(plan: Planned) -> tuple[int, int, str] | None:
+    """`_counted` of what the caches hold that a stage reads."""
+    expected = plan.stage.expected
+    if expected is not None:
+        return (0, expected.samples, "declared") if expected.visual_tokens else (expected.samples, 0, "declared")
+    caches = _caches(plan) if plan.stage.source.path is None else []
+    known = [part for cache in caches if (part := _counted(cache)) is not None]
+    if len(known) < len(caches) or not known:
         return None
-    return (sum(counts[0] for counts, _ in known), sum(counts[1] for counts, _ in known)), known[0][1]
+    return sum(text for text, _, _ in known), sum(visual for _, visual, _ in known), known[0][2]
 
 
-def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
+def _counted(plan: Planned) -> tuple[int, int, str] | None:
+    """A stage's samples without pictures and with, and how they are known; None: not at all."""
     files = on_disk(plan.stage)
-    if files is not None:
-        visual = int(((files.images > 0) | (files.clips > 0)).sum())
-        return (len(files) - visual, visual), "measured"
     number, how = samples(plan, files)
     if number is None:
         return None
-    if how == "declared":
-        return _declared(plan.stage.expected)
-    text = generated(plan, without_pictures=True) or 0
-    return (text, number - text), how
-
-
-def _declared(expected: Expected) -> tuple[tuple[int, int], str]:
-    return ((0, expected.samples) if expected.visual_tokens else (expected.samples, 0)), "declared"
+    if files is not None:
+        visual = int(((files.images > 0) | (files.clips > 0)).sum())
+    elif how == "declared":
+        visual = number if plan.stage.expected.visual_tokens else 0
+    else:
+        visual = number - (generated(plan, without_pictures=True) or 0)
+    return number - visual, visual, how
 
 
 # Drafters of image generators, and the models of their demo.

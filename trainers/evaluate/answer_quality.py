@@ -35,11 +35,8 @@ BLIND = " (text only)"
 def measure_quality(
     config: QualitySection, run: TabedRun, drafts: Mapping[str, object], score: Mapping[Metric, Scorer]
 ) -> JsonObject:
-    """Let target and drafts answer every set with the pictures and without; write `quality.json` and `quality.md`.
-
-    Args:
-        drafts: name -> model.
-        score: as `text_quality.scorers`.
+    """Let target and drafts (name -> model) answer every set with the pictures and without; write `quality.json` and
+    `quality.md`.
     """
     folder, models = run.context.folder, answering(config, run, drafts)
     measured: list[JsonObject] = []
@@ -79,7 +76,7 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
 def _answers(name: str, records: list[JsonObject], run: TabedRun, models: Mapping[str, Answering]) -> list[JsonObject]:
     """Every record with everyone's answers, of all ranks."""
     stem = run.folder / "quality" / name
-    dataset, processor = run.dataset(records, stem.with_name(f"{name}.json"), run.form), run.opening.processor
+    dataset, processor = run.requests(name, records, stem.with_name(f"{name}.json")).dataset, run.opening.processor
 
     def answer_all(index: int) -> dict[str, str] | None:
         try:

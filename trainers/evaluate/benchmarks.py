@@ -13,10 +13,9 @@ from ...core.fields import MOST_ANSWER, Place, shorthand
 from ...core.section import Section
 from ...data.captioned.prompts import PromptSource
 from ...data.dataset import ConversationData
-from ...data.suites.benchmark_sets import SAMPLES, names_of, set_name
+from ...data.suites.benchmark_sets import SAMPLES, TURN_SETS, names_of, set_name, turn_set
 from ...data.suites.suite import BENCHMARK, INDEX, OOD, QUALITY, TASKS, Convention, Task, read_index
 from ...data.suites.suite_hub import PUBLISHED
-from ...data.suites.turn_sets import TURN_SETS, turn_set
 from ...eval.quality import QualityConfig
 
 HUB = "hub"

@@ -1,31 +1,39 @@
-"""An evaluation of an image generator: the same prompts drawn plainly and by every method."""
+"""An evaluation of an image generator: the same prompts drawn plainly and by every method, timed or not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from ...core import ranks
+from ...core.batch import ImageRequest
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.results import DATASET_FOLDER
 from ...data.captioned.prompts import ImagePrompt, read_prompts
-from ...eval.measured_rows import grouped
+from ...eval.loop import Decoding, generate
+from ...eval.measured_rows import PLAIN, Row, grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
-from ...models.targets.generators import Generator, image_section
+from ...eval.tables import Column, Table, text
+from ...models.decoding.batched import draw_pictures
+from ...models.decoding.warp import Warp
+from ...models.targets.drawing import Generator
+from ...models.targets.table import image_section
 from ..run.context import Context
 from ..run.stopping import Stop
-from .drafters import Drafters
+from .drafters import Drafters, Drafting
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
-from .kept_pictures import KeptPicture, PicturesOfRows, codes_of, drawn_tokens, identity_of, keep
+from .kept_pictures import KeptPicture, codes_of, drawn_once, drawn_tokens, identity_of, keep
 from .measuring import Measuring
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
 from .studies import CHECKS_OF_PICTURES, OF_PICTURES
-from .untimed import draw_untimed, scores_table
+
+Pictures = Mapping[float, Mapping[str, Sequence[KeptPicture]]]  # temperature -> method -> one of each prompt
 
 
 def run(stage: EvaluateSettings, context: Context) -> None:
@@ -52,15 +60,17 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     codes = Codes(codebook, generator.first_id, context.seed, context.folder / "neighbours")
     drafting = Drafters(stage, context, pair).all(codes, grid=generator.target.grid, wanted=stage.is_drawn)
     measuring = Measuring(stage, context, generator.target, drafting, ())
+    rows: Sequence[Row] = ()
+    pictures: Pictures = {}
     if benchmark.untimed is not None:
-        _scored(stage, context, generator, prompts, judge, measuring)
-        return
-    for check in CHECKS_OF_PICTURES:
-        check(stage, generator, drafting)
-    (name,) = stage.benchmarks
-    requests = PromptSet(name, prompts, generator)
-    measuring.announce([requests])
-    rows = measuring.all([requests])
+        pictures = draw_untimed(measuring, generator, prompts, benchmark.untimed.batch_size)
+    else:
+        for check in CHECKS_OF_PICTURES:
+            check(stage, generator, drafting)
+        (name,) = stage.benchmarks
+        requests = PromptSet(benchmark=name, prompts=prompts, generator=generator)
+        measuring.announce([requests])
+        rows = measuring.all([requests])
     with context.stop.together():
         if ranks.is_main():
             # For tables of quality with the same settings.
@@ -68,37 +78,84 @@ def run(stage: EvaluateSettings, context: Context) -> None:
                 one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
                 drawn = (KeptPicture(tuple(row.tokens), row.num_cycles) for row in its)
                 keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
-            quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown, context.stop)
+            tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
+            quality, shown = _judged(generator, judge, tokens or drawn_tokens(rows), benchmark.shown, context.stop)
             reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
             grids = picture_grids(context.folder, shown, prompts)
+            if benchmark.untimed is not None:
+                reporting.write_scores(scores_table(stage, pictures, quality), grids, quality=quality)
+                return
             reporting.write(grids, quality=quality)
             # Runs after the report is written, so that a failing study loses no measurements.
-            pictures = PicturesOfRows(measuring, generator, prompts, rows)
-            if more := [section for study in OF_PICTURES for section in study(pictures)]:
+            if more := [section for study in OF_PICTURES for section in study(measuring, generator, prompts, rows)]:
                 reporting.write(grids, *more, quality=quality, again=True)
 
 
-def _scored(
-    stage: EvaluateSettings,
-    context: Context,
-    generator: Generator,
-    prompts: Sequence[ImagePrompt],
-    judge: Judge,
-    measuring: Measuring,
-) -> None:
-    """Draw and judge, without the clock."""
-    pictures = draw_untimed(stage, context, generator, prompts, measuring)
-    with context.stop.together():
-        if ranks.is_main():
-            tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
-            quality, shown = _judged(generator, judge, tokens, stage.drawing.shown, context.stop)
-            left_out = [name for name, method in stage.methods.items() if not stage.is_drawn(method)]
-            note = "tau as in every report. Nothing was timed."
-            if left_out:
-                note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
-            reporting = Reporting(stage, context, measuring, (), _about(stage, context, prompts, judge))
-            table = scores_table(pictures, quality, note)
-            reporting.write_scores(table, picture_grids(context.folder, shown, prompts), quality=quality)
+def draw_untimed(
+    measuring: Measuring, generator: Generator, prompts: Sequence[ImagePrompt], batch_size: int
+) -> Pictures:
+    """What a table of quality needs, drawn without the clock: plain decoding's pictures, `batch_size` side by side,
+    then those of each method, at every temperature.
+
+    Args:
+        measuring: with the drafters of the methods that are drawn.
+    """
+    target, stage, context = generator.target, measuring.stage, measuring.context
+
+    def request(number: int) -> ImageRequest:
+        prompt = prompts[number]
+        return generator.request(prompt.caption, prompt.label, prompt.key)
+
+    def plainly(warp: Warp, numbers: Sequence[int]) -> list[KeptPicture]:
+        seeds = [measuring.seed(number) for number in numbers]
+        drawn = draw_pictures(target, [request(number) for number in numbers], warp, seeds=seeds)
+        return [KeptPicture(tuple(tokens), len(tokens) - 1) for tokens in drawn]
+
+    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> list[KeptPicture]:
+        results = (generate(target, drafting.drafter, request(n), decoding, measuring.uniforms(n)) for n in numbers)
+        return [KeptPicture(tuple(result.tokens), len(result.cycles)) for result in results]
+
+    def drawn(temperature: float, by: Drafting | None, draw: object, at_once: int = 1) -> list[KeptPicture]:
+        identity = identity_of(stage, context, temperature, by)
+        its = drawn_once(context.folder.parent, identity, prompts, draw, context.stop, batch_size=at_once)
+        method = PLAIN if by is None else by.title
+        context.say(f"{len(prompts)} pictures of {method} at temperature {temperature:g}")
+        return its
+
+    pictures: dict[float, dict[str, list[KeptPicture]]] = {}
+    for temperature in stage.temperatures:
+        plain = partial(plainly, measuring.warp(temperature))
+        its = pictures[temperature] = {PLAIN: drawn(temperature, None, plain, batch_size)}
+        for drafting, decoding in measuring.decodings(temperature, target.num_codes).items():
+            its[drafting.title] = drawn(temperature, drafting, partial(drafted, drafting, decoding))
+    return pictures
+
+
+def scores_table(
+    stage: EvaluateSettings, pictures: Pictures, quality: Mapping[float, Mapping[str, JsonMapping]]
+) -> Table:
+    """A line for each method and temperature: pictures, tau and every metric.
+
+    Methods of an exact rule have plain decoding's distribution: they are drawn only where they are asked for.
+    """
+    note = "tau as in every report. Nothing was timed."
+    if left_out := [name for name, method in stage.methods.items() if not stage.is_drawn(method)]:
+        note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
+    whats = {metric: score for methods in quality.values() for of in methods.values() for metric, score in of.items()}
+    columns = [Column("T", "g", ranked=False), text("method"), Column("n", "d", ranked=False), Column("tau"),
+               *(Column(metric, ".4g") for metric in sorted(whats))]  # fmt: skip
+    lines = []
+    for temperature, methods in pictures.items():
+        for method, drawn in methods.items():
+            scores = quality[temperature][method]
+            # The first token comes from the prefill.
+            emitted, cycles = sum(len(p.tokens) - 1 for p in drawn), sum(p.num_cycles for p in drawn)
+            values = [float(scores[metric]["value"]) if metric in scores else None for metric in sorted(whats)]
+            lines.append((temperature, method, len(drawn), emitted / cycles if cycles else None, *values))
+    footnotes = [
+        f"{m}: {s['what']}" + (f" ({s['caution']})" if s.get("caution") else "") for m, s in sorted(whats.items())
+    ]
+    return Table("Pictures", tuple(columns), tuple(lines), note=note, footnotes=tuple(footnotes))
 
 
 def _judged(

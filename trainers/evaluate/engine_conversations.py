@@ -38,15 +38,13 @@ def benchmark_at(path: Path, images: str | None, on_error: Literal["strict", "sk
 def conversations(
     benchmarks: Mapping[str, Benchmark], folder: Path, *, run: Path, limit: int | None, say: Callable[[str], None]
 ) -> dict[str, list[Conversation]]:
-    """The conversations of each set.
+    """The conversations of each set. Raises `UserError`: a benchmark is no set of conversations, or a record cannot be
+    read.
 
     Args:
         folder: for indices, and for sets that are fetched.
         run: whose stages wrote the data that sections take `from` them.
         limit: conversations of a set; None: as the sections say.
-
-    Raises:
-        UserError: a benchmark is no set of conversations, or a record cannot be read.
     """
     of_the_server: Any = None  # target and processor
     context = Context(

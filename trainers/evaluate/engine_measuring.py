@@ -14,9 +14,9 @@ from ...core.json_types import JsonObject
 from ...data.families.processor import Processor
 from ...eval.measured_rows import PLAIN, Row
 from ..serve.engine_answers import Answer, Asked, Job, Timing
-from ..serve.engine_evaluation import VllmEvaluation
-from ..serve.engine_pictures import engine_job
 from ..serve.engine_process import EngineProcess
+from ..serve.engine_section import VllmEvaluation
+from ..serve.served import engine_job
 from .drafters import Drafting
 from .measuring import Measured, Measuring
 from .requests import Opened, RequestSet
@@ -80,10 +80,8 @@ class ServedMeasuring(Measuring):
         *,
         where: str,
     ) -> list[JsonObject | None]:
-        """A cell: the row of every request, None of those that cannot be read.
-
-        Args:
-            plain: plain decoding's; None: this is plain decoding.
+        """A cell: the row of every request, None of those that cannot be read. `plain`: plain decoding's; None: this is
+        plain decoding.
         """
         opened = {n: one for n in range(len(requests)) if (one := requests.open(n, _Whole)) is not None}
         cell: list[JsonObject | None] = [None] * len(requests)
@@ -95,12 +93,8 @@ class ServedMeasuring(Measuring):
             self._ask(warm_up, temperature, max_new_tokens, together)
         answers = self._ask(opened, temperature, max_new_tokens, together)
         for (number, one), answer in zip(opened.items(), answers, strict=True):
-            common = {
-                "benchmark": requests.benchmark, "request": one.request.name, "temperature": temperature,
-                "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
-                "turn": requests.turn, "prompt_tokens": one.prompt_tokens, "visual_tokens": one.visual_tokens,
-                "engine": self.section.name, "concurrency": together,
-            }  # fmt: skip
+            common = requests.of_row(one, temperature, max_new_tokens)
+            common |= {"engine": self.section.name, "concurrency": together}
             without = None if plain is None else plain[number]
             beside = None if without is None else Row.from_json(without, where=where)
             about = self._about_plain(list(beside.tokens if beside else answer.tokens), one) | requests.labels(number)

@@ -22,13 +22,13 @@ from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN, Row, read_rows
 from ...models.drafters.base import PublishedDrafter
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
-from ...models.formats import Prompts, export_drafter, read_export
+from ...models.formats.export import export_drafter, read_export
+from ...models.formats.expressible import Prompts
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
-from ..serve.engine_evaluation import VllmEvaluation
 from ..serve.engine_process import EngineProcess
-from ..serve.engine_section import engine_process
+from ..serve.engine_section import VllmEvaluation, engine_process
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
 from .engine_measuring import ServedMeasuring
@@ -67,10 +67,8 @@ class Served:
 
 
 def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
-    """Measure and report.
-
-    Raises:
-        UserError: several ranks, a method that the engine cannot run, or an engine that died three times.
+    """Measure and report. Raises `UserError`: several ranks, a method that the engine cannot run, or an engine that
+    died three times.
     """
     section = stage.engine
     assert isinstance(section, VllmEvaluation)
@@ -149,10 +147,8 @@ def _report(
 
 
 def _rows_beside(folder: Path, name: str, rows: list[Row], context: Context) -> list[Row]:
-    """Our own loop's rows of the methods and settings that the engine has, with plain decoding's.
-
-    Raises:
-        UserError: that stage measured none of them.
+    """Our own loop's rows of the methods and settings that the engine has, with plain decoding's. Raises `UserError`:
+    that stage measured none of them.
     """
     wanted = {_cell(row) for row in rows}
     ours = [row for row in read_rows(folder / "rows.jsonl") if not row.engine and _cell(row) in wanted]
@@ -197,15 +193,13 @@ def _opened(
     held = config_value(config, "max_position_embeddings", None)
     return engine_process(
         section, context, key="engine", layers=None, max_length=longest if held is None else min(longest, held - 1),
-        most_pictures=most_pictures, worker="timed_vllm", more=plan.more,
+        most_pictures=most_pictures, timed=True, more=plan.more,
     )  # fmt: skip
 
 
 def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures: bool) -> list[Served]:
-    """Every method with each of its drafters, exported.
-
-    Raises:
-        UserError: the engine cannot run one; nothing was decoded yet.
+    """Every method with each of its drafters, exported. Raises `UserError`: the engine cannot run one; nothing was
+    decoded yet.
     """
     no_pair: Any = None  # weights are exported from their folders, and not loaded beside a target
     drafters, plans = Drafters(stage, context, no_pair), list[Served]()
@@ -235,10 +229,8 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
 def _exported(
     source: Source, folder: Path, context: Context, gamma: int, key: str, python: str, pictures: bool
 ) -> tuple[JsonObject, JsonMapping]:
-    """vLLM's speculative_config of a drafter, and what else it needs of the engine.
-
-    Args:
-        folder: that it is exported into, where it is no export already.
+    """vLLM's speculative_config of a drafter, and what else it needs of the engine. `folder`: that it is exported into,
+    where it is no export already.
     """
     weights = source.folder or cast(PublishedDrafter, source.config).fetched()
     prompts: Prompts = "all" if pictures else "text"

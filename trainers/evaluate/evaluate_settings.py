@@ -16,8 +16,7 @@ from ...eval.contrasts import Comparison
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.drafters.captioners import CaptionerConfig
-from ...models.targets.generators import AnyTarget
-from ...models.targets.load import TargetConfig
+from ...models.targets.table import AnyTarget, TargetConfig
 from ..run.stage import Stage
 from ..serve.engines import EvaluationEngine
 from ..serve.target_engine import TransformersEngine

@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from ...core.json_types import JsonObject
-from ...data.captioned import TarSource, decode_image, read, usable
+from ...data.captioned.items import decode_image
 from ...data.captioned.prompts import ImagePrompt
+from ...data.captioned.sources import TarSource, read, usable
 from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
 from ..readers import Reader, captioned
 

@@ -24,11 +24,10 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.measured_rows import Row, grouped
 from ...models.decoding.batched import even_batches
-from ...models.targets.generators import Generator
+from ...models.targets.drawing import Generator
 from ..run.context import Context
 from ..run.stopping import Stop
 from .evaluate_settings import EvaluateSettings
-from .measuring import Measuring
 from .resume_log import ResumeLog
 
 FOLDER = ".pictures"
@@ -150,16 +149,6 @@ def _key(number: int, prompt: ImagePrompt) -> str:
     """The number seeds the draws; the prompt is told by its words, since another set has others under this number."""
     asked = json.dumps([prompt.caption, prompt.label])
     return f"{number}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
-
-
-@dataclass(frozen=True)
-class PicturesOfRows:
-    """What an evaluation drew."""
-
-    measuring: Measuring
-    generator: Generator
-    prompts: Sequence[ImagePrompt]
-    rows: Sequence[Row]
 
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:

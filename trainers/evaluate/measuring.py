@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +18,17 @@ import torch
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
+from ...data.dataset import ConversationDataset
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
-from ...eval.generation_rows import measure
 from ...eval.loop import Clock, Decoding, EmbeddedRequest, Generation, embed_once, generate
-from ...eval.measured_rows import PLAIN, Row
+from ...eval.measured_rows import PLAIN, Row, measure
 from ...eval.policies import Chain, Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.targets.base import Target
 from ..run.context import Context
-from ..run.too_long import before_decoding
+from ..train.preflight import MORE_POSITIONS
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .requests import ConversationSet, Opened, RequestSet
@@ -94,6 +94,13 @@ class Measuring:
             self.tell(requests, last)
         return [row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows]
 
+    def one(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Measured:
+        """One set at one temperature and length of answers."""
+        self.check_positions(requests)
+        (measured,) = self.at([requests], temperature, max_new_tokens)
+        self.tell(requests, measured)
+        return measured
+
     def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
         """Tell how many requests all ranks will decode; `others`: and more, which are not known yet."""
         total = 0 if others else sum(map(len, sets)) * len(self.stage.temperatures) * len(self.lengths)
@@ -127,11 +134,7 @@ class Measuring:
             if opened is None:
                 self.context.progress.advance()
                 return None
-            common = {
-                "benchmark": requests.benchmark, "request": opened.request.name, "temperature": temperature,
-                "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
-                "turn": requests.turn, "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
-            }  # fmt: skip
+            common = requests.of_row(opened, temperature, max_new_tokens)
             rows = self._rows(index, opened, decodings, common, requests.labels(index))
             for row in rows[1:]:  # the first is plain decoding's
                 emitted, cycles = so_far.get(row.method, (0, 0))
@@ -295,6 +298,36 @@ class Measuring:
             max_new_tokens=longest,
             flat={name for name, decoder in seeing.items() if not decoder.reads_newlines},
         )
+
+
+def before_decoding(
+    name: str,
+    dataset: ConversationDataset,
+    positions: Mapping[str, int],
+    say: Callable[[str], None],
+    *,
+    max_new_tokens: int,
+    flat: Collection[str] = (),
+) -> None:
+    """Warn where prompts with their pictures, and what is decoded after them, go beyond a draft's positions.
+
+    TABED's M collapses on five pictures: 2,880 visual tokens against the 2,048 positions of its drafts, which were not
+    trained on several pictures either. Neither raises an error, and both silently lower acceptance.
+
+    Args:
+        name: of the benchmark.
+        positions: of each draft that sees the pictures, by its name.
+        flat: the drafts without a newline, which read one tile of each picture.
+    """
+    for draft, held in positions.items():
+        too_long = count_long(dataset, held - max_new_tokens, prompts=True, flat=draft in flat)
+        if too_long.first is not None:
+            say(
+                f"warning: {name}: prompts that leave less than {max_new_tokens:,} of the {held:,} positions of the "
+                f"draft {draft}: {too_long}. In mode M it proposes noise beyond its positions. Hints: mode P (pools "
+                f"pictures 2 x 2, a quarter of their tokens); {MORE_POSITIONS}; train on several pictures (a mixture "
+                "with such data)."
+            )
 
 
 def _measured(kept: Sequence[list[JsonObject] | None], stem: Path) -> Measured:

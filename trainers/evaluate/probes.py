@@ -1,8 +1,9 @@
-"""Probes: what an `evaluate` stage asks of the models while they decode once more, untimed, on a few requests.
+"""What an `evaluate` stage asks of the models once its report is written: they decode or read once more, untimed.
 
-Where heads attend, how far visual tokens survive in the target, and from which layer on it can do without them
-(Sparrow, figures 2, 3, 5 and 6). Each probe is a table of the report, and its numbers are in `probes.json`, from which
-docs/notebooks/sparrow.ipynb draws the figures.
+Of language targets: where heads attend, how far visual tokens survive in the target, and from which layer on it can do
+without them (Sparrow, figures 2, 3, 5 and 6), and ensembles' weights over time (TABED, figures 3 and 4). Of image
+generators what target and head make of each cell of the pictures (`analysis`). Each is a table of the report, and its
+numbers are in `probes.json`, `weights/` or `analysis-T*.safetensors`, from which docs/notebooks draws figures.
 """
 
 from __future__ import annotations
@@ -10,155 +11,177 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
 from ...core.json_types import JsonObject
+from ...core.results import CODES
+from ...data.captioned.prompts import ImagePrompt
 from ...data.pictures.videos import visual_tokens as num_visual_tokens
-from ...eval.loop import Decoding
-from ...eval.measured_rows import Row
-from ...eval.rules import RULES
+from ...eval.loop import Decoding, generate
+from ...eval.measured_rows import PLAIN, Row
 from ...eval.studies import visual_tokens
+from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
+from ...eval.studies.drawn_tables import contrasts, drawn_section
 from ...eval.studies.video import video_sections
 from ...eval.tables import Column, ReportSection, Table, text
 from ...models.decoding.warp import Warp
+from ...models.drafters.beside import head_in
+from ...models.drafters.eagle_images import ImageEagleHead
+from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.drafters.head_config import FusedHeadConfig
 from ...models.drafters.head_settings import HeadSettings
-from ...models.targets.language import LanguageTarget
-from ..run.context import Context
+from ...models.targets.base import Target
+from ...models.targets.drawing import Generator
+from ...models.targets.table import image_section
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
+from .evaluate_settings import EvaluateSettings
+from .kept_pictures import codes_of, drawn_tokens
 from .measuring import Measuring
-from .probe_settings import Importance, Probes
+from .probe_settings import Importance
 from .reporting import infos
 from .requests import ConversationSet
 
 PROBING = "while probing, after the report"
 
 
-@dataclass(frozen=True)
-class Probing:
-    """Probes of what a stage measured; rank 0 runs them alone, or all ranks in step."""
+def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection]:
+    """Those of Sparrow and SAGE that were measured."""
+    stage = measuring.stage
+    measured = stage.lengths or of_class(stage.benchmarks, SetsBenchmark)
+    return video_sections(rows, infos(measuring.drafting)) if measured else []
 
-    settings: Probes
-    context: Context
-    target: LanguageTarget
-    drafting: Mapping[str, Drafting]
-    decoding: Decoding  # plain decoding at the lowest temperature
 
-    def report(self, sets: Sequence[ConversationSet]) -> list[ReportSection]:
-        """Sections of the report; numbers go to the stage's folder."""
-        data: JsonObject = {"bridge": self._bridge()}
-        sections: list[ReportSection] = []
-        clips = [part for part in _longest(sets) if part.medium == "video"]
-        if self.settings.states and clips:
-            sections += [*self._shares(sets, data), self._in_the_target(clips, data)]
-        if self.settings.importance is not None:
-            sections.append(self._importance(self.settings.importance, sets, data))
-        (self.context.folder / "probes.json").write_text(json.dumps(data, indent=1))
-        return sections
+def probe(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportSection]:
+    """The sections of `states` and `importance`; rank 0 reads them alone, or all ranks in step."""
+    settings = measuring.stage.probes
+    if not settings.states and settings.importance is None:
+        return []
+    data: JsonObject = {"bridge": _bridge(measuring)}
+    sections: list[ReportSection] = []
+    clips = [part for part in _longest(sets) if part.medium == "video"]
+    if settings.states and clips:
+        sections += [*_shares(measuring, sets, data), _in_the_target(measuring, clips, data)]
+    if settings.importance is not None:
+        sections.append(_importance(measuring, settings.importance, sets, data))
+    (measuring.context.folder / "probes.json").write_text(json.dumps(data, indent=1))
+    return sections
 
-    def _requests(self, requests: ConversationSet) -> list[tuple[int, Request]]:
-        """The first of those that can be read, by their numbers."""
-        numbers = self.context.stop.watch(range(len(requests)), PROBING)
-        readable = ((i, request) for i in numbers if (request := requests.request(i, self.target)))
-        return list(itertools.islice(readable, self.settings.requests))
 
-    def _shares(self, sets: Sequence[ConversationSet], data: JsonObject) -> list[ReportSection]:
-        """The sections of every head, on the first set of clips, at each of its lengths."""
-        first = next(part.benchmark for part in sets if part.medium == "video")
-        shares: dict[str, dict[str, float]] = {}
-        for name, drafting in self.drafting.items():
-            if not isinstance(drafting.config, HeadSettings):
-                continue
-            for part in (p for p in sets if p.benchmark == first):
-                try:
-                    each = [visual_tokens.head_shares(self.target, drafting.drafter, r)
-                            for _, r in self.context.stop.watch(self._requests(part), PROBING)]  # fmt: skip
-                except AssertionError:
-                    continue  # it holds some of the visual inputs, or others in their place
-                if not each:  # no request of this set can be read
-                    continue
+def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:
+    """Each set once, at the most visual tokens."""
+    rising = sorted(sets, key=lambda part: num_visual_tokens(part.budget) if part.budget else 0)
+    return list({part.benchmark: part for part in rising}.values())
+
+
+def _requests(measuring: Measuring, requests: ConversationSet) -> list[tuple[int, Request]]:
+    """The first of those that can be read, by their numbers."""
+    numbers = measuring.context.stop.watch(range(len(requests)), PROBING)
+    readable = ((i, request) for i in numbers if (request := requests.request(i, measuring.target)))
+    return list(itertools.islice(readable, measuring.stage.probes.requests))
+
+
+def _drafting(measuring: Measuring) -> list[Drafting]:
+    """What drafts at the lowest temperature."""
+    return [one for one in measuring.drafting if one.method.allowed(min(measuring.stage.temperatures))]
+
+
+def _shares(measuring: Measuring, sets: Sequence[ConversationSet], data: JsonObject) -> list[ReportSection]:
+    """The sections of every head, on the first set of clips, at each of its lengths."""
+    first = next(part.benchmark for part in sets if part.medium == "video")
+    shares: dict[str, dict[str, float]] = {}
+    drafting = _drafting(measuring)
+    names = [one.name for one in drafting]
+    for one in (one for one in drafting if isinstance(one.config, HeadSettings)):
+        name = one.name if names.count(one.name) == 1 else f"{one.name}, {one.drafter_name}"
+        for part in (part for part in sets if part.benchmark == first):
+            try:
+                watched = measuring.context.stop.watch(_requests(measuring, part), PROBING)
+                each = [visual_tokens.head_shares(measuring.target, one.drafter, request) for _, request in watched]
+            except AssertionError:
+                continue  # it holds some of the visual inputs, or others in their place
+            if each:  # else no request of this set can be read
                 label = f"{name}, {part.budget}" if part.budget else name
                 shares[label] = {kind: statistics.fmean(s[kind] for s in each) for kind in visual_tokens.KINDS}
-        if not shares:
-            return []
-        data["attention_shares"] = shares
-        note = f"Attention of the first token after the prompt, on {first}."
-        lines = ((name, *of.values()) for name, of in shares.items())
-        table = _table("head", visual_tokens.KINDS, lines, "Sparrow, figure 2", note)
-        return [ReportSection("Where heads attend", (table,))]
+    if not shares:
+        return []
+    data["attention_shares"] = shares
+    note = f"Attention of the first token after the prompt, on {first}."
+    lines = ((name, *of.values()) for name, of in shares.items())
+    table = _table("head", visual_tokens.KINDS, lines, "Sparrow, figure 2", note)
+    return [ReportSection("Where heads attend", (table,))]
 
-    def _in_the_target(self, clips: Sequence[ConversationSet], data: JsonObject) -> ReportSection:
-        requests = [request for part in clips for _, request in self._requests(part)]
-        self.context.stop.check(PROBING)
-        curve = data["retention"] = visual_tokens.retention(self.target, requests)
-        watched = self.context.stop.watch(requests, PROBING)
-        each = [visual_tokens.target_visual_attention(self.target, request) for request in watched]
-        attention = data["visual_attention"] = torch.stack(each).mean(0).tolist()
-        layer = visual_tokens.fused_from(curve["visual"])
-        sentence = f"below {visual_tokens.THRESHOLD:g} " + (
-            "at no layer" if layer is None else f"from layer {layer} on"
-        )
-        bridge = data["bridge"]
-        middle = "" if bridge is None else f"; heads read layer {bridge} at visual tokens"
-        said = f"The cosine similarity of visual tokens' states with their embeddings is {sentence}{middle}."
-        # Layer 0 is the embedding, which attends to nothing.
-        heads = [None, *map(statistics.fmean, attention)]
-        lines = ((str(i), *(of[i] for of in curve.values()), heads[i]) for i in range(len(heads)))
-        names = [*(f"cosine, {kind} tokens" for kind in curve), "attention to visual tokens"]
-        table = _table("layer", names, lines, "Sparrow, figures 3b and 6", "The attention is a mean over the heads.")
-        return ReportSection("Visual tokens in the target", (said, table))
 
-    def _importance(self, settings: Importance, sets: Sequence[ConversationSet], data: JsonObject) -> ReportSection:
-        count = self.target.decoder.num_layers
-        layers = settings.layers or list(range(0, count, 2))
-        if max(layers) > count:
-            raise UserError(f"layer {max(layers)}, and the target has {count}", key="probes.importance.layers",
-                            hint=f"give layers from 0 to {count}")  # fmt: skip
-        # Answers are compared with the right one, whatever the stage's temperatures are.
-        decoding = replace(self.decoding, rule=RULES["greedy"], warp=Warp(0.0), max_new_tokens=settings.max_new_tokens)
-        accuracy = {}
-        for part in _longest(sets):
-            if part.benchmark in settings.sets:
-                questions = self._questions(part)
-                accuracy[part.benchmark] = visual_tokens.importance(self.target, questions, [*layers, count], decoding)
-        if missing := [name for name in settings.sets if name not in accuracy]:
-            raise UserError(f"{missing[0]!r} is no set of this evaluation", key="probes.importance.sets",
-                            hint=did_you_mean(missing[0], [part.benchmark for part in sets]))  # fmt: skip
-        data["importance"] = accuracy
-        lines = ((str(layer), *(of[layer] for of in accuracy.values())) for layer in sorted({*layers, count}))
-        note = f"Measured with the sets' stock prompts. From layer {count} on: with all visual tokens."
-        table = _table("unseen from layer", [*accuracy], lines, "Sparrow, figures 3a and 5", note)
-        return ReportSection("From which layer on the target no longer needs visual tokens", (table,))
+def _in_the_target(measuring: Measuring, clips: Sequence[ConversationSet], data: JsonObject) -> ReportSection:
+    requests, stop = [request for part in clips for _, request in _requests(measuring, part)], measuring.context.stop
+    stop.check(PROBING)
+    curve = data["retention"] = visual_tokens.retention(measuring.target, requests)
+    watched = stop.watch(requests, PROBING)
+    each = [visual_tokens.target_visual_attention(measuring.target, request) for request in watched]
+    attention = data["visual_attention"] = torch.stack(each).mean(0).tolist()
+    layer = visual_tokens.fused_from(curve["visual"])
+    where = "at no layer" if layer is None else f"from layer {layer} on"
+    middle = "" if data["bridge"] is None else f"; heads read layer {data['bridge']} at visual tokens"
+    said = (f"The cosine similarity of visual tokens' states with their embeddings is below "
+            f"{visual_tokens.THRESHOLD:g} {where}{middle}.")  # fmt: skip
+    # Layer 0 is the embedding, which attends to nothing.
+    heads = [None, *map(statistics.fmean, attention)]
+    lines = ((str(i), *(of[i] for of in curve.values()), heads[i]) for i in range(len(heads)))
+    names = [*(f"cosine, {kind} tokens" for kind in curve), "attention to visual tokens"]
+    table = _table("layer", names, lines, "Sparrow, figures 3b and 6", "The attention is a mean over the heads.")
+    return ReportSection("Visual tokens in the target", (said, table))
 
-    def _questions(self, requests: ConversationSet) -> list[visual_tokens.Question]:
-        tokenizer, questions = requests.dataset.processor.tokenizer, []
 
-        def decode(tokens: list[int]) -> str:
-            return str(tokenizer.decode(tokens))
+def _importance(
+    measuring: Measuring, settings: Importance, sets: Sequence[ConversationSet], data: JsonObject
+) -> ReportSection:
+    count = measuring.target.decoder.num_layers
+    layers = settings.layers or list(range(0, count, 2))
+    if max(layers) > count:
+        raise UserError(f"layer {max(layers)}, and the target has {count}", key="probes.importance.layers",
+                        hint=f"give layers from 0 to {count}")  # fmt: skip
+    # Answers are compared with the right one, whatever the stage's temperatures are.
+    decoding = replace(measuring.plainly(0.0, settings.max_new_tokens), warp=Warp(0.0))
+    accuracy = {}
+    for part in (part for part in _longest(sets) if part.benchmark in settings.sets):
+        questions = _questions(measuring, part)
+        accuracy[part.benchmark] = visual_tokens.importance(measuring.target, questions, [*layers, count], decoding)
+    if missing := [name for name in settings.sets if name not in accuracy]:
+        raise UserError(f"{missing[0]!r} is no set of this evaluation", key="probes.importance.sets",
+                        hint=did_you_mean(missing[0], [part.benchmark for part in sets]))  # fmt: skip
+    data["importance"] = accuracy
+    lines = ((str(layer), *(of[layer] for of in accuracy.values())) for layer in sorted({*layers, count}))
+    note = f"Measured with the sets' stock prompts. From layer {count} on: with all visual tokens."
+    table = _table("unseen from layer", [*accuracy], lines, "Sparrow, figures 3a and 5", note)
+    return ReportSection("From which layer on the target no longer needs visual tokens", (table,))
 
-        for index, request in self._requests(requests):
-            letter = requests.dataset.record(index).get("letter")
-            if letter is not None:
-                questions.append(visual_tokens.Question(request, visual_tokens.says_letter(decode, letter)))
-        if not questions:
-            raise UserError(f"no record of {requests.benchmark} says which letter is right",
-                            key="probes.importance.sets",
-                            hint="name sets with options, and ask them with convention: stock")  # fmt: skip
-        return questions
 
-    def _bridge(self) -> int | None:
-        """The middle layer that some head was trained with."""
-        heads = [
-            cast(FusedHeadConfig, one.config) for one in self.drafting.values() if one.config.base_kind == "sparrow"
-        ]
-        return heads[0].visual_layer(self.target.shape, training=True) or None if heads else None
+def _questions(measuring: Measuring, requests: ConversationSet) -> list[visual_tokens.Question]:
+    questions = []
+    for index, request in _requests(measuring, requests):
+        letter = requests.dataset.record(index).get("letter")
+        if letter is not None:
+            is_right = visual_tokens.says_letter(lambda tokens: measuring.text(tokens, special=True), letter)
+            questions.append(visual_tokens.Question(request, is_right))
+    if not questions:
+        raise UserError(f"no record of {requests.benchmark} says which letter is right", key="probes.importance.sets",
+                        hint="name sets with options, and ask them with convention: stock")  # fmt: skip
+    return questions
+
+
+def _bridge(measuring: Measuring) -> int | None:
+    """The middle layer that some head was trained with."""
+    heads = [cast(FusedHeadConfig, d.config) for d in _drafting(measuring) if d.config.base_kind == "sparrow"]
+    return heads[0].visual_layer(measuring.target.shape, training=True) or None if heads else None
 
 
 def _table(first: str, names: Sequence[str], lines: Iterable[tuple[Any, ...]], source: str, note: str = "") -> Table:
@@ -166,31 +189,103 @@ def _table(first: str, names: Sequence[str], lines: Iterable[tuple[Any, ...]], s
     return Table("", (text(first), *(Column(name, ".1%") for name in names)), tuple(lines), source, note)
 
 
-def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
-    """The report's sections on what the probes read; `rows` are not read."""
-    settings = measuring.stage.probes
-    if not settings.states and settings.importance is None:
+# ---- Ensembles' weights over time
+
+
+def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportSection]:
+    """The first `record_weights` requests of each set, by each ensemble of modes.
+
+    Writes `weights/SET-DRAFTER-METHOD.json` in the stage's folder, a trace for each request.
+    """
+    count, folder = measuring.stage.record_weights, measuring.context.folder / "weights"
+    if not count:
         return []
-    temperature = min(measuring.stage.temperatures)
-    labelled = by_label([d for d in measuring.drafting if d.method.allowed(temperature)])
-    decoding = measuring.plainly(temperature, max(measuring.lengths))
-    return Probing(settings, measuring.context, measuring.target, labelled, decoding).report(sets)
+    folder.mkdir(parents=True, exist_ok=True)
+    for requests in sets:
+        decodings = measuring.decodings(min(measuring.stage.temperatures), max(measuring.lengths))
+        for drafting, decoding in ((d, decoding) for d, decoding in decodings.items() if len(d.members) > 1):
+            traces, numbers = {}, range(min(count, len(requests)))
+            for index in measuring.context.stop.watch(numbers, "while weights were recorded, after the report"):
+                opened = requests.open(index, measuring.target)
+                if opened is not None and isinstance(opened.request, Request):
+                    traces[opened.request.name] = trace_weights(
+                        measuring.target, drafting.drafter, opened.request, decoding, measuring.uniforms(index)
+                    )
+            if traces:
+                method = drafting.name.replace("*", "-adaptive")
+                place = (requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method)
+                name = "-".join(part for part in place if part).replace("/", "-")
+                data = {request: asdict(trace) for request, trace in traces.items()}
+                (folder / f"{name}.json").write_text(json.dumps(data))
+    return [ReportSection("Weights over time", (f"Traces of {count} requests of each set are in weights/.",))]
 
 
-def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection]:
-    """Those that were measured."""
-    stage = measuring.stage
-    measured = stage.lengths or of_class(stage.benchmarks, SetsBenchmark)
-    return video_sections(rows, infos(measuring.drafting)) if measured else []
+def trace_weights(
+    target: Target,
+    drafter: EnsembleProposal,
+    request: Request,
+    decoding: Decoding,
+    generator: torch.Generator | None = None,
+) -> WeightTrace:
+    """Decode once more with the trace on: it waits for the device in each cycle, which no measurement should."""
+    before, drafter.record = drafter.record, True
+    try:
+        generate(target, drafter, request, decoding, generator)
+    finally:
+        drafter.record = before
+    assert drafter.trace is not None
+    return drafter.trace
 
 
-def by_label(drafting: Sequence[Drafting]) -> dict[str, Drafting]:
-    """Each by its method's name, and by its drafter's too where a method has several."""
-    names = [one.name for one in drafting]
-    return {one.name if names.count(one.name) == 1 else f"{one.name}, {one.drafter_name}": one for one in drafting}
+# ---- Drawn pictures
 
 
-def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:
-    """Each set once, at the most visual tokens."""
-    rising = sorted(sets, key=lambda part: num_visual_tokens(part.budget) if part.budget else 0)
-    return list({part.benchmark: part for part in rising}.values())
+def eagle_head(drafting: Sequence[Drafting]) -> ImageEagleHead:
+    """The head of the first method. Raises `UserError` where it is none of EAGLE's."""
+    head: ImageEagleHead | None = head_in(drafting[0].drafter)
+    if drafting[0].config.base_kind != "eagle" or head is None:
+        raise UserError("probes.analysis reads an EAGLE head, and the first method drafts with another",
+                        key="probes.analysis",
+                        hint="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
+    return head
+
+
+def check_analysis(stage: EvaluateSettings, generator: Generator, drafting: Sequence[Drafting]) -> None:
+    """Raises `UserError` for settings beyond the codebook, and for a first method without an EAGLE head."""
+    if (config := stage.probes.analysis) is not None:
+        config.check(len(generator.codebook))
+        eagle_head(drafting)
+
+
+def analysis(
+    measuring: Measuring, generator: Generator, prompts: Sequence[ImagePrompt], rows: Sequence[Row]
+) -> list[ReportSection]:
+    """Of the pictures that were drawn plainly, at every temperature. Numbers of each cell go to the stage's folder, as
+    `analysis-T1.safetensors`.
+    """
+    stage, context, config = measuring.stage, measuring.context, measuring.stage.probes.analysis
+    if config is None:
+        return []
+    target, head = generator.target, eagle_head(measuring.drafting)
+    codebook = generator.codebook.to(target.device)
+    table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
+
+    def read(drawn: list[tuple[Tensor, Tensor]], temperature: float) -> CellStatistics:
+        return read_pictures(config, target, head, drawn, measuring.warp(temperature), table)
+
+    conditions = [generator.request(p.caption, p.label, p.key).condition for p in prompts[: config.pictures]]
+    by_temperature, contrast = {}, {}
+    for temperature, by_method in drawn_tokens(rows).items():
+        codes = [target.codes(list(row)) for row in by_method[PLAIN][: len(conditions)]]
+        by_temperature[temperature] = cells = read(list(zip(conditions, codes, strict=True)), temperature)
+        save_file(cells.arrays(), context.folder / f"analysis-T{temperature:g}.safetensors")
+        contrast[temperature] = {
+            method: contrasts(generator.pictures(codes_of(generator, tokens)), target.grid)
+            for method, tokens in by_method.items()
+        }
+    encoded = {}
+    if (data := config.head_data) is not None:
+        folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
+        for name, samples in encoded_pictures(config, folder, image_section(context.target).sample_condition()).items():
+            encoded[name] = read(samples, stage.temperatures[0])
+    return [drawn_section(config, by_temperature, rows, encoded=encoded, contrast=contrast)]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.secrets import variables_of
 from ...data.captioned.prompts import ImagePrompt
 from ...eval import report
 from ...eval.cells import MethodInfo, Quality
@@ -62,7 +61,7 @@ class Reporting:
             sections=sections,
             warnings=[*self.stage.warnings(), *self.warnings],
         )
-        report.write(self.context.folder, built, self.rows, variables=variables_of(self.context.recipe))
+        report.write(self.context.folder, built, self.rows)
         if not again:
             self.context.say("\n".join(f"- {finding}" for finding in built.findings))
             self.context.say(f"report: {self.context.folder / 'report.md'}")
@@ -71,7 +70,7 @@ class Reporting:
         """A report of pictures that were drawn for their quality alone: no rows, no speed."""
         methods = infos(self.measuring.drafting)
         built = report.Report(self._about(), methods, (), (), (table,), sections, quality)
-        report.write(self.context.folder, built, (), variables=variables_of(self.context.recipe))
+        report.write(self.context.folder, built, ())
         self.context.say(f"report: {self.context.folder / 'report.md'}")
 
     def _about(self) -> JsonObject:

@@ -22,12 +22,11 @@ from ...data.pictures.videos import VideoSettings, label, visual_tokens
 from ...data.records.mixture import Name
 from ...data.records.records import file_identity
 from ...data.suites.benchmark_hub import fetch_benchmarks, read_published
-from ...data.suites.benchmark_sets import SEED
+from ...data.suites.benchmark_sets import LABELS, SEED
 from ...data.suites.suite import Suite, write_records
 from ...data.suites.turn_files import published_files
-from ...data.suites.turn_sets import LABELS
 from ...eval.measured_rows import Medium
-from ...models.targets.generators import Generator
+from ...models.targets.drawing import Generator
 from ..run.context import Context
 from ..run.stage_records import data_files, open_records
 from .benchmarks import Benchmark, SetsBenchmark
@@ -49,26 +48,22 @@ class Opened:
     visual_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class ConversationSet:
-    """Conversations up to their last answers: one benchmark at one length.
+@dataclass(frozen=True, kw_only=True)
+class RequestSet:
+    """What the measuring loop goes over: one benchmark at one length.
 
     Args:
         budget: visual tokens that the language model sees, as `visual_budget.label` has them; "": no clips, or as they
             come.
         turn: of suites: first, or the task of the second turn.
         part: of a set of conversations: its turn after the first, whose rows stand with those of the first.
-        records: of a set of conversations, whose labels go into its rows.
     """
 
     benchmark: str
     medium: Medium
-    budget: str
-    dataset: ConversationDataset
+    budget: str = ""
     turn: str = ""
-    originals: bool = False  # with the pictures as they are on disk, for a captioner
     part: str = ""
-    records: Sequence[JsonMapping] = ()
 
     @property
     def name(self) -> str:
@@ -76,8 +71,43 @@ class ConversationSet:
         at, turn = (f" at {self.budget}" if self.budget else ""), self.turn or self.part
         return f"{self.benchmark}{at}" + (f" ({turn})" if turn else "")
 
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def open(self, index: int, target: Any) -> Opened | None:
+        """Request `index`; None: it is left out."""
+        raise NotImplementedError
+
     def labels(self, index: int) -> JsonObject:
         """What tables group the rows of request `index` by: details of its rows."""
+        return {}
+
+    def expected(self, index: int) -> float:
+        """How long a request takes beside others, in any unit."""
+        return 0.0
+
+    def of_row(self, opened: Opened, temperature: float, max_new_tokens: int) -> JsonObject:
+        """What a request's rows say of it."""
+        return {
+            "benchmark": self.benchmark, "request": opened.request.name, "temperature": temperature,
+            "max_new_tokens": max_new_tokens, "medium": self.medium, "budget": self.budget, "turn": self.turn,
+            "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationSet(RequestSet):
+    """Conversations up to their last answers.
+
+    Args:
+        records: of a set of conversations, whose labels go into its rows.
+    """
+
+    dataset: ConversationDataset
+    originals: bool = False  # with the pictures as they are on disk, for a captioner
+    records: Sequence[JsonMapping] = ()
+
+    def labels(self, index: int) -> JsonObject:
         record = self.records[index] if self.records else {}
         turn = {"turn": int(self.part.removeprefix("turn-") or 1)} if self.records else {}
         return {label: record[label] for label in ("row_id", *LABELS) if label in record} | turn
@@ -86,7 +116,7 @@ class ConversationSet:
         return len(self.dataset)
 
     def expected(self, index: int) -> float:
-        """How long a request takes beside others: the words of its conversation, the data's own answer among them."""
+        """The words of its conversation, the data's own answer among them."""
         return abs(int(self.dataset.lengths[index]))
 
     def open(self, index: int, target: Any) -> Opened | None:
@@ -109,42 +139,21 @@ class ConversationSet:
         return None if opened is None else target.view(opened.request)
 
 
-@dataclass(frozen=True)
-class PromptSet:
+@dataclass(frozen=True, kw_only=True)
+class PromptSet(RequestSet):
     """Prompts of an image generator."""
 
-    benchmark: str
+    medium: Medium = "drawn"
     prompts: Sequence[ImagePrompt]
     generator: Generator
-    medium: Medium = "drawn"
-    budget: str = ""
-    turn: str = ""
-    part: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name in messages: the benchmark's."""
-        return self.benchmark
-
-    def labels(self, index: int) -> JsonObject:
-        """None: pictures have no categories."""
-        return {}
 
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def expected(self, index: int) -> float:
-        """All pictures have the same number of tokens."""
-        return 0.0
-
-    def open(self, index: int, target: object) -> Opened | None:
+    def open(self, index: int, target: object) -> Opened:
         """Prompt `index` as a request. It is never left out, and `target` is not read."""
         prompt = self.prompts[index]
         return Opened(self.generator.request(prompt.caption, prompt.label, prompt.key))
-
-
-# The sets that the measuring loop iterates over.
-RequestSet = ConversationSet | PromptSet
 
 
 @dataclass(frozen=True)
@@ -192,26 +201,28 @@ class Opening:
             data, form, self.context, self.processor, files=files, drafter_processor=eyes, learned=False
         )
 
+    def requests(
+        self, name: str, data: ConversationData, files: Sequence[Name], form: PromptFormat | None = None, **more: Any
+    ) -> ConversationSet:
+        """The records of `files` as one set; `more` as of `ConversationSet`."""
+        dataset = self.dataset(data, files, form)
+        clips, images = (dataset.column(column).any() for column in ("clips", "images"))
+        medium: Medium = "video" if clips else "image" if images else "text"
+        return ConversationSet(benchmark=name, medium=medium, dataset=dataset, originals=self.originals, **more)
+
     def _at_lengths(self, name: str, data: ConversationData, files: Sequence[Name]) -> list[ConversationSet]:
-        first = self.dataset(data, files)
-        if not first.column("clips").any():
-            medium: Medium = "image" if first.column("images").any() else "text"
-            return [ConversationSet(name, medium, "", first, originals=self.originals)]
+        first = self.requests(name, data, files)
         lengths = self.lengths.get(name, []) if isinstance(self.lengths, dict) else self.lengths
-        if not lengths:
-            return [ConversationSet(name, "video", "", first, originals=self.originals)]
+        if first.medium != "video" or not lengths:
+            return [first]
         sets: list[ConversationSet] = []
-        sizes = first.clip_sizes(SIZED) if self.processor.reads_whole else []
+        sizes = first.dataset.clip_sizes(SIZED) if self.processor.reads_whole else []
         for length in lengths:
             video, budget = at_length(data.video, length, self.processor, sizes)
             if any(other.budget == budget for other in sets):
-                raise UserError(
-                    f"lengths name {budget} visual tokens twice, the second time as {length!r}",
-                    key=f"stages.{self.context.name}.lengths",
-                    hint="leave one of them out",
-                )
-            dataset = self.dataset(data.model_copy(update={"video": video}), files)
-            sets.append(ConversationSet(name, "video", budget, dataset, originals=self.originals))
+                raise UserError(f"lengths name {budget} visual tokens twice, the second time as {length!r}",
+                                key=f"stages.{self.context.name}.lengths", hint="leave one of them out")  # fmt: skip
+            sets.append(self.requests(name, data.model_copy(update={"video": video}), files, budget=budget))
         return sets
 
     def suite(self, section: SetsBenchmark) -> Suite:

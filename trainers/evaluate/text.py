@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from ...core import ranks
+from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.pictures import Picture
@@ -20,21 +22,24 @@ from ...data.families.processor import Processor
 from ...data.suites.suite import Suite
 from ...eval import text_quality
 from ...eval.by_category import turns_section
+from ...eval.intervals import ratio
+from ...eval.loop import generate
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
 from ...models.drafters.base import DraftingOptions
 from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
-from ...models.drafters.modes import ImageSubstitutes
+from ...models.drafters.modes import ImageSubstitutes, without_pictures
 from ...models.targets.table import family_of
 from ..run.context import Context
+from ..run.stage_records import data_files
 from .answer_quality import measure_quality
 from .benchmarks import SetsBenchmark, TabedBenchmark, of_class
-from .binding import binding as binding_of
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .graphs import about_graphs, capture
 from .measuring import Measuring
+from .probe_settings import Binding
 from .reporting import Reporting
 from .requests import Opening
 from .studies import OF_ROWS, OF_TEXT
@@ -67,8 +72,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     # The lengths of a benchmark follow each other.
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
         rows.extend(measuring.all([*at_lengths]))
-    binding = stage.probes.binding
-    bound = None if binding is None else binding_of(binding, opening, measuring, processor)
+    asked = stage.probes.binding
+    bound = None if asked is None else binding(asked, opening, measuring, processor)
     runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
     notes: list[str] = []
     early: list[str] = []
@@ -95,7 +100,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             sections += [section for section in [turns_section(rows, early)] if section is not None]
             reporting.write(*sections, binding=bound)
             # Runs after the report is written, so that a failing study loses no measurements.
-            more = [section for study in OF_TEXT for section in study(measuring, sets, rows)]
+            more = [section for study in OF_TEXT for section in study(measuring, sets)]
             if more:
                 reporting.write(*sections, *more, binding=bound, again=True)
         elif context.is_in_step:
@@ -103,7 +108,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 aside = replace(context, folder=Path(folder), say=lambda text: None)
                 for study in OF_TEXT:
-                    study(replace(measuring, context=aside), sets, rows)
+                    study(replace(measuring, context=aside), sets)
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
@@ -169,3 +174,50 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
         tokenizer=processor.tokenizer,
         max_new_tokens=config.max_new_tokens,
     )
+
+
+# ---- Whether the target's answers depend on the picture
+
+
+def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: Processor) -> JsonObject:
+    """Share of questions whose answer names the record's key word, with the picture and without it."""
+    questions = opening.requests("binding", probe.data, data_files(probe.data, opening.context))
+    dataset = questions.dataset
+    # The key word is looked for in the first tokens of an answer.
+    decoding = measuring.plainly(min(measuring.stage.temperatures), 16)
+    words = {str(dataset.record(i)["answer"]) for i in range(len(dataset))}
+
+    def named(index: int, request: Request) -> str | None:
+        tokens = generate(measuring.target, None, request, decoding, torch.Generator()).tokens
+        turns = dataset.record(index)["conversations"]
+        asked_last = next(turn["value"] for turn in reversed(turns) if turn["from"] == "human")
+        return key_word(measuring.text(tokens), asked_last, words)
+
+    asked = right = blind = 0
+    stop = measuring.context.stop
+    with stop.together():
+        for index in stop.watch(ranks.share(len(dataset), in_step=stop.in_step), "while probing binding"):
+            opened = questions.open(index, measuring.target)
+            if opened is None:
+                continue
+            request, answer = opened.request, str(dataset.record(index)["answer"])
+            assert isinstance(request, Request)
+            asked += 1
+            right += named(index, request) == answer
+            blind += named(index, without_pictures(request, processor.newline_id)) == answer
+    each = [(asked, right, blind)] if stop.in_step else ranks.gather((asked, right, blind))
+    asked, right, blind = (sum(counts) for counts in zip(*each, strict=True))
+    return {"questions": asked, "accuracy": ratio(right, asked), "blind_accuracy": ratio(blind, asked)}
+
+
+def key_word(answer: str, question: str, words: Collection[str]) -> str | None:
+    """Which of `words` an answer gives, whatever its wording; None: none of them.
+
+    It is the last one in the first clause that names one which the question does not: "You can see that the circle is
+    red, as ..." gives red where the circle was asked for, and "I see a red circle, ..." does, too.
+    """
+    asked = set(re.findall(r"\w+", question))
+    for clause in re.split(r"[,.;:]", answer):
+        if said := [word for word in clause.split() if word in words and word not in asked]:
+            return said[-1]
+    return None

@@ -7,21 +7,21 @@ answers there, which at temperature 0 are the same ones.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.json_types import JsonObject
 from ...data.conversations import PromptFormat
-from ...data.dataset import ConversationDataset
 from ...data.suites.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
 from ...data.suites.suite_hub import fetch
-from ...eval.measured_rows import Medium, Row
+from ...eval.measured_rows import Row
 from ...eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection
 from ..run.context import Context
 from .benchmarks import SetsBenchmark, TabedBenchmark
-from .measuring import Measured, Measuring
+from .measuring import Measuring
 from .requests import ConversationSet, Opening, digest, open_suite, written
 
 
@@ -60,53 +60,40 @@ class TabedRun:
     def measure(self) -> tuple[list[Row], list[str]]:
         """Rows of every request and method, and what is to be said of them."""
         rows: list[Row] = []
-        notes: list[str] = []
-        for temperature in self.measuring.stage.temperatures:
-            for length in self.measuring.lengths:
-                some, silent = self._at(temperature, length)
-                rows.extend(some)
-                notes += [
-                    f"Rows without a second turn, because the target's first answer is empty or its record cannot be "
-                    f"read: {name} {count}."
-                    for name, count in silent.items()
-                ]
-        return rows, list(dict.fromkeys(notes))
-
-    def _at(self, temperature: float, max_new_tokens: int) -> tuple[list[Row], dict[str, int]]:
-        limit, convention = self.section.data.max_samples, self.section.convention
-        rows: list[Row] = []
-        silent: dict[str, int] = {}
-        # Second turns follow the answers, which differ with temperature and length.
-        place = self.folder / f"T{temperature:g}-{max_new_tokens}"
-        end = "blank" if self.section.transcript == "released" else "end"
+        notes: dict[str, None] = {}
+        measuring, section, suite = self.measuring, self.section, self.suite
+        limit, convention = section.data.max_samples, section.convention
+        end = "blank" if section.transcript == "released" else "end"
         second_form = self.form.model_copy(update={"answer_end": end})
-        self.first_turns = []
-        for name, info in self.sets.items():
-            records = self.suite.first_turns(name, convention, limit)
-            first = self._turn(name, FIRST, records, self.form, self.folder / name)
-            self.first_turns.append(first)
-            measured = _measured(self.measuring, first, temperature, max_new_tokens)
-            rows.extend(measured.rows)
-            answers = ["" if row is None else self.measuring.text(row.tokens, special=True) for row in measured.plain]
-            for task in self.tasks if info.group == "benchmark" else ():
-                records = self.suite.second_turns(name, task, convention, limit, answers)
-                if len(records) < len(answers):
-                    silent[name] = len(answers) - len(records)
-                if records:
-                    second = self._turn(name, task, records, second_form, place / name)
-                    rows.extend(_measured(self.measuring, second, temperature, max_new_tokens).rows)
-        return rows, silent
+        for temperature, length in itertools.product(measuring.stage.temperatures, measuring.lengths):
+            # Second turns follow the answers, which differ with temperature and length.
+            place = self.folder / f"T{temperature:g}-{length}"
+            self.first_turns = []
+            for name, info in self.sets.items():
+                records = suite.first_turns(name, convention, limit)
+                first = self.requests(name, records, self.folder / name / f"{FIRST}.json", turn=FIRST)
+                self.first_turns.append(first)
+                measured = measuring.one(first, temperature, length)
+                rows += measured.rows
+                answers = ["" if row is None else measuring.text(row.tokens, special=True) for row in measured.plain]
+                silent = 0
+                for task in self.tasks if info.group == "benchmark" else ():
+                    records = suite.second_turns(name, task, convention, limit, answers)
+                    silent = (len(answers) - len(records)) or silent
+                    if records:
+                        second = self.requests(name, records, place / name / f"{task}.json", second_form, turn=task)
+                        rows += measuring.one(second, temperature, length).rows
+                if silent:
+                    note = "Rows without a second turn, because the target's first answer is empty or its record cannot"
+                    notes[f"{note} be read: {name} {silent}."] = None
+        return rows, [*notes]
 
-    def _turn(
-        self, name: str, turn: str, records: Sequence[JsonObject], form: PromptFormat, folder: Path
+    def requests(
+        self, name: str, records: Sequence[JsonObject], file: Path, form: PromptFormat | None = None, *, turn: str = ""
     ) -> ConversationSet:
-        dataset = self.dataset(records, folder / f"{turn}.json", form)
-        medium: Medium = "image" if dataset.column("images").any() else "text"
-        return ConversationSet(name, medium, "", dataset, turn, self.opening.originals)
-
-    def dataset(self, records: Sequence[JsonObject], file: Path, form: PromptFormat) -> ConversationDataset:
-        """Records as requests."""
-        return self.opening.dataset(written(self.section.data, records, self.suite, file), [file], form)
+        """Records as requests, in `form` (None: the stage's)."""
+        data = written(self.section.data, records, self.suite, file)
+        return self.opening.requests(name, data, [file], form, turn=turn)
 
     def about(self) -> JsonObject:
         """How the suite was asked."""
@@ -144,46 +131,28 @@ class TurnsRun:
         """Rows of every turn and method, and what is to be said of them."""
         rows: list[Row] = []
         notes: list[str] = []
-        for temperature in measuring.stage.temperatures:
-            for length in measuring.lengths:
-                some, silent = self._at(measuring, temperature, length)
-                rows += some
-                if silent:
-                    notes.append(f"{self.name}: {silent} conversations end early, because the target's answer is empty "
-                                 f"or a record cannot be read (T = {temperature:g}, {length} tokens).")  # fmt: skip
+        for temperature, length in itertools.product(measuring.stage.temperatures, measuring.lengths):
+            records = self.suite.first_turns(self.name, self.section.convention, self.section.data.max_samples)
+            # Further turns follow the answers, which differ with temperature and length.
+            place = measuring.context.folder / "suite" / self.name / f"T{temperature:g}-{length}"
+            turn, silent = 1, 0
+            while records:
+                file = place / f"turn-{turn}.json"
+                data = written(self.section.data, records, self.suite, file)
+                part = "" if turn == 1 else f"turn-{turn}"
+                requests = self.opening.requests(self.name, data, [file], part=part, records=records)
+                self.first_turns = self.first_turns if turn > 1 else [requests]
+                measured = measuring.one(requests, temperature, length)
+                rows += measured.rows
+                answers = ["" if row is None else measuring.text(row.tokens) for row in measured.plain]
+                turn += 1
+                following = self.suite.next_turns(records, turn, answers)
+                silent += sum(len(record.get("turns", ())) >= turn - 1 for record in records) - len(following)
+                records = following
+            if silent:
+                notes.append(f"{self.name}: {silent} conversations end early, because the target's answer is empty "
+                             f"or a record cannot be read (T = {temperature:g}, {length} tokens).")  # fmt: skip
         return rows, notes
-
-    def _at(self, measuring: Measuring, temperature: float, max_new_tokens: int) -> tuple[list[Row], int]:
-        records = self.suite.first_turns(self.name, self.section.convention, self.section.data.max_samples)
-        # Further turns follow the answers, which differ with temperature and length.
-        place = measuring.context.folder / "suite" / self.name / f"T{temperature:g}-{max_new_tokens}"
-        rows: list[Row] = []
-        turn, silent = 1, 0
-        while records:
-            part = "" if turn == 1 else f"turn-{turn}"
-            data = written(self.section.data, records, self.suite, place / f"turn-{turn}.json")
-            dataset = self.opening.dataset(data, [place / f"turn-{turn}.json"])
-            medium: Medium = "image" if dataset.column("images").any() else "text"
-            requests = ConversationSet(
-                self.name, medium, "", dataset, originals=self.opening.originals, part=part, records=records
-            )
-            self.first_turns = self.first_turns if turn > 1 else [requests]
-            measured = _measured(measuring, requests, temperature, max_new_tokens)
-            rows += measured.rows
-            answers = ["" if row is None else measuring.text(row.tokens) for row in measured.plain]
-            turn += 1
-            following = self.suite.next_turns(records, turn, answers)
-            silent += sum(len(record.get("turns", ())) >= turn - 1 for record in records) - len(following)
-            records = following
-        return rows, silent
-
-
-def _measured(measuring: Measuring, requests: ConversationSet, temperature: float, max_new_tokens: int) -> Measured:
-    """One turn, at one temperature and length."""
-    measuring.check_positions(requests)
-    (measured,) = measuring.at([requests], temperature, max_new_tokens)
-    measuring.tell(requests, measured)
-    return measured
 
 
 def turn_runs(sections: list[SetsBenchmark], opening: Opening) -> list[TurnsRun]:

@@ -13,19 +13,18 @@ from ...core.errors import UserError
 from ...core.files import read_json
 from ...core.json_types import JsonObject
 from ...core.markdown import Markup, block, cell, code, filled, label, plain, sentence
-from ...eval.cells import RELAXED, MethodInfo, cells_of, labels, modes_line
+from ...eval.cells import RELAXED, MethodInfo, cells_of, modes_line
 from ...eval.findings import findings, headline
 from ...eval.measured_rows import read_rows
 from ...eval.published_section import PublishedSection
-from ...eval.report import described, nulls
-from ...eval.run_reports import overview
+from ...eval.report import described
+from ...eval.run_reports import cells, overview
 from ...eval.tables import Items, markdown
-from .folder import REPORT
-from .licences import Licence, Link, own_licence, warnings
+from .folder import REPORT, without_places
+from .fresh import OWN_TARGET, PICTURE, Snippet
+from .hub_upload import word
+from .licences import Link, own_licence, warnings
 from .lineage import Trained
-from .names import word
-from .snippets import OWN_TARGET, PICTURE, Snippet
-from .stripped_paths import without_places
 
 LVLM = "lvlm"  # the one kind of drafter that is a whole model
 
@@ -76,23 +75,21 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     try:
         methods = {name: MethodInfo(**info) for name, info in report["methods"].items()}
         measured = cells_of(own, methods)
-        table = overview({"cells": [nulls(cell.to_json()) for cell in measured]})
-        beside = [cell for cell in report["cells"] if drafter not in cell["drafters"]]
-        others = overview({"cells": beside})
+        beside = cells({"cells": [cell for cell in report["cells"] if drafter not in cell["drafters"]]})
         warned = [text for text in report["findings"] if text.startswith("**Warning**")]
         # A table of M and MT* alone says nothing to a stranger.
         about = report["about"] | {f"method {cell.method}": described(methods[cell.method]) for cell in measured}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
-    first = headline(measured)
+    first, table = headline(measured), overview(measured)
     names = dict.fromkeys(cell.method for cell in measured)
-    shown = dict.fromkeys((*names, *(cell["method"] for cell in beside)))
+    shown = dict.fromkeys((*names, *(cell.method for cell in beside)))
     relaxed = tuple(name for name in shown if methods[name].relaxed)
-    said = [text for text in findings(measured, labels(measured)) if text != first]
+    said = [text for text in findings(measured) if text != first]
     lines = markdown(Items((first, *said, *warned)))[:-1]
     return Evaluated(
         without_places(first), without_places(markdown(table)), without_places(about), without_places(lines),
-        without_places(markdown(others) if beside else []), tuple(names),
+        without_places(markdown(overview(beside)) if beside else []), tuple(names),
         modes_line(methods[name].mode for name in shown), relaxed,
     )  # fmt: skip
 
@@ -154,7 +151,7 @@ def model_card(facts: CardFacts) -> str:
         expected=section.expected,
         decoding=section.decoding,
         temperature=f"{section.decoding.temperature:g}",
-        warnings=warnings(facts.links),
+        warnings=list(warnings(facts.links)),
         PICTURE=PICTURE,
         OWN_TARGET=OWN_TARGET,
         RELAXED=RELAXED,
@@ -181,16 +178,11 @@ def front_matter(facts: CardFacts) -> JsonObject:
         fields["pipeline_tag"] = facts.task
     if licence.id is not None:
         fields["license"] = licence.id
-        if licence.id == "other":
-            fields |= _other(facts, licence)
+    if licence.id == "other":  # the Hub wants a name and an address for a licence that it does not list
+        own = facts.license is None and not any(one.role == "target" and one.licence == licence for one in facts.links)
+        page = "" if own or not facts.target else f"https://huggingface.co/{facts.target}"
+        fields["license_name"] = "as-of-its-parts" if own else "as-of-the-target"
+        fields |= {"license_link": licence.link or page} if licence.link or page else {}
     if base is not None:
         fields |= {"base_model": base, "base_model_relation": "finetune" if whole else "adapter"}
     return fields | ({"datasets": facts.datasets} if facts.datasets else {})
-
-
-def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
-    """The Hub wants a name and an address for a licence that it does not list."""
-    if facts.license is None and not any(link.role == "target" and link.licence == licence for link in facts.links):
-        return {"license_name": "as-of-its-parts"} | ({"license_link": licence.link} if licence.link else {})
-    address = licence.link or (f"https://huggingface.co/{facts.target}" if facts.target else "")
-    return {"license_name": "as-of-the-target"} | ({"license_link": address} if address else {})

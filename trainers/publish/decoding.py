@@ -20,29 +20,22 @@ from ...models.stored import resolved_dtype
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.methods import Method
 from ..run.context import Context
+from ..run.matching import begun
 from ..run.stage import Planned
 
 
 def published_section(
-    stage: EvaluateSettings,
-    method: str | None,
-    context: Context,
-    source: Path,
-    prompt: UserRequest,
-    base: str | None,
-    *,
-    measured: Collection[str],
-    dtype: str | None = None,
-) -> PublishedSection:
+    stage: EvaluateSettings, method: str | None, context: Context, source: Path, prompt: UserRequest, base: str | None,
+    *, measured: Collection[str], report: Path,
+) -> PublishedSection:  # fmt: skip
     """What `draftsmith.json` says under "published", without the outcome.
 
     Args:
-        stage: the evaluation.
+        stage: the evaluation, whose folder is `report`.
         method: its name there; None: the first that fits.
         source: folder of the stage that trained the drafter.
         base: Hub id of the target in place of the recipe's path.
         measured: methods of the evaluation that have rows of this drafter.
-        dtype: in which the evaluation held the target, for one whose `dtype` is auto; None: what that is here.
 
     Raises:
         UserError: no exact way of decoding with this drafter was measured.
@@ -50,15 +43,24 @@ def published_section(
     drafter = read_manifest(source).get("drafter") or cast(DrafterConfig, context.drafter).model_dump(
         mode="json", by_alias=True
     )
-    common = {"drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
     trained = context.inputs.get("target")
-    target = _target(_typed(context.target, dtype, context), base, None if trained is None else trained.name)
+    target = _target(
+        _typed(context.target, measured_dtype(report), context), base, None if trained is None else trained.name
+    )
     decoding = _decoding(stage, method, measured, kind=str(drafter.get("kind")))
+    common = {"target": target, "drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
     if stage.draws:
-        return PublishedSection(target=target, decoding=decoding, **common)
+        return PublishedSection(decoding=decoding, **common)
     decoding = decoding.model_copy(update={"end_ids": list(end_ids(context.processor(), stage.format))})
     looking = ImageSettings(**stage.data[0].model_dump(include=set(ImageSettings.model_fields)))
-    return PublishedSection(target=target, decoding=decoding, prompt_format=stage.format, looking=looking, **common)
+    return PublishedSection(decoding=decoding, prompt_format=stage.format, looking=looking, **common)
+
+
+def measured_dtype(report: Path) -> str | None:
+    """In which type an evaluation held its target, where its recipe says `auto`; None: nothing says."""
+    mark = begun(report)
+    resolved = {} if mark is None or mark.resolved is None else mark.resolved
+    return resolved.get(f"stages.{report.name}.target.dtype") or resolved.get("target.dtype")
 
 
 def _typed(section: Any, dtype: str | None, context: Context) -> Any:
@@ -66,8 +68,9 @@ def _typed(section: Any, dtype: str | None, context: Context) -> Any:
     if section.dtype != "auto":
         return section
     source = context.inputs.get("target") or section.path
-    found = dtype or resolved_dtype(section, source, context.device(), key="target")
-    return section.model_copy(update={"dtype": found})
+    return section.model_copy(
+        update={"dtype": dtype or resolved_dtype(section, source, context.device(), key="target")}
+    )
 
 
 def _target(section: Any, base: str | None, trained: str | None) -> JsonObject:
@@ -112,16 +115,17 @@ def _decoding(
             hint="name another evaluation, or measure the drafter that is published with an exact rule",
         )  # fmt: skip
     name = method or next(iter(fitting))
-    chosen = fitting[name]
-    common: JsonObject = {"name": name, "tree": chosen.tree, "draw": chosen.draw, "top_k": stage.top_k,
-                              "top_p": stage.top_p,
-                              "temperature": min(t for t in stage.temperatures if chosen.allowed(t))}  # fmt: skip
-    if stage.draws:
-        return PublishedDecoding(**common)
-    common["max_new_tokens"] = max(stage.max_new_tokens)
-    if kind == "lvlm":
-        return PublishedDecoding(**common, mode=chosen.mode.members[0] if chosen.mode else "M")
-    return PublishedDecoding(**common, reading=chosen.settings)
+    chosen, more = fitting[name], dict[str, Any]()
+    if not stage.draws:
+        more["max_new_tokens"] = max(stage.max_new_tokens)
+        if kind == "lvlm":
+            more["mode"] = chosen.mode.members[0] if chosen.mode else "M"
+        else:
+            more["reading"] = chosen.settings
+    return PublishedDecoding(
+        name=name, tree=chosen.tree, draw=chosen.draw, top_k=stage.top_k, top_p=stage.top_p,
+        temperature=min(t for t in stage.temperatures if chosen.allowed(t)), **more,
+    )  # fmt: skip
 
 
 def _opens(method: Method) -> bool:

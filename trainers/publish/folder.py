@@ -1,6 +1,6 @@
 """The folder that becomes the repository: weights and their files, recipe, provenance, report, stored prompt, list.
 
-No text of it leaves with a secret in it.
+No text of it leaves with a secret in it, or with the names of folders of this machine.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import yaml
 
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_text, read_yaml
-from ...core.json_types import JsonMapping, JsonObject, object_at, text_at
+from ...core.json_types import Json, JsonMapping, JsonObject, object_at, text_at, with_each
 from ...core.secrets import redact_tree, secret_in
-from ...eval.html_page import html_page
 from ...eval.published import KEY
 from ...eval.published_section import PublishedSection
+from ...eval.tables import html_page
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.folders import CONFIG
-from .stripped_paths import without_places
 
 # Of a stage's folder what a loader reads; checkpoints, logs and caches stay behind.
 _MODEL_FILES = (
@@ -34,6 +33,10 @@ _REPORT_FILES = ("*.md", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
 REPORT, CHECK = "report", "check"
 _AGAIN = "restore the file, or run the evaluation again (restart=STAGE)"
+_PART = r"[^\s/\\'\"`,;:=(){}\[\]<>|&]+"
+_HOME = re.compile(rf"/(?:home|Users)/{_PART}")
+# From the root (two parts at least: `/s` is none), from a home, or upwards; addresses and relative paths are not meant.
+_PLACE = re.compile(rf"(?<![\w.~/*)\]}}>-])(?:(?:/{_PART}){{2,}}|~(?:/{_PART})+|(?:\.\./)+(?:{_PART}/)*{_PART})/?")
 
 
 def copy_model(source: Path, folder: Path) -> None:
@@ -108,3 +111,24 @@ def refuse_secrets(folder: Path, token: str | None) -> None:
                 hint="the built folder is removed; find out which setting or file it came in by, take it out "
                 "there, and change the secret: it may have been read",
             )  # fmt: skip
+
+
+def without_places(value: object) -> Json:
+    """A text, or a nested structure of them, with the last names of the paths in it."""
+    return with_each(value, str, _text)
+
+
+def _text(text: str) -> str:
+    if text.startswith(("/", "~/", "../")) and "\n" not in text and "://" not in text:
+        return _last(text)  # a path and nothing else, whatever blanks are in it
+    # The longer one first: either may lie in the other.
+    for known, shown in sorted(((Path.cwd(), "."), (Path.home(), "~")), key=lambda pair: -len(pair[0].parts)):
+        if len(known.parts) > 1:
+            text = re.sub(re.escape(str(known)) + r"(?![\w.-])", shown, text)
+    return _PLACE.sub(lambda match: _last(match[0]), _HOME.sub("~", text))
+
+
+def _last(path: str) -> str:
+    """The last part; of a home itself not even that."""
+    known = _HOME.sub("~", path.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else path)
+    return Path(known).name

@@ -6,12 +6,11 @@ before it is redacted, and no exception of the client is chained: their requests
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...core.errors import UserError
 from ...core.results import CARD, SUMS, check_sums, sha256_of
@@ -19,9 +18,13 @@ from ...core.secrets import HIDDEN, shortened
 from ...models.drafters.manifest import MANIFEST
 from ..run.stopping import Stop, Stopped
 
-Done = TypeVar("Done")
 # What the Hub and its users put beside a publication; nothing of it is loaded, and it stays.
 _OWN_FILES = {".gitattributes", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE"}
+# vLLM and others look for these in the whole path in lower case, in this order, and take the draft for that method.
+# Published heads are named `EAGLE-<target>`, `EAGLE3-<target>` or `<target>-Eagle3`.
+MATCHED = ("eagle-", "eagle3", "dflash", "dspark")
+# Of heads of language models: what their paths must be taken for. All others must be taken for nothing.
+_METHODS = {"eagle": "eagle-", "eagle3": "eagle3"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Hub:
         self.say, self._stop = say, stop or Stop()
         self.token = usable_token(token)
         self._api = HfApi(endpoint=endpoint, token=self.token)
+        self._step = ""  # what is asked of the Hub, for messages
 
     def publish(
         self, folder: Path, to: Destination, *, message: str, fetched: Path, try_it: Callable[[Path], None]
@@ -85,43 +89,53 @@ class Hub:
         Raises:
             Stopped: the run was asked to stop. Another call with the same folder begins again.
         """
+        try:
+            return self._published(folder, to, message, fetched, try_it)
+        except (UserError, Stopped):
+            raise
+        except Exception as error:  # its exceptions hold requests: only their text goes on, redacted
+            hint = "check the network, the room for what is fetched back, and https://status.huggingface.co, and run "
+            hint += "the same command again"
+            if any(getattr(getattr(e, "response", None), "status_code", 0) in (401, 403, 404) for e in _causes(error)):
+                hint = f"check the name, and that your token may write to {to.repo.split('/')[0]} (hf auth whoami)"
+            problem = UserError(f"{to.repo}, {self._step}: {self._clean(error)}", hint=hint)
+        raise problem  # outside the handler, which would chain the exception
+
+    def _published(
+        self, folder: Path, to: Destination, message: str, fetched: Path, try_it: Callable[[Path], None]
+    ) -> Uploaded:
+        api = self._api
         self._stop.check("before it was sent to the Hub")
-        is_private = self._open(to)
-        info = self._asked(to, "uploading", lambda: self._commit(folder, to, message))
+        self._step = "creating it"
+        api.create_repo(to.repo, private=True, exist_ok=True)
+        is_private = bool(api.repo_info(to.repo).private)
+        if not is_private and not to.pull_request and to.revision is None:
+            raise UserError(
+                f"{to.repo} is public: what is committed to its main branch is seen before it has been tried",
+                hint="set pull_request: true or a revision, or make the repository private first",
+            )
+        if to.revision is not None:
+            self._step = f"making branch {to.revision}"
+            api.create_branch(to.repo, branch=to.revision, exist_ok=True)
+        self._step = "uploading"
+        info = self._commit(folder, to, message)
         self.say(f"uploaded to {to.repo}, commit {info.oid[:12]}; fetching it back")
         left = "it is private" if is_private else "the main branch is as it was"
         self._stop.check(f"after the commit, before what is on the Hub was tried; {left}")
+        self._step = "fetching it back"
         shutil.rmtree(fetched, ignore_errors=True)
-        self._asked(to, "fetching it back", lambda: self._api.snapshot_download(
-            to.repo, revision=info.pr_revision or info.oid, local_dir=fetched, force_download=True,
-        ))  # fmt: skip
+        api.snapshot_download(to.repo, revision=info.pr_revision or info.oid, local_dir=fetched, force_download=True)
         _compare(folder, fetched)
         try_it(fetched)
         shutil.rmtree(fetched)
         self._stop.check(f"after what is on the Hub was tried; {left}")
         if to.public:
-            self._asked(to, "making it public", lambda: self._api.update_repo_settings(to.repo, private=False))
-        private = bool(self._asked(to, "asking how it is", lambda: self._api.repo_info(to.repo)).private)
-        if to.public and private:
+            self._step = "making it public"
+            api.update_repo_settings(to.repo, private=False)
+        is_private = bool(api.repo_info(to.repo).private)
+        if to.public and is_private:
             raise UserError(f"{to.repo} is still private", hint="make it public on its page: its content is verified")
-        return Uploaded(to.repo, info.oid, info.commit_url, info.pr_url, private)
-
-    def _open(self, to: Destination) -> bool:
-        """A repository that nobody can see into before its content is tried, or a public one whose main branch stays as
-        it is; and the branch. Returns whether it is private.
-        """
-        self._asked(to, "creating it", lambda: self._api.create_repo(to.repo, private=True, exist_ok=True))
-        private = bool(self._asked(to, "looking it up", lambda: self._api.repo_info(to.repo)).private)
-        if not private and not to.pull_request and to.revision is None:
-            raise UserError(
-                f"{to.repo} is public: what is committed to its main branch is seen before it has been tried",
-                hint="set pull_request: true or a revision, or make the repository private first",
-            )
-        if (branch := to.revision) is not None:
-            self._asked(
-                to, f"making branch {branch}", lambda: self._api.create_branch(to.repo, branch=branch, exist_ok=True)
-            )
-        return private
+        return Uploaded(to.repo, info.oid, info.commit_url, info.pr_url, is_private)
 
     def _commit(self, folder: Path, to: Destination, message: str) -> Any:
         """One commit, after which the repository holds the folder's files and no others.
@@ -140,20 +154,6 @@ class Hub:
             repo_id=to.repo, folder_path=folder, commit_message=message, revision=to.revision,
             create_pr=to.pull_request, delete_patterns=others or None,
         )  # fmt: skip
-
-    def _asked(self, to: Destination, what: str, action: Callable[[], Done]) -> Done:
-        """An action's result. Raises `UserError` in place of the client's exceptions."""
-        from huggingface_hub.errors import OfflineModeIsEnabled
-
-        try:
-            return action()
-        except (UserError, Stopped):
-            raise
-        except OfflineModeIsEnabled:
-            problem = UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint="unset HF_HUB_OFFLINE")
-        except Exception as error:  # its exceptions hold requests: only their text goes on, redacted
-            problem = UserError(f"{to.repo}, {what}: {self._clean(error)}", hint=_hint(error, to))
-        raise problem  # outside the handler, which would chain the exception
 
     def _clean(self, error: BaseException) -> str:
         """What an exception and its causes say, in a line each, without the token."""
@@ -187,19 +187,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _hint(error: BaseException, to: Destination) -> str:
-    from huggingface_hub.errors import HfHubHTTPError
-
-    answers = (e.response for e in _causes(error) if isinstance(e, HfHubHTTPError) and e.response is not None)
-    if next((int(answer.status_code) for answer in answers), None) in (401, 403, 404):
-        return f"check the name, and that your token may write to {to.repo.split('/')[0]} (hf auth whoami)"
-    if any(isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT) for e in _causes(error)):
-        return "make room: what is fetched back is as large as what was sent; then run the same command again"
-    return "check the network and https://status.huggingface.co, and run the same command again"
-
-
 def _compare(folder: Path, fetched: Path) -> None:
-    """What came back is what was sent. Raises `UserError` with the name of the first file that is not."""
+    """Raises `UserError` with the name of the first file that came back otherwise than it was sent."""
     hint = "the repository was left as it is: run the same command again"
     for name in (SUMS, CARD):
         if not (fetched / name).is_file() or sha256_of(fetched / name) != sha256_of(folder / name):
@@ -208,3 +197,56 @@ def _compare(folder: Path, fetched: Path) -> None:
         check_sums(fetched)
     except UserError as error:
         raise UserError(f"came back from the Hub: {error.problem}", where=error.where, hint=hint) from error
+
+
+# Names of repositories: engines guess a draft's method from its path, so that a name can make them load it as another.
+
+
+def taken_for(repo: str) -> str | None:
+    """The method's mark that an engine finds first in a path."""
+    return next((mark for mark in MATCHED if mark in repo.lower()), None)
+
+
+def suggested(method: str, target: str | None) -> str:
+    """A name that is in use for such drafters, without its namespace."""
+    model = (target or "my-target").rstrip("/").split("/")[-1].removesuffix("-hf")
+    name = {"eagle": f"EAGLE-{model}", "eagle3": f"EAGLE3-{model}"}.get(method, f"{model}-{word(method)}-draft")
+    return f"{model}-draft" if method not in _METHODS and method != word(method) and taken_for(name) else name
+
+
+def word(method: str) -> str:
+    """A kind as one word, for names and tags: of a class of another package its name (`Hydra` of HydraConfig)."""
+    own = method.rpartition(":")[2].rpartition(".")[2]
+    return own.removesuffix("Config").lower() or own.lower() if ":" in method else method
+
+
+def is_repo(repo: str) -> bool:
+    """Whether the Hub takes it for NAMESPACE/NAME."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        return False
+    return "/" in repo
+
+
+def check_name(repo: str, method: str, target: str | None, *, is_language: bool) -> None:
+    """Raises `UserError` for a path that engines take for another method's.
+
+    Args:
+        is_language: the target is a language model; no engine drafts for image generators by these names.
+    """
+    named, wanted = taken_for(repo), _METHODS.get(method)
+    if named == wanted or (not is_language and named is None):
+        return
+    contains = f"holds {named!r}" if named else f"does not hold {wanted!r}"
+    as_what = f"take it for {named.rstrip('-').upper()}" if named else "do not know it for what it is"
+    hint = f"a name in use is NAMESPACE/{suggested(method, target)}"
+    if named and named in repo.split("/")[0].lower() + "/":
+        hint += " (the namespace counts, too)"
+    raise UserError(
+        f"repo: {repo!r} {contains}: engines that go by the path {as_what}, and this is {method}",
+        key="repo", hint=hint,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ and never guesses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -94,16 +94,14 @@ def chain(parts: Iterable[tuple[str, str]]) -> list[Link]:
     return [Link(role, name, licence_of(name)) for role, name in dict.fromkeys(parts)]
 
 
-def warnings(links: Iterable[Link]) -> list[str]:
+def warnings(links: Iterable[Link]) -> Iterator[str]:
     """A sentence for each part that restricts, and for each of which nothing is known."""
-    lines = []
     for link in links:
-        if link.licence.restricts:
-            lines.append(f"The {link.role} `{link.name}` restricts what this drafter may be used for: "
-                         f"{link.licence.restricts}.")  # fmt: skip
+        part, restricts = f"{link.role} `{link.name}`", link.licence.restricts
+        if restricts:
+            yield f"The {part} restricts what this drafter may be used for: {restricts}."
         elif link.licence.id is None:
-            lines.append(f"The licence of the {link.role} `{link.name}` is not known to draftsmith: look it up.")
-    return lines
+            yield f"The licence of the {part} is not known to draftsmith: look it up."
 
 
 def own_licence(links: Iterable[Link], chosen: str | None) -> Licence:

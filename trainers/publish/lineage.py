@@ -1,19 +1,20 @@
-"""What a run says about where its drafter came from: the stages that trained it, their data, and what came of them.
+"""Where a drafter came from: the stages that trained it, their data and what came of them, and the weights it began as.
 
 Read from the resolved recipe (as the run's `recipe.yaml` has it) and from the stages' folders.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.files import LOG_BYTES, read_small
-from ...core.json_types import JsonMapping, listed, object_at, text_at
-from ...core.ranks import notice
+from ...core.json_types import JsonMapping, JsonObject, listed, object_at, text_at
 from ...core.results import DONE, read_mark
+from ...eval.run_reports import read_curves
+from ...models.drafters.base import DrafterConfig
+from ...models.folders import PREFIX, shipped_name
+from ..run.context import Context
 
 SCRATCH = "scratch"
 SYNTHETIC_DATASET = "draftsmith shapes world"
@@ -32,14 +33,7 @@ class Trained:
     batch_size: int | None
     rate: str
     loss: float | None  # the last that was logged
-    hours: float | None
-
-    @property
-    def lasted(self) -> str:
-        """Its wall time with a unit: minutes under 0.1 h."""
-        if self.hours is None:
-            return "-"
-        return f"{self.hours:.2f} h" if self.hours >= 0.1 else f"{60 * self.hours:.2g} min"
+    time: str  # in hours, under 0.1 in minutes
 
 
 def trained_by(stages: JsonMapping, name: str) -> list[str]:
@@ -52,12 +46,6 @@ def trained_by(stages: JsonMapping, name: str) -> list[str]:
             break
         names.append(start if start is not None else earlier[-1])
     return names[::-1]
-
-
-def starts_of(stages: JsonMapping, names: Iterable[str]) -> list[str]:
-    """Heads outside the run that the stages `names` started from."""
-    starts = [object_at(stages, name, "from") for name in names]
-    return [str(start["path"]) for start in starts if start is not None]
 
 
 def _trains_drafter(stage: JsonMapping) -> bool:
@@ -82,10 +70,10 @@ def data_of(stages: JsonMapping, name: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _collect(stages: JsonMapping, name: str, names: list[str], seen: set[str]) -> None:
-    if name in seen or name not in stages:
+def _collect(stages: JsonMapping, name: str, names: list[str], visited: set[str]) -> None:
+    if name in visited or name not in stages:
         return
-    seen.add(name)
+    visited.add(name)
     stage = stages[name]
     if stage.get("kind") == "generate":
         names.append(SYNTHETIC_DATASET)
@@ -99,14 +87,14 @@ def _collect(stages: JsonMapping, name: str, names: list[str], seen: set[str]) -
         if source is None and key == "data" and not section.get("path"):
             source = _latest(stages, name, _writes_codes)
         for maker in listed(source):
-            _collect(stages, maker, names, seen)
+            _collect(stages, maker, names, visited)
         # With `from` on the stage itself, paths are inside what that stage wrote.
         paths = section.get("path") or section.get("annotations")
         if source is None and paths and not (stage.get("kind") == "encode" and stage.get("from")):
             names += [Path(str(path)).name for path in listed(paths)]
     # An `encode` stage's own input.
     if stage.get("kind") == "encode" and (maker := text_at(stage, "from")) is not None:
-        _collect(stages, maker, names, seen)
+        _collect(stages, maker, names, visited)
 
 
 def _writes_codes(stage: JsonMapping) -> bool:
@@ -123,40 +111,89 @@ def _latest(stages: JsonMapping, name: str, makes: Callable[[JsonMapping], bool]
 
 def training_table(stages: JsonMapping, names: list[str], run: Path) -> list[Trained]:
     """A row for each of the stages `names`, whose folders lie in `run`."""
-    return [_row(name, stages, run / name) for name in names]
+    rows = []
+    for name in names:
+        stage, done = stages[name], read_mark(run / name / DONE)
+        number, what = (stage["steps"], "step") if stage.get("steps") else (stage.get("epochs"), "epoch")
+        # A variable's number is text: `${oc.env:STEPS}`.
+        length = f"{number:,} {what}{'s' * (number != 1)}" if isinstance(number, int) else f"{number} {what}s"
+        time = "-"
+        if done is not None and done.seconds is not None:
+            time = f"{done.seconds / 3600:.2f} h" if done.seconds >= 360 else f"{done.seconds / 60:.2g} min"
+        losses = read_curves(run / name / "metrics.jsonl").get("loss")
+        rows.append(Trained(
+            name, ", ".join(stage.get("trainable") or ["head"]), ", ".join(data_of(stages, name)) or "-", length,
+            stage.get("batch_size"), str((stage.get("optim") or {}).get("lr", "-")),
+            losses[-1][1] if losses else None, time,
+        ))  # fmt: skip
+    return rows
 
 
-def _row(name: str, stages: JsonMapping, folder: Path) -> Trained:
-    stage = stages[name]
-    optim = stage.get("optim") or {}
-    steps, epochs = stage.get("steps"), stage.get("epochs")
-    number, what = (steps, "step") if steps else (epochs, "epoch")
-    # A variable's number is text: `${oc.env:STEPS}`.
-    length = f"{number:,} {what}" + ("s" if number != 1 else "") if isinstance(number, int) else f"{number} {what}s"
-    done = read_mark(folder / DONE)
-    seconds = None if done is None else done.seconds
-    return Trained(
-        name=name,
-        trains=", ".join(stage.get("trainable") or ["head"]),
-        data=", ".join(data_of(stages, name)) or "-",
-        length=length,
-        batch_size=stage.get("batch_size"),
-        rate=str(optim.get("lr", "-")),
-        loss=_last_loss(folder / "metrics.jsonl"),
-        hours=None if seconds is None else seconds / 3600,
-    )
+# What a drafter that is to be published was made from, by names that others know, and where it lies here.
 
 
-_AGAIN = "restore the file, or run the stage again (restart=STAGE)"
+def target_name(context: Context) -> str:
+    """What a target without a Hub id is called."""
+    path = context.target.path
+    if "target" in context.inputs:
+        began = None if path is None else _shipped(path) or Path(path).name
+        return "a target that its run trained" + (f", from `{began}`" if began else "")
+    if named := _shipped(str(path)):
+        return f"`{named}`, which comes with draftsmith"
+    return f"`{Path(str(path)).name}`, a target that is not on the Hub under this name"
 
 
-def _last_loss(path: Path) -> float | None:
-    loss, damaged = None, 0
-    for line in read_small(path, hint=_AGAIN, max_bytes=LOG_BYTES).splitlines() if path.is_file() else ():
-        try:
-            loss = json.loads(line).get("loss", loss)
-        except (ValueError, AttributeError, RecursionError):
-            damaged += 1
-    if damaged:
-        notice(f"{path}: {damaged} damaged or cut lines are skipped (a run that was killed leaves one)")
-    return loss
+def parts_of(
+    context: Context, drafter: DrafterConfig | JsonMapping | None, target: str | None, starts: Iterable[str],
+    datasets: Iterable[str],
+) -> list[tuple[str, str]]:  # fmt: skip
+    """What the drafter was made from, whose licences the card follows: (role, name).
+
+    Args:
+        drafter: its section.
+        starts: heads outside the run that it was trained on from.
+    """
+    # A target that the run trained has the terms of its data, and of the weights that it was trained from.
+    path = context.target.path
+    named = target or (None if path is None else hub_id(path) or _shipped(path) or Path(path).name)
+    parts = [("target", named)] if named else []
+    parts += [("initial weights", name) for name in began_as(drafter, "language_model", "path")]
+    parts += [("initial weights", Path(start).name if Path(start).is_dir() else start) for start in starts]
+    parts += [("vision tower", name) for name in began_as(drafter, "vision_tower")]
+    return parts + [("data", name) for name in datasets]
+
+
+def sources_of(context: Context, base: str | None) -> dict[str, Path] | None:
+    """Where the target's parts lie here: of stages, or a directory of the recipe; None: the Hub or the package
+    has them.
+
+    Args:
+        base: Hub id that the manifest names the target by, in place of the recipe's path.
+    """
+    path = context.target.path
+    if base is None and "target" not in context.inputs and path is not None and _shipped(path):
+        return None  # with the processor that it brings, which the run's own stages have from there
+    things: tuple[str, ...] = ("target", "processor", "vq", "text")
+    folders = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
+    for thing, place in (("target", context.target.path), ("vq", dict(context.target).get("vq"))):
+        if (named := text_at(place)) is not None and Path(named).is_dir():
+            folders.setdefault(thing, Path(named))
+    return folders or None
+
+
+def hub_id(value: object) -> str | None:
+    """A setting that names a repository of the Hub, and no directory here."""
+    name = text_at(value)
+    return name if name is not None and name.count("/") == 1 and not Path(name).is_dir() else None
+
+
+def _shipped(place: str) -> str | None:
+    """`shipped:NAME` of a directory of the package."""
+    return name if (name := shipped_name(place)).startswith(PREFIX) else None
+
+
+def began_as(drafter: DrafterConfig | JsonMapping | None, *keys: str) -> list[str]:
+    """Whose weights a drafter began with: Hub ids, and directories by their last name, of which nothing is known."""
+    values: JsonObject = {} if drafter is None else dict(drafter)
+    named = [value for key in keys if (value := text_at(values, key)) is not None and value != "target"]
+    return [hub_id(name) or Path(name).name for name in named]

@@ -15,7 +15,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.heartbeat import BOUND_S
 from ...core.json_types import JsonObject
-from ...core.pretrained import generation_ends
+from ...core.pretrained import Checkpoint
 from ...core.section import Section
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
@@ -25,8 +25,8 @@ from ...models.drafters.lvlm import LvlmConfig
 from ...models.hub import ModelSource, read_config, vision_half
 from ...models.parts import TokenIds
 from ...models.stored import computes_in_bfloat16
-from ...models.targets.generators import AnyTarget, language_section
 from ...models.targets.parallel import check_ranks
+from ...models.targets.table import AnyTarget, language_section
 from .progress import StageLine
 from .stopping import Stop
 
@@ -136,7 +136,7 @@ class Context:
             # needs none.
             whose = self.target_source()
             waits = isinstance(whose, Path) and not whose.is_dir()
-            ends = () if waits else generation_ends(whose, self.target.revision)
+            ends = () if waits else Checkpoint(whose, self.target.revision).generation_ends()
             processor = replace(processor, generation_ends=ends)
         target.check_token_ids(processor.num_token_ids, str(source))
         return processor

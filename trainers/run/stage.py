@@ -17,8 +17,7 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
-from ...models.targets.load import TargetConfig
+from ...models.targets.table import AnyTarget, TargetConfig
 from .context import Context, EngineConfig
 from .hardware import Hardware
 

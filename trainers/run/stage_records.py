@@ -12,7 +12,7 @@ from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...data.records.mixture import Name, is_mixture
 from ...models.decoding.decoder import CachedDecoder
-from ...models.targets.generators import language_section
+from ...models.targets.table import language_section
 from .context import Context
 
 

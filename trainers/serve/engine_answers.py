@@ -25,11 +25,6 @@ _CURE = (
 )
 
 
-def _wrong(problem: str, path: Path, place: str, hint: str = _CURE) -> UserError:
-    """An answer that cannot be one to what was asked, at `place` of its file."""
-    return UserError(problem, where=f"{path}, {place}", hint=hint)
-
-
 @dataclass(frozen=True)
 class Asked:
     """A request.
@@ -108,109 +103,89 @@ class Timing(BaseModel):
         fits = not left and all(emitted == 1 for drafted, _, emitted in found if not drafted)
         return found if fits else None
 
+    def fits(self, tokens: Sequence[int]) -> bool:
+        """Whether passes make up the answer, and no pass accepted more than it had."""
+        return (
+            sum(self.passes) == len(tokens)
+            and len(self.drafted) == len(self.accepted)
+            and all(accepted <= drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True))
+            and self.by_pass() is not None
+            and self.began_s <= self.ended_s
+        )
 
-class _Line(BaseModel):
+
+class Answer(BaseModel):
+    """An answer: its ids with the end token, how it stopped, and for timed jobs how it came about."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     prompt_tokens: Annotated[int, Field(ge=1)]
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    tokens: Annotated[list[_Count], Field(min_length=1)]
     stop: Literal["eos", "length"]
-    states: str | None = None
     timing: Timing | None = None
 
 
-class _Lines(BaseModel):
+class _Answers(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    answers: list[_Line]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer's ids with the end token, how it stopped, and where that was asked for how it came about."""
-
-    tokens: list[int]
-    stop: Literal["eos", "length"]
-    timing: Timing | None = None
+    answers: list[Answer]
 
 
 def read_answers(path: Path, job: Job) -> list[Answer]:
     """The answers of `job`, in the order of its requests. Raises `UserError` with what is wrong with the file."""
     try:
-        lines = read_json(path, _Lines, hint=_CURE, once=True).answers
+        answers = read_json(path, _Answers, hint=_CURE, once=True).answers
     except UserError as error:
         raise UserError(f"the engine's answers are damaged: {error.problem}", where=str(path), hint=_CURE) from error
-    if len(lines) != len(job.requests):
-        problem = f"the engine was asked {len(job.requests)} requests, and answered {len(lines)}"
+    if len(answers) != len(job.requests):
+        problem = f"the engine was asked {len(job.requests)} requests, and answered {len(answers)}"
         raise UserError(problem, where=str(path), hint=_CURE)
-    return [_answer(n, line, asked, job, path) for n, (line, asked) in enumerate(zip(lines, job.requests, strict=True))]
+    for number, (answer, asked) in enumerate(zip(answers, job.requests, strict=True)):
+        _check(answer, asked, job, f"{path}, answer {number}, {asked.name}")
+        if job.ends is not None:
+            # An end that is the last token that it may write is an end to us, whatever stopped the engine.
+            stop: Literal["eos", "length"] = "eos" if answer.tokens[-1] in job.ends else "length"
+            answers[number] = answer.model_copy(update={"stop": stop})
+    return answers
 
 
-def _answer(number: int, line: _Line, asked: Asked, job: Job, path: Path) -> Answer:
-    place = f"answer {number}, {asked.name}"
-    if line.prompt_tokens != len(asked.ids):
-        raise _wrong(
-            f"the engine's prompt has {line.prompt_tokens} tokens, and ours {len(asked.ids)}: it makes another number "
-            "of tokens of a picture", path, place,
+def _check(answer: Answer, asked: Asked, job: Job, where: str) -> None:
+    if answer.prompt_tokens != len(asked.ids):
+        raise UserError(
+            f"the engine's prompt has {answer.prompt_tokens} tokens, and ours {len(asked.ids)}: it makes another "
+            "number of tokens of a picture", where=where,
             hint="the processor files that it reads must be those of this recipe; pixel limits of the data section "
             "beyond the processor's own are cut there",
         )  # fmt: skip
-    wrong = [token for token in line.tokens if token >= job.num_ids or token in job.never]
+    wrong = [token for token in answer.tokens if token >= job.num_ids or token in job.never]
     if wrong:
-        raise _wrong(f"the engine wrote id {wrong[0]}, which has no token", path, place,
-                          hint="its vocabulary is another: are these the target's own files?")  # fmt: skip
-    if len(line.tokens) > asked.limit:
-        raise _wrong(f"the engine wrote {len(line.tokens)} tokens, and was asked for {asked.limit}", path, place)
-    if (line.states is not None) != (job.states is not None) or line.states not in (None, states_name(path, number)):
-        raise _wrong(f"the engine names {line.states!r} as its hidden states", path, place)
-    if (line.timing is not None) != job.timed or (line.timing is not None and not _fits(line.timing, line.tokens)):
-        raise _wrong("the engine's metrics of a request are missing, or are of another answer", path, place)
-    ends = job.ends
-    if ends is None:
-        return Answer(line.tokens, line.stop)
-    ended = line.tokens[-1] in ends
-    if not ended and len(line.tokens) < asked.limit:
-        problem = f"the engine wrote {len(line.tokens)} of {asked.limit} tokens, and {line.tokens[-1]} is no end token"
-        raise _wrong(problem, path, place)
-    # An end that is the last token that it may write is an end to us, whatever stopped the engine.
-    return Answer(line.tokens, "eos" if ended else "length", line.timing)
-
-
-def _fits(timing: Timing, tokens: Sequence[int]) -> bool:
-    """Whether passes make up the answer, and no pass accepted more than it had."""
-    return (
-        sum(timing.passes) == len(tokens)
-        and len(timing.drafted) == len(timing.accepted)
-        and all(accepted <= drafted for accepted, drafted in zip(timing.accepted, timing.drafted, strict=True))
-        and timing.by_pass() is not None
-        and timing.began_s <= timing.ended_s
-    )
-
-
-def states_name(path: Path, number: int) -> str:
-    """The file of the hidden states of an answer, beside the file of its job."""
-    return f"{path.stem}-{number}.safetensors"
+        raise UserError(f"the engine wrote id {wrong[0]}, which has no token", where=where,
+                        hint="its vocabulary is another: are these the target's own files?")  # fmt: skip
+    count, ends = len(answer.tokens), job.ends
+    if count > asked.limit or (ends is not None and count < asked.limit and answer.tokens[-1] not in ends):
+        problem = f"the engine wrote {count} of {asked.limit} tokens, and {answer.tokens[-1]} is no end token"
+        raise UserError(problem, where=where, hint=_CURE)
+    timing = answer.timing
+    if (timing is not None) != job.timed or (timing is not None and not timing.fits(answer.tokens)):
+        problem = "the engine's metrics of a request are missing, or are of another answer"
+        raise UserError(problem, where=where, hint=_CURE)
 
 
 def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:
-    """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file.
-
-    Args:
-        shape: (L, D).
-    """
-    expected = (len(asked.ids), *shape)
+    """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file. `shape`: (L, D)."""
+    expected, where = (len(asked.ids), *shape), f"{path}, {asked.name}"
     with reading_safetensors(path, hint=_CURE), safe_open(path, "pt") as file:
         if missing := {"hidden_states", "token_ids"} - {*file.keys()}:
-            raise _wrong(f"the engine's states lack {min(missing)}", path, asked.name)
+            raise UserError(f"the engine's states lack {min(missing)}", where=where, hint=_CURE)
         found = tuple(file.get_slice("hidden_states").get_shape())  # before anything of that size is read
         if found != expected:
             problem = f"the engine's states are of shape {found}, and {expected} were asked for"
-            raise _wrong(problem, path, asked.name)
+            raise UserError(problem, where=where, hint=_CURE)
         states, ids = file.get_tensor("hidden_states"), file.get_tensor("token_ids")
     if ids.is_floating_point() or not torch.equal(ids.long(), asked.ids.long()):
-        raise _wrong("the engine's states are of other ids than this sample's", path, asked.name,
-                          hint="its processor files are others: give the engine the target's own")  # fmt: skip
+        raise UserError("the engine's states are of other ids than this sample's", where=where,
+                        hint="its processor files are others: give the engine the target's own")  # fmt: skip
     if not states.is_floating_point() or not states.isfinite().all():
-        raise _wrong("the engine's states are not finite numbers", path, asked.name,
-                          hint="activations overflow in its type: try another dtype, or other kernels")  # fmt: skip
+        raise UserError("the engine's states are not finite numbers", where=where,
+                        hint="activations overflow in its type: try another dtype, or other kernels")  # fmt: skip
     return states

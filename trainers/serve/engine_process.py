@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
@@ -26,7 +25,7 @@ from ...core.json_types import JsonMapping
 from ...core.locks import take_lock
 from ...eval.engines.program import cure, ended, kill_program, last_lines, start_program
 from ..run.stopping import Stop
-from .engine_answers import Answer, Job, read_answers, read_states, states_name
+from .engine_answers import Answer, Job, read_answers, read_states
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -41,29 +40,27 @@ _OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 
 class EngineProcess:
-    """Open it as a context; it is started by `start`, or with the first job.
+    """Open it as a context; it is started by `start`, or with the first job. Raises `UserError`: the folder cannot be
+    written, or another run's engine works in it.
 
     Args:
         folder: of this process alone; emptied now, and removed at the end.
-        kind: of the engine: which worker runs.
         settings: arguments of the engine.
         layers: whose hidden states are wanted; None: answers alone.
+        timed: how each answer came about is wanted, too.
         python: the interpreter of its environment.
         key: of the section that names it, for errors.
         timeout_s: without a sign of it, after which it is taken for hung.
         say: prints a line for people.
-
-    Raises:
-        UserError: the folder cannot be written, or another run's engine works in it.
     """
 
     def __init__(
         self,
         folder: Path,
-        kind: str,
         settings: JsonMapping,
-        layers: Sequence[int] | None,
+        layers: Sequence[int] | None = None,
         *,
+        timed: bool = False,
         python: str,
         stop: Stop,
         key: str = "engine",
@@ -72,23 +69,22 @@ class EngineProcess:
     ):
         self.folder, self.stop, self.python = folder, stop, python
         self.key, self.timeout_s, self.say = key, timeout_s, say
-        self.worker, self.log = _WORKERS / f"{kind}_worker.py", folder / "log.txt"
+        self.log = folder / "log.txt"
         self.num_starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._next, self._fruitless = 0, 0
         try:
             self._lock = self._make_folder()
-            (folder / "engine.json").write_text(json.dumps({"settings": dict(settings), "layers": layers}))
+            given = {"settings": dict(settings), "layers": layers, "timed": timed}
+            (folder / "engine.json").write_text(json.dumps(given))
         except OSError as error:
             raise self._unwritable(error) from error
 
     def __enter__(self) -> EngineProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
         if self._process is not None:
             if kind is None and self._process.poll() is None:
                 (self.folder / "jobs" / "end").touch()
@@ -105,25 +101,17 @@ class EngineProcess:
         self._lock.release()
 
     def start(self) -> None:
-        """Start the engine, and wait until it is loaded.
-
-        Raises:
-            UserError: it died three times.
-            Stopped: this rank was asked to stop meanwhile.
-        """
+        """Start the engine, and wait until it is loaded. Raises as `wait`."""
         if self._process is None:
             self._start()
         self._await(self.folder / "ready", "while an engine was loaded")
 
     def submit(self, requests: Sequence[JsonMapping], pictures: Mapping[str, Tensor]) -> str:
-        """Hand over a job and return its name.
+        """Hand over a job and return its name. Raises `UserError` where the folder cannot be written.
 
         Args:
             requests: as `workers/draftsmith_jobs.py` says.
             pictures: [H,W,3] uint8 by the names that the requests use.
-
-        Raises:
-            UserError: the folder cannot be written.
         """
         name, jobs = f"{self._next:09d}", self.folder / "jobs"
         self._next += 1
@@ -140,15 +128,13 @@ class EngineProcess:
         return name
 
     def wait(self, name: str, job: Job, *, stops: bool = True) -> list[Answer]:
-        """The answers of a job, in the order of its requests. Its files are gone then, but for files of states.
+        """The answers of a job, in the order of its requests. Its files are gone then, but for files of states. Raises
+        `UserError`: the engine died or hung three times without doing a job, or its answers are wrong. Raises
+        `Stopped`: `stops`, and this rank was asked to stop meanwhile.
 
         Args:
             job: what was asked, as its answers are compared with it.
             stops: False where the caller ends between two jobs: other ranks wait for the step in hand.
-
-        Raises:
-            UserError: the engine died or hung three times without doing a job, or its answers are wrong.
-            Stopped: `stops`, and this rank was asked to stop meanwhile.
         """
         path = self.folder / "done" / f"{name}.json"
         self._await(path, "while an engine answered; what is finished is kept" if stops else None)
@@ -159,24 +145,15 @@ class EngineProcess:
         return answers
 
     def states(self, name: str, job: Job, number: int) -> Tensor:
-        """Hidden states [T,L,D] of a request of a job that was waited for; once, for their file is gone then.
-
-        Raises:
-            UserError: they are wrong.
-        """
-        done = self.folder / "done"
+        """Hidden states [T,L,D] of a request of a job that was waited for; once, for their file is gone then."""
         assert job.states is not None
-        path = done / states_name(done / f"{name}.json", number)
+        path = self.folder / "done" / f"{name}-{number}.safetensors"
         states = read_states(path, job.requests[number], job.states)
         path.unlink()
         return states
 
     def _await(self, path: Path, place: str | None) -> None:
-        """Wait for a file of the engine's.
-
-        Args:
-            place: of `Stop.check`; None: it is not looked at.
-        """
+        """Wait for a file of the engine's; `place` is that of `Stop.check`, None where it is not looked at."""
         assert self._process is not None
         began_s = time.monotonic()
         while not path.exists():
@@ -213,7 +190,7 @@ class EngineProcess:
         (self.folder / "ready").unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in _OURS}  # it is no rank of ours
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
-        self._process = start_program(self.python, self.worker, self.folder, self.log, environment)
+        self._process = start_program(self.python, _WORKERS / "vllm_worker.py", self.folder, self.log, environment)
         self._started_s = time.monotonic()
 
     def _make_folder(self) -> BaseFileLock:
@@ -235,5 +212,5 @@ class EngineProcess:
 
     def _unwritable(self, error: BaseException) -> UserError:
         problem = unwritable(self.folder, error)
-        return UserError(problem.problem, key=f"{self.key}.scratch", where=str(self.folder),
-                         hint=f"{problem.hint}, or name a folder with more room there")  # fmt: skip
+        hint = f"{problem.hint}, or name a folder with more room there"
+        return UserError(problem.problem, key=f"{self.key}.scratch", where=str(self.folder), hint=hint)

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...core import ranks
 from ...core.errors import Refused, UserError
@@ -23,18 +23,20 @@ from ...data.families.processor import Processor
 from ...data.states.samples import StatesSamples
 from ...eval.engines.program import find_python, version_of
 from ...models.decoding.warp import Warp
+from ...models.drafters.base import DrafterConfig
+from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.formats.target import export_target, vllm_reads
 from ...models.hub import read_config
 from ...models.targets.family import Family
-from ...models.targets.generators import AnyTarget, language_section
 from ...models.targets.language import LanguageTarget
-from ...models.targets.table import FAMILIES
+from ...models.targets.table import FAMILIES, AnyTarget, language_section
 from ..run.context import Context
 from .engine_process import EngineProcess
 from .served import ServedAnswers, ServedStates, check_layers
-from .target_engine import TargetEngine
+from .target_engine import BeginAnswers, StatesElsewhere, TargetEngine
 
 _TARGET = "served-target"
+_OURS = "measure it in a stage without engine"
 _WHOLE = 8192  # tokens of a pass at least, where prompts are computed in one piece
 
 
@@ -135,9 +137,6 @@ class VllmEngine(TargetEngine):
         python = find_python(self.python, key=f"{key}.python")
         return self.identity | {"version": version_of("vllm", python)}
 
-    def side_by_side(self, batch_size: int) -> int:
-        return self.max_num_seqs
-
     def open_answers(
         self,
         context: Context,
@@ -148,11 +147,11 @@ class VllmEngine(TargetEngine):
         *,
         max_length: int,
         most_pictures: int,
-    ) -> ServedAnswers:
+    ) -> BeginAnswers:
         process = context.opened.enter_context(engine_process(
             self, context, key="engine", layers=None, max_length=max_length, most_pictures=most_pictures
         ))  # fmt: skip
-        return ServedAnswers(process, processor, partial(self.sampling, warp), ends, never)
+        return ServedAnswers(process, processor, partial(self.sampling, warp), ends, never).begin
 
     def open_states(
         self,
@@ -163,7 +162,7 @@ class VllmEngine(TargetEngine):
         wanted: Taps,
         *,
         key: str,
-    ) -> ServedStates:
+    ) -> StatesElsewhere:
         target.check(wanted)
         data = samples.dataset
         most_pictures = int(data.column("images").max())
@@ -177,7 +176,71 @@ class VllmEngine(TargetEngine):
         ))  # fmt: skip
         with context.stop.together():  # and not inside a step, which a stop does not end
             process.start()
-        return ServedStates(process, target, processor, wanted, layers, self.ahead)
+        return StatesElsewhere(self.ahead, ServedStates(process, target, processor, wanted, layers).begin)
+
+
+class VllmEvaluation(VllmEngine):
+    """vLLM decodes the requests of an evaluation, with its own drafting; a process for plain decoding and each method.
+
+    Requests are not drawn from a cache of prefixes, unless `options` turns it on.
+    """
+
+    ours: ClassVar[tuple[str, ...]] = (*VllmEngine.ours, "disable_log_stats", "per_request_spec_decode_metrics")
+
+    # Requests that are decoded side by side; all of a benchmark are measured anew at each number.
+    concurrency: list[Annotated[int, Field(ge=1)]] = Field([1, 8, 32], min_length=1)
+    # An evaluate stage before this one that asks the same in our own loop: its rows of the same methods stand in the
+    # same tables, and a tau at temperature 0 that differs by more than 2% is named. null: none.
+    beside: str | None = None
+
+    @model_validator(mode="after")
+    def _sized(self) -> VllmEvaluation:
+        if len({*self.concurrency}) < len(self.concurrency):
+            raise Refused("concurrency", f"{self.concurrency} names a number twice", "give each once")
+        for key in {"max_num_seqs", "ahead"} & self.model_fields_set:
+            raise Refused(key, "nothing reads it: concurrency says how many requests run together", "leave it out")
+        return self
+
+    @property
+    def beside_stage(self) -> str | None:
+        return self.beside
+
+    @property
+    def identity(self) -> JsonObject:
+        return super().identity | {"concurrency": self.concurrency, "beside": self.beside}
+
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
+        known = super().settings(model, dtype, max_length, most_pictures, on_gpu=on_gpu)
+        own = {"max_num_seqs": max(self.concurrency), "enable_prefix_caching": False, "disable_log_stats": False}
+        return known | own
+
+    def lines(self) -> list[str]:
+        beside = "" if self.beside is None else f", beside our own loop's of stage {self.beside}"
+        return [f"  decoded by vllm, {', '.join(map(str, self.concurrency))} requests at once{beside}"]
+
+    def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
+        for name, benchmark in stage.benchmarks.items():
+            if benchmark.kind == "tabed":
+                raise Refused(f"benchmarks.{name}", "TABED's tables are of our own loop", "leave out engine")
+            self.check(target, states=False, aspect=benchmark.data.aspect)
+        for name, method in stage.methods.items():
+            self.check_method(f"methods.{name}", method, method.section or (None if method.names else drafter))
+
+    def check_method(self, key: str, method: Any, drafter: DrafterConfig | None) -> None:
+        if method.chain is None:
+            problem = "vLLM drafts one chain of the likeliest tokens"
+            which = "tree" if method.draw == "top-k" else "draw"
+            raise Refused(f"{key}.{which}", problem, f"tree: {{kind: chain}}, draw: top-k, or {_OURS}")
+        if method.rule.kind != "exact":
+            raise Refused(f"{key}.rule", "vLLM accepts by its own rule, which is exact", f"leave it out, or {_OURS}")
+        changed = [*method.settings, *(["visual_skip"] if method.visual_skip is not None else [])]
+        if changed:
+            problem = "vLLM's drafters have no such setting: an exported drafter decodes as it was trained"
+            raise Refused(f"{key}.{changed[0]}", problem, f"leave it out, or {_OURS}")
+        if drafter is None or isinstance(drafter, NgramConfig | SuffixConfig):
+            return
+        if reasons := drafter.exports("vllm"):
+            raise Refused(f"{key}.drafter", "; ".join(reasons), _OURS)
 
 
 def _taps(family: Family) -> bool:
@@ -194,21 +257,19 @@ def engine_process(
     layers: Sequence[int] | None,
     max_length: int,
     most_pictures: int,
-    worker: str | None = None,
+    timed: bool = False,
     more: JsonMapping | None = None,
 ) -> Iterator[EngineProcess]:
-    """The engine of this node, with the stage's target; it is started by whoever first wants something.
+    """The engine of this node, with the stage's target; it is started by whoever first wants something. Raises
+    `UserError`: the node has several ranks, each of which would start an engine.
 
     Args:
         key: of the section in the stage's own.
         layers: whose hidden states are wanted; None: answers alone.
         max_length: tokens of a prompt and its answer, at most.
         most_pictures: of a request.
-        worker: which of `workers` runs; None: that of answers and states.
+        timed: how each answer came about is wanted, too.
         more: further arguments of the engine, that the section does not say.
-
-    Raises:
-        UserError: the node has several ranks, each of which would start an engine.
     """
     key = f"stages.{context.name}.{key}"
     if ranks.any_rank(ranks.local_rank() > 0):
@@ -226,8 +287,7 @@ def engine_process(
             settings["revision"] = context.target.revision
         settings |= {} if layers is None else {"max_num_batched_tokens": max(_WHOLE, length)}
         with EngineProcess(
-            place / f"engine-{ranks.rank()}", worker or section.name, settings | section.options | dict(more or {}),
-            layers,
+            place / f"engine-{ranks.rank()}", settings | section.options | dict(more or {}), layers, timed=timed,
             python=find_python(section.python, key=f"{key}.python"), stop=context.stop, key=key,
             timeout_s=section.timeout_s, say=context.say,
         ) as process:  # fmt: skip

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .engine_evaluation import VllmEvaluation
-from .engine_section import VllmEngine
+from .engine_section import VllmEngine, VllmEvaluation
 from .target_engine import TransformersEngine
 
 # Of stages that want the target's answers or states.

@@ -1,21 +1,24 @@
 """What the stages want of a target that an engine runs: answers to requests, and hidden states of batches.
 
-Letters: B rows, T tokens, D width, L layers.
+An engine gets one placeholder for a picture. It resizes pictures with other code than ours, so it gets what our own
+processor made of them, turned back into bytes.
+Letters: B rows, T tokens, D width, L layers; I tiles, P patches, C channels, S side, H height, W width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ...core.batch import Batch, Request
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ...core.pictures import TEXT, Picture
+from ...core.pictures import TEXT, VIDEO, Picture, one_placeholder_each
 from ...core.positions import place_positions
 from ...core.states import Taps, TargetStates
 from ...data.families.processor import Processor
@@ -23,48 +26,42 @@ from ...models.decoding.batched import Written
 from ...models.hub import num_deepstack
 from ...models.targets.language import kept_states
 from .engine_answers import Asked, Job
-from .engine_pictures import engine_job
 from .engine_process import EngineProcess
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+_PASSED = "engine: {kind: transformers} reads them"
 
+
+@dataclass(frozen=True)
 class ServedAnswers:
-    """Writes answers with an engine."""
+    """Writes answers with an engine.
 
-    def __init__(
-        self,
-        process: EngineProcess,
-        processor: Processor,
-        sampling: Callable[..., JsonObject],
-        ends: Sequence[int],
-        never: Collection[int],
-    ):
-        """
-        Args:
-            sampling: (seed, limit, ends, never) -> how an answer is drawn, in the engine's words.
-            ends: ids of the end tokens.
-            never: ids that no answer has.
-        """
-        self.process, self.processor, self.sampling, self.ends = process, processor, sampling, ends
-        # The strongest that engines take; an id that comes all the same is refused.
-        self._bias = dict.fromkeys(never, -100.0)
-        self._never = frozenset(never)
+    Args:
+        sampling: (seed, limit, ends, never) -> how an answer is drawn, in the engine's words.
+        ends: ids of the end tokens.
+        never: ids that no answer has.
+    """
+
+    process: EngineProcess
+    processor: Processor
+    sampling: Callable[..., JsonObject]
+    ends: Sequence[int]
+    never: Collection[int]
 
     def begin(
         self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
     ) -> Callable[[], list[Written]]:
         """Ask, and return what waits for the answers."""
         lines, pictures = engine_job(requests, self.processor)
+        bias = dict.fromkeys(self.never, -100.0)  # the strongest that engines take
         for line, limit, seed in zip(lines, limits, seeds, strict=True):
-            line["sampling"] = self.sampling(seed=seed, limit=limit, ends=self.ends, never=self._bias)
+            line["sampling"] = self.sampling(seed=seed, limit=limit, ends=self.ends, never=bias)
         of = [Asked(r.name, r.ids, limit) for r, limit in zip(requests, limits, strict=True)]
-        job = Job(of, self.processor.num_token_ids, self._never, ends=set(self.ends))
-        return partial(self._finish, self.process.submit(lines, pictures), job)
-
-    def _finish(self, name: str, job: Job) -> list[Written]:
-        return [Written(answer.tokens, answer.stop, None) for answer in self.process.wait(name, job)]
+        job = Job(of, self.processor.num_token_ids, {*self.never}, ends={*self.ends})
+        name = self.process.submit(lines, pictures)
+        return lambda: [Written(answer.tokens, answer.stop, None) for answer in self.process.wait(name, job)]
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,6 @@ class ServedStates:
 
     Args:
         target: its embedding, final norm and LM head, without layers.
-        ahead: batches that are asked for before the first one is read.
     """
 
     process: EngineProcess
@@ -81,7 +77,6 @@ class ServedStates:
     processor: Processor
     taps: Taps
     layers: tuple[int, ...]  # as the engine was started with
-    ahead: int
 
     def begin(self, batch: Batch) -> Callable[[], TargetStates]:
         """Ask for the states of a batch on the CPU, and return what waits for them."""
@@ -146,3 +141,50 @@ def _rows(batch: Batch) -> list[Request]:
         pixels = None if batch.pixels is None else batch.pixels[start:place]
         rows.append(Request(ids[mask], modality[mask], pixels, name, tuple(own)))
     return rows
+
+
+def engine_job(requests: Iterable[Request], processor: Processor) -> tuple[list[JsonObject], dict[str, Tensor]]:
+    """`ids` and `pictures` of each request, and these pictures [H,W,3] uint8 by name. Raises `UserError` as `shown`."""
+    lines, pictures = list[JsonObject](), dict[str, Tensor]()
+    for number, request in enumerate(requests):
+        named = {
+            f"{number}-{index}": pixels
+            for index, pixels in enumerate(shown(request.pixels, request.pictures, processor, request.name))
+        }
+        ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
+        lines.append({"ids": ids, "pictures": list(named)})
+        pictures |= named
+    return lines, pictures
+
+
+def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Processor, name: str) -> list[Tensor]:
+    """The pictures of a row as [H,W,3] uint8, of its tiles [I,3,S,S] or patches [P,...]. Raises `UserError`: a clip, or
+    a picture in several tiles, which an engine would cut by itself.
+    """
+    found, place = [], 0
+    for picture in pictures:
+        if picture.modality == VIDEO:
+            raise UserError("the engine is handed pictures, and this record has a clip", where=name, hint=_PASSED)
+        if picture.whole is None and picture.num_tiles > 1:
+            raise UserError("the engine cuts tiles by itself, and this picture has several", where=name, hint=_PASSED)
+        assert pixels is not None
+        part = pixels[place : place + picture.num_tiles]
+        found.append(_bytes(part[0] if picture.whole is None else _joined(part, picture, processor), processor))
+        place += picture.num_tiles
+    return found
+
+
+def _joined(patches: Tensor, picture: Picture, processor: Processor) -> Tensor:
+    """[3,H,W] of patches in the order of tokens, as `ordered` of the Qwen family makes them."""
+    grid, side = picture.whole, processor.patch_size
+    assert grid is not None and grid.frames == 1
+    merge, rows, columns = grid.merge, grid.rows // grid.merge, grid.columns // grid.merge
+    cut = patches.view(rows, columns, merge, merge, 3, 2, side, side)[:, :, :, :, :, 0]  # both frames are one picture
+    return cut.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, grid.rows * side, grid.columns * side)
+
+
+def _bytes(picture: Tensor, processor: Processor) -> Tensor:
+    """[3,H,W] normalised -> [H,W,3] uint8, exactly what was normalised."""
+    images = processor.image_processor
+    mean, std = (torch.tensor(values)[:, None, None] for values in (images.image_mean, images.image_std))
+    return ((picture.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous()

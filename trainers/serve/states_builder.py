@@ -25,24 +25,23 @@ from ...core.finite import check_states
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
-from ...data.answers import SHARDS as ANSWERS
-from ...data.answers import Answers
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.families.processor import Processor
 from ...data.shards.shards import Sample
-from ...data.sources import AnsweredSamples, AnswersConfig, learns_records
+from ...data.sources import SHARDS as ANSWERS
+from ...data.sources import AnsweredSamples, Answers, AnswersConfig, learns_records
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
-from ...data.states.estimate import Size, check_disk, record_bytes
+from ...data.states.estimate import Size, record_bytes
 from ...data.states.identity import states_identity, target_identity
-from ...data.states.samples import Counts, SeededCollate, StatesSamples, joined_counts
-from ...data.states.writer import StatesWriting, batches
+from ...data.states.records import StatesWriting, batches
+from ...data.states.samples import Counts, SeededCollate, StatesSamples
 from ...models.drafters.base import DrafterConfig
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
-from ...models.targets.generators import language_section
 from ...models.targets.language import LanguageTarget
 from ...models.targets.load import load_target
+from ...models.targets.table import language_section
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop
@@ -100,7 +99,7 @@ def count_samples(samples: StatesSamples, context: Context) -> Counts:
     line = context.progress
     line.count("sample counted", len(ranks.share(len(samples))), is_share=True)
     mine = samples.count_all(path, rank=ranks.rank(), world_size=ranks.world_size(), watch=line.counted)
-    return joined_counts(ranks.gather(mine))
+    return Counts.of_ranks(ranks.gather(mine))
 
 
 def open_target(context: Context, processor: Processor, *, tables_only: bool = False) -> LanguageTarget:
@@ -135,10 +134,8 @@ def identity_of(
     dtype: StatesDtype | None,
     engine: TargetEngine | None = None,
 ) -> JsonObject:
-    """What the states depend on, as `states_identity` has it; what only says where things lie is left out.
-
-    Args:
-        engine: that computes them; None: it is not known, and compared with nothing.
+    """What the states depend on, as `states_identity` has it; what only says where things lie is left out. `engine`:
+    that computes them; None: it is not known, and compared with nothing.
     """
     section, target = context.target, context.target.model_dump(mode="json")
     settings = {k: v for k, v in target.items() if k not in ("path", "revision", *PLACES, "prefill_chunk")}
@@ -201,13 +198,8 @@ class Builder:
     def write(
         self, index: int, numbers: np.ndarray, stop: Stop, done: Callable[[int], None] = lambda count: None
     ) -> None:
-        """Shard `index` with the states of these samples; it is whole or not there.
-
-        Args:
-            done: told how many samples each batch had.
-
-        Raises:
-            Stopped: on this rank alone, between two batches.
+        """Shard `index` with the states of these samples; it is whole or not there. `done`: told how many samples each
+        batch had. Raises `Stopped`: on this rank alone, between two batches.
         """
         writing = self.writing
 
@@ -323,8 +315,3 @@ def _away(goal: Tensor, scores: Tensor) -> tuple[float, float]:
     """[S,V] log-probabilities -> sums of KL(goal | found), and of places with one likeliest token."""
     kl = (goal.double().exp() * (goal.double() - scores.double())).sum(-1).sum()
     return float(kl), float((goal.argmax(-1) == scores.argmax(-1)).sum())
-
-
-def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
-    """Rank 0 looks at the disk, and all ranks stop where it cannot hold the states."""
-    ranks.on_main(check_disk, builder.folder, size.total_bytes - done_bytes)

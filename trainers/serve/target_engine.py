@@ -5,11 +5,11 @@ Serving engines, which run it in a process of their own, are extras: `engines.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from ...core.batch import Batch, Request
-from ...core.import_paths import Kinded
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
@@ -18,64 +18,29 @@ from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
+from ...models.targets.table import AnyTarget
 from ..run.context import Context
 
-
-class DecodedBy(Protocol):
-    """What an engine reads of an evaluation's method."""
-
-    @property
-    def chain(self) -> int | None: ...
-    @property
-    def draw(self) -> str: ...
-    @property
-    def rule(self) -> Kinded: ...
-    @property
-    def settings(self) -> JsonObject: ...
-    @property
-    def visual_skip(self) -> float | None: ...
-    @property
-    def section(self) -> DrafterConfig | None: ...
-    @property
-    def names(self) -> Sequence[str]: ...
+# Asks another process for answers: requests, limits and seeds -> what waits for the answers.
+BeginAnswers = Callable[[Sequence[Request], Sequence[int], Sequence[int]], Callable[[], Sequence[Written]]]
 
 
-class Evaluated(Protocol):
-    """What an engine reads of an evaluate stage's section."""
+@dataclass(frozen=True)
+class StatesElsewhere:
+    """Computes the target's hidden states in another process.
 
-    @property
-    def benchmarks(self) -> Mapping[str, Any]: ...
-    @property
-    def methods(self) -> Mapping[str, DecodedBy]: ...
+    Args:
+        ahead: batches that are asked for before the first one is read.
+        begin: asks for the states of a batch on the CPU, and returns what waits for them.
+    """
 
-
-class AnswersElsewhere(Protocol):
-    """Writes answers outside this process."""
-
-    def begin(
-        self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
-    ) -> Callable[[], Sequence[Written]]:
-        """Ask, and return what waits for the answers."""
-        ...
-
-
-class StatesElsewhere(Protocol):
-    """Computes the target's hidden states outside this process."""
-
-    @property
-    def ahead(self) -> int:
-        """Batches that are asked for before the first one is read."""
-        ...
-
-    def begin(self, batch: Batch) -> Callable[[], TargetStates]:
-        """Ask for the states of a batch on the CPU, and return what waits for them."""
-        ...
+    ahead: int
+    begin: Callable[[Batch], Callable[[], TargetStates]]
 
 
 class TargetEngine(Section):
-    """The answers of our own passes, in this process."""
+    """The target in this process, by our own passes."""
 
     # Whether the target's layers run in another process: this one then holds its embedding and LM head alone.
     is_served: ClassVar[bool] = False
@@ -86,37 +51,21 @@ class TargetEngine(Section):
         return str(dict(self)["kind"])  # each engine has its own literal
 
     def check(self, target: AnyTarget, *, states: bool, aspect: str) -> None:
-        """Refuse what this engine cannot do as our own passes do it.
+        """Raise `Refused` for what this engine cannot do as our own passes do it.
 
         Args:
-            target: the recipe's section.
             states: hidden states are wanted.
             aspect: of the data section.
-
-        Raises:
-            Refused: names the setting, and what can be used in its place.
         """
 
-    def check_evaluation(self, stage: Evaluated, target: AnyTarget, drafter: DrafterConfig | None) -> None:
-        """Refuse benchmarks and methods of an evaluation that this engine cannot run.
-
-        Args:
-            stage: the evaluate stage's section.
-            target, drafter: the recipe's sections.
-
-        Raises:
-            Refused: names the setting, and what can be done.
+    def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
+        """Raise `Refused` for benchmarks and methods of an evaluation that this engine cannot run. `stage`:
+        `EvaluateSettings`.
         """
 
-    def check_method(self, key: str, method: DecodedBy, drafter: DrafterConfig | None) -> None:
-        """Refuse a method of an evaluation that this engine cannot run.
-
-        Args:
-            method: its section.
-            drafter: the section of what drafts in it; None: not known yet.
-
-        Raises:
-            Refused: names the setting under `key`, and what can be done.
+    def check_method(self, key: str, method: Any, drafter: DrafterConfig | None) -> None:
+        """Raise `Refused`, under `key`, for a method of an evaluation that this engine cannot run. `drafter`: the
+        section of what drafts in it; None: not known yet.
         """
 
     @property
@@ -129,19 +78,10 @@ class TargetEngine(Section):
         return []
 
     def installed_identity(self, key: str) -> JsonObject | None:
-        """What identifies the engine in what it writes; None: our own passes.
-
-        Args:
-            key: that names the section, for errors.
-
-        Raises:
-            UserError: it is not installed in the interpreter that the section names.
+        """What identifies the engine in what it writes; None: our own passes. `key`: that names the section, for
+        errors. Raises `UserError`: it is not installed in the interpreter that the section names.
         """
         return None
-
-    def side_by_side(self, batch_size: int) -> int:
-        """Requests that run together, where the stage asks for `batch_size`."""
-        return batch_size
 
     def open_answers(
         self,
@@ -153,7 +93,7 @@ class TargetEngine(Section):
         *,
         max_length: int,
         most_pictures: int,
-    ) -> AnswersElsewhere | None:
+    ) -> BeginAnswers | None:
         """What writes the stage's answers beside this rank; None: the target in this process.
 
         Args:

@@ -15,10 +15,10 @@ from typing import Any
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.json_types import Json, JsonObject, list_at, with_each
-from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.conversations import PromptFormat, end_ids
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader
+from ...data.sources import SKIPPED, Answer, kept_tensors, text_ids
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import keep_scores
@@ -36,7 +36,7 @@ class Texts:
         form: how prompts are rendered.
         max_new_tokens: of an answer.
         kept: log-probabilities that are kept at each token; 0: none are.
-        batch_size: answers that our own passes write side by side.
+        batch_size: requests that are answered together.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Texts:
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
         _check_kept(kept, self.processor.num_token_ids)
         self.engine = engine.installed_identity(f"stages.{context.name}.engine")
-        self.side_by_side = engine.side_by_side(batch_size)
+        self.batch_size = batch_size
         self.served = engine.open_answers(
             context, self.processor, warp, self.ends, self.target.decoder.banned,
             max_length=data.max_length, most_pictures=int(self.dataset.column("images").max()),
@@ -84,8 +84,7 @@ class Texts:
         """The answers to these records, in order."""
         # Of like lengths together: padding costs as much as text. It changes no answer.
         alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
-        size = self.side_by_side
-        parts = [alike[start : start + size] for start in range(0, len(alike), size)]
+        parts = [alike[start : start + self.batch_size] for start in range(0, len(alike), self.batch_size)]
         # An engine has all of them at once, and goes from one to the next.
         asked = [self._batch(part) for part in parts] if self.served else map(self._batch, parts)
         answers: list[Answer] = []
@@ -139,7 +138,7 @@ class Texts:
         if not requests:
             return lambda: []
         if self.served is not None:
-            return self.served.begin(requests, limits, seeds)
+            return self.served(requests, limits, seeds)
         keep = functools.partial(keep_scores, count=self.kept) if self.kept else None
         return functools.partial(
             write_answers, self.target.decoder, requests, self.warp, limits=limits, seeds=seeds,

@@ -20,12 +20,12 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, finished, shard_path, unfinished
 from ...data.sources import AnswersConfig, learns_records
-from ...data.states.estimate import samples_per_shard, shown
+from ...data.states.estimate import check_disk, samples_per_shard, shown
+from ...data.states.records import Deal
 from ...data.states.samples import SeededCollate
-from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..estimate.states_size import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage
@@ -35,7 +35,6 @@ from ..serve.states_builder import (
     Builder,
     StatesStore,
     check_answers,
-    check_room,
     count_samples,
     identity_of,
     open_samples,
@@ -139,7 +138,7 @@ class CacheStage(Stage):
             f"states in {store.dtype}: {size}, in {counted(len(deal), 'shard')} of about {shown(store.shard_bytes)}"
         )
         done = [shard_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
-        check_room(builder, size, sum(shard.stat().st_size for shard in done))
+        ranks.on_main(check_disk, folder, size.total_bytes - sum(shard.stat().st_size for shard in done))
         in_step = context.is_in_step
         measured = ranks.broadcast(builder.measure() if ranks.is_main() or in_step else None)
         known = identity_of(context, processor, self.format, self.data, wanted, store.dtype, self.engine)

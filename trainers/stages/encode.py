@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -25,11 +25,11 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import listed
 from ...core.results import CODES, DATASET_FOLDER
-from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read, usable
-from ...data.records.duplicates import Duplicates, find_duplicates, next_number
+from ...data.captioned.items import Captioned, Refused, decode_image
+from ...data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget, ImageTargetConfig, image_section
+from ...models.targets.table import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
@@ -40,7 +40,6 @@ Write = Literal["pixels", "codes", "features"]
 
 class EncodeStage(Stage):
     holds_models: ClassVar[bool] = False
-    working: ClassVar[tuple[str, ...]] = (*Stage.working, "duplicates.sqlite*")
     usual_purpose: ClassVar[str] = "pictures are read and encoded"
 
     kind: Literal["encode"]
@@ -115,7 +114,7 @@ class EncodeStage(Stage):
         init_distributed()
         source = resolved(self.source, context.inputs.get("data"))
         if source.kind == "classes":
-            image_section(context.target).check_labels(class_labels(source))
+            image_section(context.target).check_labels(source.class_labels())
         folder = context.folder / CODES
         total = num_items(source)
         if not total:
@@ -128,7 +127,7 @@ class EncodeStage(Stage):
             "stage": context.fingerprint,
         }
         claim(folder, identity)
-        duplicates = _duplicates(self, source, context)
+        duplicates = self._duplicates(source, context, total, num_shards) if self.deduplicate else {}
         encoder = _Encoder(self, context)
         left = unfinished(folder, num_shards)
         line = context.progress
@@ -136,8 +135,7 @@ class EncodeStage(Stage):
         with context.stop.together():
             for index in left:
                 counts: Counter[str] = Counter()
-                items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
-                watched = context.stop.watch(items, "inside a shard")
+                watched = context.stop.watch(self._items(source, index), "inside a shard")
                 log = context.folder / f"refused-{index:06d}.jsonl"
                 pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
                 write_shard(folder, index, encoder.samples(pictures), counts)
@@ -145,6 +143,21 @@ class EncodeStage(Stage):
             finish(folder, identity, num_shards=num_shards)
             context.say(summary(folder))
         ranks.barrier()
+
+    def _items(self, source: CaptionedSource, shard: int) -> Iterator[Captioned | Refused]:
+        return itertools.islice(read(source, shard * self.samples_per_shard), self.samples_per_shard)
+
+    def _duplicates(self, source: CaptionedSource, context: Context, total: int, num_shards: int) -> dict[int, int]:
+        """Item -> the first one with the same picture. Ranks write digests side by side, a file for each shard."""
+        files = [context.folder / "cache" / f"digests-{index:06d}" for index in range(num_shards)]
+        mine, line = ranks.share(num_shards), context.progress
+        left = [index for index in mine if not files[index].is_file()]
+        line.count("duplicates: picture", *of_shards(total, self.samples_per_shard, mine, left), is_share=True)
+        with context.stop.together():
+            for index in left:
+                items = context.stop.watch(self._items(source, index), "while duplicates were looked for")
+                write_digests(line.counted(items), files[index])
+        return repeated(files)
 
     def decoded(self, item: Captioned, size: int) -> Image.Image | Refused:
         """The picture as it is encoded, of the codes' `size`; or why not."""
@@ -160,21 +173,6 @@ def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:
     return source.model_copy(update={"path": [str(folder / DATASET_FOLDER / p) for p in listed(source.path)]})
 
 
-def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -> Duplicates | None:
-    """Numbers of items that repeat an earlier one; found by rank 0 in one pass, kept on disk."""
-    if not stage.deduplicate:
-        return None
-    database = context.folder / "duplicates.sqlite"
-    with context.stop.together():
-        if ranks.is_main():
-            first = next_number(database)
-            line = context.progress
-            line.count("duplicates: picture", num_items(source), first)
-            items = line.counted(context.stop.watch(read(source, first), "while duplicates were looked for"))
-            find_duplicates(((i.number, i.where, i.image) for i in usable(items)), database)
-    return Duplicates(database)
-
-
 @dataclass(frozen=True)
 class _Picture:
     item: Captioned
@@ -184,7 +182,7 @@ class _Picture:
 def _usable(
     items: Iterator[Captioned | Refused],
     stage: EncodeStage,
-    duplicates: Duplicates | None,
+    duplicates: Mapping[int, int],
     counts: Counter[str],
     log: Path,
     size: int,
@@ -194,9 +192,9 @@ def _usable(
     for item in items:
         refused = item
         if isinstance(item, Captioned):
-            if duplicates is not None and (first := duplicates.first(item.number)) is not None:
+            if (first := duplicates.get(item.number)) is not None:
                 counts["duplicate"] += 1
-                again = Refused(item.number, item.key, "duplicate", item.where, f"the same bytes as {first}")
+                again = Refused(item.number, item.key, "duplicate", item.where, f"the same bytes as item {first}")
                 notes.append(_noted(again))
                 continue
             image = stage.decoded(item, size)

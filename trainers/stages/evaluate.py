@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from ...core.errors import Refused
 from ...models.drafters.captioners import LvlmCaptions
-from ..estimate.evaluation import describe_evaluation
+from ...models.targets.load import target_config
+from ...models.targets.section import TargetSection
+from ...models.targets.sizes import parameter_counts
+from ...models.targets.table import TargetConfig
 from ..evaluate.evaluate_settings import EvaluateSettings
+from ..evaluate.requests import frames_in
 from ..run.context import Context
 from ..run.stage import Planned
 from ..train.engine import init_distributed
@@ -83,4 +87,38 @@ class EvaluateStage(EvaluateSettings):
 
     def describe(self, plan: Planned) -> list[str]:
         """Requests, methods and drafters, counted without the data."""
-        return describe_evaluation(self)
+        files = [name for name, benchmark in self.benchmarks.items() if benchmark.kind == "files"]
+        lines = [f"  benchmarks {', '.join(files)}"] if files else []
+        lines += [line for benchmark in self.benchmarks.values() for line in benchmark.lines()]
+        for key, lengths in self.listed_lengths().items():
+            clips = (f"{length} {'visual tokens' if frames_in(length) is None else 'frames'}" for length in lengths)
+            of = key.removeprefix("lengths").replace(".", " of ")
+            lines.append(f"  clips{of} at {', '.join(clips)}")
+        answers = "" if self.draws else f"answers of up to {', '.join(map(str, self.max_new_tokens))} tokens; "
+        temperatures = ", ".join(f"{t:g}" for t in self.temperatures)
+        lines.append(f"  temperatures {temperatures}; {answers}each request is decoded plainly and by:")
+        for name, method in self.methods.items():
+            own, alone = [t for t in self.temperatures if method.allowed(t)], ""
+            if len(own) < len(self.temperatures):
+                alone = f"; temperature{'s' * (len(own) > 1)} {', '.join(f'{t:g}' for t in own)} alone"
+            lines.append(f"    {name}: {method.line(self.drafters)}{alone}")
+        if self.draws and (untimed := self.drawing.untimed) is not None:
+            lines.append(f"  for their quality alone, untimed: plain decoding in batches of {untimed.batch_size}")
+            if left_out := [name for name, method in self.methods.items() if not self.is_drawn(method)]:
+                lines.append(f"  not drawn, because their pictures equal plain decoding's: {', '.join(left_out)}")
+        lines += self.engine.lines()
+        if self.target is not None:
+            lines.append(f"  target {self.target.path}: {_num_parameters(self.target):,} parameters")
+        for name, section in self.drafters.items():
+            lines.append(f"  drafter {name}: {dict(section).get('path') or section.kind}")
+        sections = [method.section for method in self.methods.values()] + list(self.drafters.values())
+        models = [dict(section).get("model") for section in sections if section is not None]
+        published = {model.path: model for model in models if isinstance(model, TargetSection)}
+        return lines + [
+            f"  draft {p}: {_num_parameters(cast(TargetConfig, model)):,} parameters" for p, model in published.items()
+        ]
+
+
+def _num_parameters(section: TargetConfig) -> int:
+    """The number of parameters of a published model that reads pictures."""
+    return sum(parameter_counts(target_config(section, None, network=False)).values())

@@ -18,20 +18,19 @@ from ...core.fields import FileName
 from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject, object_at
 from ...core.results import DATASET_FOLDER, TOKENIZER
-from ...data.captioned import TarSource, read, usable
+from ...data.captioned.sources import TarSource, read, usable
 from ...data.families.processor import PictureFamily, Processor
 from ...data.families.prompt_templates import SYSTEM
 from ...data.families.table import USUAL, picture_family_of
 from ...data.records.mixture import STRATEGIES, is_strategy
-from ...data.shapes.captioned import HELD_OUT, write_captioned
+from ...data.shapes.captioned import HELD_OUT, Textures, write_captioned
 from ...data.shapes.scenarios import KINDS, WITHOUT_PICTURES
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD, Wordings
 from ...data.shapes.suites import CLIPS, SETS, num_suite_records, num_video_suite_records
-from ...data.shapes.textures import Textures
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.write import write_dataset
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -21,28 +21,23 @@ from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
 from ...core.import_paths import kinds_within
 from ...core.interpolation import resolved
-from ...core.json_types import JsonObject, text_at, value_at
+from ...core.json_types import JsonObject, object_at, text_at, value_at
 from ...core.pretrained import RESTORE
 from ...core.results import CARD, write_sums
-from ...core.secrets import as_written, redact_tree, variables_of
+from ...core.secrets import redact_tree
 from ...core.section import Section
 from ...data.families.table import picture_family_of
-from ...eval.published import assemble
+from ...eval.published import assemble, measure
 from ...eval.published_section import PublishedSection, UserRequest
-from ...eval.stored_prompt import measure
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..publish import folder as folders
 from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section
-from ..publish.fresh import try_folder
-from ..publish.hub_upload import Destination, Hub
+from ..publish.fresh import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet, try_folder
+from ..publish.hub_upload import Destination, Hub, check_name, is_repo, suggested
 from ..publish.licences import chain
-from ..publish.lineage import data_of, starts_of, trained_by, training_table
-from ..publish.made_from import hub_id, parts_of, sources_of, target_name, values_of
-from ..publish.names import check_name, is_repo, suggested
-from ..publish.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
+from ..publish.lineage import data_of, hub_id, parts_of, sources_of, target_name, trained_by, training_table
 from ..run.context import Context
-from ..run.matching import begun
 from ..run.stage import Planned, Stage
 from ..train.settings import trained_drafter
 from .evaluate import EvaluateStage
@@ -135,13 +130,11 @@ class PublishStage(Stage):
         if thing == "drafter" and self.from_stage is None:
             trained_on = {maker.inputs.get("drafter") for maker in makers}
             finished = [maker.name for maker in makers if maker.name not in trained_on]
-            known = {maker.name: "a later stage trained it on" for maker in makers if maker.name in trained_on}
-            return known | (
-                dict.fromkeys(finished, f"one of {len(finished)} finished drafters") if len(finished) > 1 else {}
-            )
+            reasons = {maker.name: "a later stage trained it on" for maker in makers if maker.name in trained_on}
+            one_of = f"one of {len(finished)} finished drafters"
+            return reasons | (dict.fromkeys(finished, one_of) if len(finished) > 1 else {})
         if thing == "report" and drafter is not None:
-            reasons = {maker.name: no_card(maker, drafter.name) for maker in makers}
-            return {name: reason for name, reason in reasons.items() if reason is not None}
+            return {maker.name: why for maker in makers if (why := no_card(maker, drafter.name)) is not None}
         if thing in self.uses() and report is not None:
             return {maker.name: "" for maker in makers if maker.name != report.inputs.get(thing)}
         return {}
@@ -158,11 +151,8 @@ class PublishStage(Stage):
                 except UserError as error:
                     problem = error
                 except OSError as error:  # a disk that is full, a file that may not be read
-                    problem = UserError(
-                        first_line(error), where=error.filename or str(context.folder),
-                        hint="fix it (the folder and what is fetched back are each as large as the weights), and run "
-                        "the same command again",
-                    )  # fmt: skip
+                    hint = "fix it, and run the same command again"
+                    problem = UserError(first_line(error), where=error.filename or str(context.folder), hint=hint)
         problem = ranks.broadcast(problem)
         if problem is not None:
             raise problem
@@ -198,7 +188,7 @@ class PublishStage(Stage):
 
 def _publish(stage: PublishStage, context: Context) -> None:
     stages = resolved(context.recipe)["stages"]
-    asked = redact_tree(context.recipe["stages"])  # what goes out: without secrets and values of variables
+    redacted = redact_tree(context.recipe["stages"])  # what goes out: without secrets and values of variables
     source = context.inputs.get("drafter")
     if source is None:
         raise UserError("no stage of this run trained a drafter", key=f"stages.{context.name}",
@@ -217,54 +207,64 @@ def _publish(stage: PublishStage, context: Context) -> None:
     folders.copy_model(source, folder)
     target = _target_on_hub(stage, context)
     context.stop.check("before the drafter was measured on the stored prompt")
-    section, sources = _measured(stage, evaluation, evaluated.methods, context, source, report, folder)
-    assert section.expected is not None
+    section = published_section(
+        evaluation, stage.method, context, source, _store_prompt(stage.prompt, context, folder), stage.base_model,
+        measured=evaluated.methods, report=report,
+    )  # fmt: skip
     method = section.drafter["kind"]
+    if stage.repo is not None:
+        check_name(stage.repo, method, target, is_language=not context.target.draws_images)
+    # As trained, from its own stage's folder: what is published must do the same.
+    sources = sources_of(context, stage.base_model)
+    expected = measure(assemble(source, section, sources), section.prompt, folder)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if not any(expected.accepted):
+        context.say("warning: no drafted token is accepted on the stored prompt, so it shows little: set prompt.text")
+    section, tau = section.model_copy(update={"expected": expected}), expected.tau
     folders.write_manifest(source, folder, section)
     folders.copy_provenance(context.folder.parent, context.recipe, folder)
     plots = folders.copy_report(report, folder)
     repo = stage.repo or f"me/{folder.parent.parent.name}"
     snippets, names = _snippets(repo, section, folder, sources, target)
     drafter = stages[source.name].get("drafter") or context.drafter
-    base = hub_id(text_at(values_of(drafter), "language_model"))
+    base = None if drafter is None else hub_id(text_at(dict(drafter), "language_model"))
     trained = trained_by(stages, source.name)
-    data = [name for stage_name in trained for name in data_of(asked, stage_name)]
-    parts = parts_of(context, drafter, target, starts_of(stages, trained), stage.datasets or data)
+    starts = [str(start["path"]) for name in trained if (start := object_at(stages, name, "from")) is not None]
+    data = [name for stage_name in trained for name in data_of(redacted, stage_name)]
     run_file = context.folder.parent / "run.yaml"
     hint = "restore the file, or run the recipe's command again"
-    versions = read_yaml(run_file, JsonObject, hint=hint) if run_file.is_file() else {}
     facts = CardFacts(
         repo=repo, method=method, task=_task(context.target), target=target, target_name=target_name(context),
-        base=base, links=chain(parts),
+        base=base, links=chain(parts_of(context, drafter, target, starts, stage.datasets or data)),
         license=stage.license, languages=stage.languages, datasets=stage.datasets,
-        training=training_table(asked, trained, context.folder.parent), evaluated=evaluated, plots=plots,
-        section=section, snippets=snippets, versions=versions,
+        training=training_table(redacted, trained, context.folder.parent), evaluated=evaluated, plots=plots,
+        section=section, snippets=snippets,
+        versions=read_yaml(run_file, JsonObject, hint=hint) if run_file.is_file() else {},
     )  # fmt: skip
-    # Names that the Hub and the card's code go by are what they are.
-    named = " ".join([*filter(None, (repo, target, base)), *stage.datasets, *(one.code for one in snippets)])
-    variables = {value: text for value, text in variables_of(context.recipe).items() if value not in named}
-    (folder / CARD).write_text(as_written(model_card(facts), variables))
+    (folder / CARD).write_text(model_card(facts))
     write_sums(folder)
     try:
         folders.refuse_secrets(folder, hub.token if hub is not None else None)
     except UserError:
         shutil.rmtree(folder)
         raise
-    context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; testing it in a fresh process")
+    context.say(f"{context.name}: tau {tau:.2f} on the stored prompt; testing it in a fresh process")
     try_folder(folder, sources, snippets, names(folder), stop=context.stop)
+    result: JsonObject = {"repo": stage.repo, "uploaded": False, "tau": tau}
     if hub is None:
         context.say(f"built and tested, not uploaded: {folder}")
-        _finish(context.folder, {"repo": stage.repo, "uploaded": False, "tau": section.expected.tau})
-        return
-    assert stage.repo is not None
-    to = Destination(stage.repo, stage.revision, stage.pull_request, stage.visibility == "public")
-    done = hub.publish(
-        folder, to, message=f"draftsmith: {method} drafter, tau {section.expected.tau:.2f} on the stored prompt",
-        fetched=context.folder / "fetched",
-        try_it=lambda place: try_folder(place, sources, snippets, names(place), stop=context.stop),
-    )  # fmt: skip
-    context.say(f"published: {done.pull_request or done.url} ({'private' if done.private else 'public'})")
-    _finish(context.folder, {"uploaded": True, "tau": section.expected.tau} | done.__dict__)
+    else:
+        assert stage.repo is not None
+        done = hub.publish(
+            folder, Destination(stage.repo, stage.revision, stage.pull_request, stage.visibility == "public"),
+            message=f"draftsmith: {method} drafter, tau {tau:.2f} on the stored prompt",
+            fetched=context.folder / "fetched",
+            try_it=lambda place: try_folder(place, sources, snippets, names(place), stop=context.stop),
+        )  # fmt: skip
+        context.say(f"published: {done.pull_request or done.url} ({'private' if done.private else 'public'})")
+        result |= {"uploaded": True} | done.__dict__
+    (context.folder / RESULT).write_text(json.dumps(result, indent=1))
 
 
 def _target_on_hub(stage: PublishStage, context: Context) -> str | None:
@@ -279,79 +279,30 @@ def _task(target: AnyTarget) -> str:
     return "text-generation" if target.base_kind == "causal_lm" else "image-text-to-text"
 
 
-def _measured(
-    stage: PublishStage,
-    evaluation: EvaluateStage,
-    methods: Collection[str],
-    context: Context,
-    source: Path,
-    report: Path,
-    folder: Path,
-) -> tuple[PublishedSection, dict[str, Path] | None]:
-    """The section of the manifest with what the drafter accepts on the stored prompt, and where the target's parts are.
-
-    Raises:
-        UserError: the repository's name suggests another method or target.
-    """
-    prompt = _store_prompt(stage.prompt, context, folder)
-    section = published_section(
-        evaluation, stage.method, context, source, prompt, stage.base_model, measured=methods,
-        dtype=_measured_dtype(report),
-    )  # fmt: skip
-    if stage.repo is not None:
-        target = _target_on_hub(stage, context)
-        check_name(stage.repo, section.drafter["kind"], target, is_language=not context.target.draws_images)
-    # As trained, from its own stage's folder: what is published must do the same.
-    sources = sources_of(context, stage.base_model)
-    expected = measure(assemble(source, section, sources), section.prompt, folder)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    if not any(expected.accepted):
-        context.say("warning: no drafted token is accepted on the stored prompt, so it shows little: set prompt.text")
-    return section.model_copy(update={"expected": expected}), sources
-
-
-def _measured_dtype(report: Path) -> str | None:
-    """In which type an evaluation held its target, where its recipe says `auto`; None: nothing says."""
-    mark = begun(report)
-    resolved = {} if mark is None or mark.resolved is None else mark.resolved
-    return resolved.get(f"stages.{report.name}.target.dtype") or resolved.get("target.dtype")
-
-
-def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> UserRequest:
+def _store_prompt(prompt: StoredPrompt, context: Context, folder: Path) -> UserRequest:
     """The prompt as the folder keeps it, its pictures copied there."""
-    kept, text_only = folder / folders.CHECK, context.target.reads_text_alone
-    if context.target.draws_images:
-        has_classes = context.target.condition == "class"
-        return UserRequest(
-            text=asked.text or "a red circle and a blue square", label=asked.label if has_classes else None
-        )
-    if text_only or (asked.text is not None and not asked.pictures):
-        return UserRequest(text=asked.text or "Explain how a bicycle stays upright.")
-    kept.mkdir()
-    if not asked.pictures:
-        shutil.copyfile(_SCENE, kept / PICTURE)
-        return UserRequest(text=asked.text or "Describe the picture.", pictures=[f"{folders.CHECK}/{PICTURE}"])
+    target, text, pictures = context.target, prompt.text, prompt.pictures
+    if target.draws_images:
+        label = prompt.label if target.condition == "class" else None
+        return UserRequest(text=text or "a red circle and a blue square", label=label)
+    if target.reads_text_alone or (text is not None and not pictures):
+        return UserRequest(text=text or "Explain how a bicycle stays upright.")
+    (folder / folders.CHECK).mkdir()
     names = []
-    for number, name in enumerate(asked.pictures):
-        place = Path(name)
-        if not place.is_file():
+    for number, name in enumerate(pictures or [str(_SCENE)]):
+        if not Path(name).is_file():
             raise UserError("no such picture", where=name, hint="fix prompt.pictures")
         # The card's code names one picture of the reader's.
-        kept_as = PICTURE if not number else f"picture-{number}{place.suffix}"
-        shutil.copyfile(place, kept / kept_as)
-        names.append(f"{folders.CHECK}/{kept_as}")
-    return UserRequest(text=asked.text or "Describe the picture.", pictures=names)
+        names.append(f"{folders.CHECK}/" + (PICTURE if not number else f"picture-{number}{Path(name).suffix}"))
+        shutil.copyfile(name, folder / names[-1])
+    return UserRequest(text=text or "Describe the picture.", pictures=names)
 
 
 def _snippets(
     repo: str, section: PublishedSection, folder: Path, sources: Mapping[str, Path] | None, target: str | None
-) -> tuple[list[Snippet], Any]:
+) -> tuple[list[Snippet], Callable[[Path], dict[str, str]]]:
     """The card's code, and a function: folder -> what stands for its names where it is tried."""
-    shown = OWN_TARGET if sources is not None and target is None else None
-    if sources is not None and target is not None:
-        shown = target
-    prompt = section.prompt
+    shown, prompt = None if sources is None else target or OWN_TARGET, section.prompt
     own = kinds_within([section.drafter, section.target, section.decoding.model_dump()])
     modules = sorted({kind.partition(":")[0] for kind in own})
     snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label,
@@ -367,7 +318,3 @@ def _snippets(
         return literals
 
     return snippets, names
-
-
-def _finish(folder: Path, result: JsonObject) -> None:
-    (folder / RESULT).write_text(json.dumps(result, indent=1))

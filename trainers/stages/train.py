@@ -18,7 +18,7 @@ from ...core.json_types import JsonObject
 from ...data.conversations import PromptFormat
 from ...models.drafters import DRAFTER
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.generators import AnyTarget
+from ...models.targets.table import AnyTarget
 from ..estimate.train_memory import head_memory, image_head_memory
 from ..estimate.train_stage import (
     describe_head,

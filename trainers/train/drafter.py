@@ -25,7 +25,7 @@ from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
 from ...models.drafters.head_files import check_vocabulary
 from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.outside import find_start, load_start
-from ...models.formats.start import load_published
+from ...models.formats.heads import load_published
 from ...models.targets.base import Target
 from ..run.context import Context
 from .engine import Engine

@@ -22,7 +22,7 @@ from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
 from ...models.targets.base import DrawingTarget
 from ...models.targets.drawing import TEXT_ENCODER
-from ...models.targets.generators import ImageTargetConfig, image_section, load_generator
+from ...models.targets.table import ImageTargetConfig, image_section
 from ..readers import Reader, captioned, new_reader
 from ..run.context import Context
 from ..run.stage import Planned
@@ -84,7 +84,7 @@ def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[Drawin
     device, check = context.device(), stage.decoding
     if check is None:
         return image_section(context.target).load(context.inputs, device=device), None
-    generator = load_generator(image_section(context.target), context.inputs, device=device)
+    generator = image_section(context.target).generator(context.inputs, device=device)
     target, source = generator.target, check.prompts
     folder = None if source.from_stage is None else context.inputs["data"] / DATASET_FOLDER
     requests = [generator.request(p.caption, p.label, p.key) for p in read_prompts(source.resolved(folder))]

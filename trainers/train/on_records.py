@@ -19,7 +19,6 @@ from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.section import torch_dtype
-from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
 from ...data.conversations import end_ids
 from ...data.dataset import ConversationData, ConversationDataset
@@ -28,7 +27,7 @@ from ...data.families.table import PICTURE_FAMILIES
 from ...data.loader import Collate, Samples, StepBatches
 from ...data.order import BucketedOrder
 from ...data.records.skipped import Listed
-from ...data.sources import AnswerCollate, AnsweredSamples
+from ...data.sources import SHARDS, AnswerCollate, AnsweredSamples, Answers
 from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
@@ -41,18 +40,16 @@ from ...models.hub import read_config
 from ...models.lora import merge_adapters
 from ...models.parts import language_model_of, placeholder_ids
 from ...models.stored import resolved_dtype
-from ...models.targets.generators import language_section
 from ...models.targets.load import build_target, target_config, target_weights
-from ...models.targets.table import family_of, training_of
+from ...models.targets.table import family_of, language_section, training_of
 from ...models.training import ModelTraining
 from ..run import stage_records as records
 from ..run.context import Context
-from ..run.too_long import before_training
 from ..serve.states_builder import count_samples
 from .engine import Engine
 from .fit import held_out_loader, training_loader
 from .loop import Training, Validate
-from .preflight import preflight
+from .preflight import before_training, preflight
 from .settings import RecordsSettings, row_tokens
 from .validate import RecordsValidation, validate
 

@@ -1,7 +1,10 @@
-"""Looked at before step 0: one rendered sample with what is supervised, and the checks that fail silently later."""
+"""Looked at before step 0: samples that are too long, one rendered sample with what is supervised, and the checks that
+fail silently later.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +17,47 @@ from ...core.errors import UserError
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
+from ...data.lengths import count_long
 from ...models.targets.table import family_of
 from ...models.training import ModelTraining
 
 _LOOKED_AT = 64  # samples that token counts are estimated from
+MORE_POSITIONS = "give the draft more positions (drafter.rope_scaling, trained on samples as long)"
+
+Say = Callable[[str], None]
+
+
+def before_training(dataset: ConversationDataset, positions: int, say: Say, *, prompts: bool = False) -> None:
+    """Print which files a data section reads, and how many samples are too long.
+
+    Args:
+        positions: of the language model.
+        prompts: the samples' answers are written by a model, so that their prompts alone are counted.
+
+    Raises:
+        UserError: there are such samples, and the data section wants none.
+    """
+    if summary := dataset.selection.summary():
+        say(summary)
+    config = dataset.config
+    too_long = count_long(dataset, config.max_length, prompts=prompts)
+    if too_long.first is None:
+        looked = "" if too_long.is_exact else " that was looked at"
+        say(f"no sample{looked} is longer than max_length {too_long.limit:,}")
+        return
+    if not prompts:
+        _ = dataset[too_long.first]  # stops where the section says so
+    drops = config.over_length == "drop_images"
+    done = "their pictures are taken away and their text is kept" if drops else "they are left out"
+    hint = f"raise max_length (up to {positions:,} positions)" if config.max_length < positions else MORE_POSITIONS
+    say(
+        f"longer than max_length {too_long.limit:,}: {too_long}; {done}, skipped.jsonl lists them as they come up. "
+        f"To keep them whole: {hint}, tile pictures less (aspect) or take fewer frames (video.num_frames)."
+    )
 
 
 def preflight(
-    dataset: ConversationDataset,
-    module: ModelTraining,
-    processor: Processor,
-    *,
-    folder: Path,
-    say: Callable[[str], None],
+    dataset: ConversationDataset, module: ModelTraining, processor: Processor, *, folder: Path, say: Say
 ) -> None:
     """Print a sample and counts (rank 0). Raises `UserError` where the data does not fit the model."""
     # On every rank: a tower's first forward puts transformers' hooks on its layers, and ZeRO-3 compares the order in
@@ -37,15 +68,11 @@ def preflight(
     count = min(_LOOKED_AT, len(dataset))
     samples = [dataset[i * len(dataset) // count] for i in range(count)]
     _check_head(module, samples[0], processor)
-    tokens = sum(len(s.ids) for s in samples)
-    supervised = sum(sum(s.loss_mask) for s in samples)
-    images = sum(len(s.pictures) for s in samples)
-    scale = len(dataset) / count
+    counts = (sum(len(s.ids) for s in samples), sum(sum(s.loss_mask) for s in samples),
+              sum(len(s.pictures) for s in samples))  # fmt: skip
+    tokens, supervised, images = (f"{number * len(dataset) / count:.0f}" for number in counts)
     estimated = "" if count == len(dataset) else f" (estimated from {count} samples)"
-    say(
-        f"{len(dataset)} samples, {tokens * scale:.0f} tokens, {supervised * scale:.0f} supervised, "
-        f"{images * scale:.0f} images{estimated}"
-    )
+    say(f"{len(dataset)} samples, {tokens} tokens, {supervised} supervised, {images} images{estimated}")
     shown = render(samples[0], processor)
     (folder / "sample.txt").write_text(shown + "\n")
     say(f"first sample, supervised text in [[ ]]:\n  {shown}")
@@ -53,22 +80,15 @@ def preflight(
 
 def render(sample: Sample, processor: Processor) -> str:
     """A sample as text; supervised spans in double brackets, pictures as <image x N>, clips as <video x N>."""
-    text, place, tokenizer = "", 0, processor.tokenizer
-    while place < len(sample.ids):
-        end = place
-        modality = sample.modality[place]
-        while (
-            end < len(sample.ids)
-            and sample.loss_mask[end] == sample.loss_mask[place]
-            and sample.modality[end] == modality
-        ):
-            end += 1
+    text = ""
+    places = zip(sample.ids, sample.modality, sample.loss_mask, strict=True)
+    for (modality, supervised), span in itertools.groupby(places, key=lambda place: place[1:]):
+        ids = [token for token, _, _ in span]
         if modality != TEXT:
-            text += f"<{'video' if modality == VIDEO else 'image'} x {end - place}>"
+            text += f"<{'video' if modality == VIDEO else 'image'} x {len(ids)}>"
         else:
-            run = str(tokenizer.decode(sample.ids[place:end], clean_up_tokenization_spaces=False))
-            text += f"[[{run}]]" if sample.loss_mask[place] else run
-        place = end
+            words = str(processor.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+            text += f"[[{words}]]" if supervised else words
     return text.replace("\n", "\\n")
 
 

@@ -24,13 +24,13 @@ from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
 from ...data.shards.shards import Sample, claim, finish, finished, shard_path
-from ...data.states.estimate import shown
+from ...data.states.estimate import check_disk, shown
 from ...data.states.identity import Acceptable
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ...data.states.samples import Chosen
 from ..run.stopping import Stop
 from ..serve.engines import EngineSection
-from ..serve.states_builder import Builder, Measured, StatesStore, check_room, looked_ahead
+from ..serve.states_builder import Builder, Measured, StatesStore, looked_ahead
 from ..serve.target_engine import TransformersEngine
 
 
@@ -245,7 +245,7 @@ class _EpochShards:
         done = [index for index in range(self.num_shards) if finished(folder, index)]
         self.source.say(f"states in {store.dtype} of the first epoch: {self.size}, {len(done)} shards are there")
         kept = sum(shard_path(folder, index).stat().st_size for index in done)
-        check_room(self.builder, self.size, kept)
+        ranks.on_main(check_disk, self.builder.folder, self.size.total_bytes - kept)
         claim(folder, self.identity)
 
     def keep(self, step: int, micro: int, batch: Batch, states: TargetStates) -> None:

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ....core.errors import UserError
 from ....core.fields import DeviceMap, Dtype, Place, Revision
-from ....core.finite import check_module
 from ....core.json_types import JsonMapping, JsonObject
 from ....core.placement import check_spread, onto, spread
-from ....core.pretrained import check_all_read, check_quantised, reading_pretrained
+from ....core.pretrained import reading_pretrained
 from ....core.section import torch_dtype
 from ...decoding.rows import Guidance, GuidanceScale
-from ...hub import read_config
+from ...hub import load_pretrained, read_config
 from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import Conditions, Drawer, Folders, ImageTargetSection
@@ -109,14 +108,9 @@ class AnoleTargetConfig(ImageTargetSection):
         return {"transformer": sum(p.numel() for p in model.parameters())}
 
     def load(self, folders: Folders, *, device: torch.device) -> AnoleTarget:
-        return load_anole(
-            self.path,
-            revision=self.revision,
-            dtype=torch_dtype(resolved_dtype(self, self.path, device, key="target")),
-            device_map=self.device_map,
-            device=device,
-            guidance=self.guidance,
-        )
+        dtype = torch_dtype(resolved_dtype(self, self.path, device, key="target"))
+        settings = {"device_map": self.device_map, "device": device, "guidance": self.guidance}
+        return load_anole(self.path, revision=self.revision, dtype=dtype, **settings)
 
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
         """Text ids [t] of a caption in Anole's own tokenizer, without special ones."""
@@ -168,13 +162,8 @@ def load_anole(
     device: torch.device | None = None,
     guidance: Guidance = DEFAULT_GUIDANCE,
 ) -> AnoleTarget:
-    """A frozen target. Only safetensors are read.
-
-    Args:
-        device: where to, without a `device_map`; None stays on the CPU.
-
-    Raises:
-        UserError: it cannot be read, is no Chameleon, or lacks weights.
+    """A frozen target. Only safetensors are read. `device`: where to, without a `device_map`; None stays on the CPU.
+    Raises `UserError`: it cannot be read, is no Chameleon, or lacks weights.
     """
     import transformers
 
@@ -182,16 +171,12 @@ def load_anole(
     maker: Any = transformers.ChameleonForConditionalGeneration
     hint = "check the name and the network; the layout is transformers', in safetensors"
     placed = onto(device) if device_map is None else spread(device_map, offload=None, key="target")
-    with reading_pretrained(path, "cannot load", key="target.path", hint=hint):
-        model, report = maker.from_pretrained(
-            path, revision=revision, dtype=dtype, use_safetensors=True, weights_only=True, output_loading_info=True,
-            **placed,
-        )  # fmt: skip
-    check_quantised(model, report, path, key="target.path")
-    check_all_read(report, path)
+    model = load_pretrained(
+        maker.from_pretrained, path, key="target.path", hint=hint, revision=revision, dtype=dtype,
+        use_safetensors=True, **placed,
+    )  # fmt: skip
     if device_map is not None:
         check_spread(model, device_map, offload=None, key="target")
-    check_module(model, path)
     return AnoleTarget(model, guidance=guidance)
 
 
@@ -207,20 +192,11 @@ def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
     return config
 
 
-# ---- what is not supported, and why
-
-
 def refuse_lumina() -> NoReturn:
-    """Raises `UserError`.
-
-    From its repository (Alpha-VLLM/Lumina-mGPT): pictures come in many sizes, which two tokens announce, and every row
-    of codes ends with a fixed token; its weights say chameleon, but have query and key norms of one row per
-    model-parallel rank where transformers' class has one per head.
-    """
+    """Raises `UserError`, by what its repository (Alpha-VLLM/Lumina-mGPT) says; its weights say chameleon."""
     raise UserError(
-        "Lumina-mGPT is not supported: transformers has no class for it (its weights do not fit Chameleon's query and "
-        "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
-        "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
-        key="target.kind",
-        hint="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
-    )
+        "Lumina-mGPT is not supported: its weights do not fit Chameleon's query and key norms (one row per "
+        "model-parallel rank, not one per head), and its pictures come in many sizes with announcing and row-end "
+        "tokens that no head, tree or image decoder here knows",
+        key="target.kind", hint="use kind: anole, the same family, or kind: llamagen",
+    )  # fmt: skip

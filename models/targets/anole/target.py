@@ -22,15 +22,12 @@ from ....core.batch import CodeBatch, ImageRequest
 from ....core.errors import UserError
 from ....core.states import Taps, TargetStates
 from ...attention import causal_among
-from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, DecoderStates
 from ...decoding.rows import Guidance
 from ...decoding.tapped import tapped
-from ...decoding.tree import Tree
-from ...decoding.upload import upload_tree
 from ...layer import LayerShape
-from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
-from ..llamagen.target import both_sides
+from ..base import Prompt, TargetShape
+from ..guided import DrawingSession, GuidedTarget
 
 if TYPE_CHECKING:
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
@@ -69,11 +66,9 @@ _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 
 def read_ids(config: ChameleonConfig) -> AnoleIds:
-    """Ids by name from the config's `vocabulary_map`; markers that it does not name are the published.
-
-    Raises:
-        UserError: an id is outside the model's vocabulary, or an image code's id is not code + 4,
-            which the codes of every published file and the neighbour tables of LANTERN count on.
+    """Ids by name from the config's `vocabulary_map`; markers that it does not name are the published. Raises
+    `UserError`: an id is outside the model's vocabulary, or an image code's id is not code + 4, which the codes of
+    every published file and the neighbour tables of LANTERN count on.
     """
     hint = "give the config.json of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b"
     vocabulary: dict[str, int] = {**(config.vocabulary_map or {})}
@@ -98,14 +93,7 @@ def read_ids(config: ChameleonConfig) -> AnoleIds:
 # ---- the target
 
 
-@dataclass
-class AnoleSession:
-    cache: Cache
-    taps: Taps
-    prompt: Prompt
-
-
-class AnoleTarget:
+class AnoleTarget(GuidedTarget):
     """Frozen. A request's `condition` is the text's ids [n], without special ones.
 
     A drafter that shares the LM head gets its scores from `scores` (each row's own, nothing forbidden) and what is
@@ -127,7 +115,7 @@ class AnoleTarget:
         self.ids = read_ids(model.config)
         self.model = model.requires_grad_(False)
         self.decoder = CachedDecoder(model, num_token_ids=model.config.vocab_size)
-        self.guidance = guidance
+        self.guidance, self.num_layers = guidance, self.decoder.num_layers
         self.vocab_size: int = model.config.vocab_size
         self.num_codes, self.grid = num_image_tokens, math.isqrt(num_image_tokens)
         assert self.grid**2 == num_image_tokens, num_image_tokens
@@ -160,55 +148,17 @@ class AnoleTarget:
         return scores.masked_fill(self._forbidden.to(scores.device), float("-inf"))
 
     def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
-        """[R,N,D] -> [N,V]: what is decoded from. Node i scores image token number `steps[i]`."""
         return self.forbid(self.guidance(self.scores(feature), steps))
 
     def codes(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(tokens) - self.ids.first_image
 
-    @torch.inference_mode()
-    def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[AnoleSession, TargetStep]:
-        session, states = self._prompts([request], taps, capacity)
-        logits = self.guided(states.feature[:, -1:], [0])
-        feature = states.feature if taps.feature else None
-        return session, TargetStep(logits, feature, states.layers, states.attention, session.prompt)
-
-    @torch.inference_mode()
-    def verify(self, session: AnoleSession, root: int, tree: Tree) -> TargetStep:
-        first = self._first(session)
-        ids, numbers, mask = upload_tree(self.device, tree, root, first)
-        assert mask is not None
-        states = self._at(session, ids.expand(len(session.prompt.ids), -1), numbers, mask)
-        feature = states.feature if session.taps.feature else None
-        steps = [first, *(first + depth for depth in tree.depths)]
-        return TargetStep(self.guided(states.feature, steps), feature, states.layers)
-
-    @torch.inference_mode()
-    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[AnoleSession, Tensor]:
-        """Run the prompts of B pictures side by side: the session that `feed` takes, and scores [B,V]."""
-        session, states = self._prompts(requests, Taps(), capacity)
-        return session, guided_batch(self, states.feature[:, -1], 0)
-
-    @torch.inference_mode()
-    def feed(self, session: AnoleSession, tokens: Tensor) -> Tensor:
-        """Scores [B,V] after one more token [B] of each picture of `prefill_batch`."""
-        ids = tokens.to(self.device).repeat(self.guidance.num_rows)[:, None]
-        alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
-        step = self._first(session)
-        states = self._at(session, ids, torch.full((1,), step, device=self.device), alone)
-        session.cache.advance(1)
-        return guided_batch(self, states.feature[:, -1], step)
-
     def _prompts(
         self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
-    ) -> tuple[AnoleSession, DecoderStates]:
-        """Runs B prompts: rows are the B with their texts, then, under guidance, the B without, padded on the left."""
+    ) -> tuple[DrawingSession, DecoderStates]:
         for request in requests:
             self._check_text(request.condition)
-        num_rows = self.guidance.num_rows
-        texts = [request.condition.to(self.device) for request in requests] * num_rows
-        uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
-        ids, mask, positions = self._rows(texts, uncond.new_empty(len(texts), 0, dtype=torch.int64), uncond)
+        ids, mask, positions = self._rows(*self._both(requests))
         length = ids.shape[1]
         cache = self.decoder.new_cache(length + capacity)
         states = self.decoder.forward(
@@ -216,42 +166,17 @@ class AnoleTarget:
             attention=taps.prefill_attention,
         )  # fmt: skip
         cache.advance(length)
-        return AnoleSession(cache, taps, Prompt(ids, mask, positions, self.guidance)), states
+        return DrawingSession(cache, taps, Prompt(ids, mask, positions, self.guidance), mask), states
 
-    def _first(self, session: AnoleSession) -> int:
-        """The number of the image token after the root."""
-        return session.cache.length - session.prompt.ids.shape[1] + 1
-
-    def _at(self, session: AnoleSession, ids: Tensor, numbers: Tensor, tree: Tensor) -> DecoderStates:
-        """States of `ids` [R,N] after the committed tokens.
-
-        Args:
-            numbers: [N] of the image tokens that they score; siblings share one.
-            tree: [N,N] bool: which of the N each sees.
-        """
-        prompt, past = session.prompt, session.cache.length
-        rows, length = prompt.ids.shape
+    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, seen: Tensor | None) -> DecoderStates:
         # Every row counts from its own last prompt token.
-        positions = prompt.positions[:, -1:] + numbers
-        mask = torch.ones(rows, ids.shape[1], past + ids.shape[1], dtype=torch.bool, device=self.device)
-        mask[:, :, :length] = prompt.mask[:, None]
-        mask[:, :, past:] = tree
+        positions = session.prompt.positions[:, -1:] + (places - (session.prompt.ids.shape[1] - 1))
         embeds = self.decoder.embed(ids)
-        return self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
-
-    @torch.inference_mode()
-    def commit(self, session: AnoleSession, path: Sequence[int]) -> None:
-        session.cache.commit([0, *(node + 1 for node in path)])
-
-    @torch.no_grad()
-    def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
-        """States of `batch`'s images after their texts, which the rows of `batch.uncond` lose."""
-        check_layers(taps, self.decoder.num_layers)
-        return both_sides(self._states, batch, taps)
+        return self.decoder.forward(embeds, session.cache, positions, seen, layers=session.taps.layers)
 
     def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
-        """Rows marked in `uncond` [B] run without their text. States of padding are zero."""
-        ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
+        """States of padding are zero."""
+        ids, mask, positions = self._rows(batch.conditions, uncond, batch.codes + self.ids.first_image)
         dtype = self.embedding.dtype
         added = torch.zeros(1, dtype=dtype, device=self.device).where(causal_among(mask), torch.finfo(dtype).min)
         with tapped(self.decoder.language_model, layers, ()) as (states, _):
@@ -269,13 +194,16 @@ class AnoleTarget:
             feature, by_layer, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1], padding=padding
         )
 
-    def _rows(self, texts: Sequence[Tensor], tokens: Tensor, uncond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _rows(
+        self, texts: Sequence[Tensor], uncond: Tensor, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, mask and positions [B,T] of prompts with the image tokens [B,n] that follow, padded on the left.
 
         A row without its text (`uncond` [B]) is begin-of-text and begin-of-image; every row's positions count from
         its own start.
         """
         ids = self.ids
+        tokens = uncond.new_empty(len(texts), 0, dtype=torch.int64) if tokens is None else tokens
         whole = [
             torch.cat([t.new_tensor([ids.bos]), t, t.new_tensor([ids.end_of_turn, ids.begin_of_image]), follow])
             for t, follow in zip(texts, tokens, strict=True)

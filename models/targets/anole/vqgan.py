@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,7 +20,7 @@ from ....core.errors import UserError
 from ....core.finite import check_weights
 from ....core.pretrained import read_safetensors
 from ...folders import WEIGHTS, check_shapes, find_folder, shapes_of
-from ..llamagen.published_files import infer_vq_config, load_pickle, weights_in
+from ..llamagen.published_files import infer_vq_config, read_pickle
 from ..llamagen.vq import IMAGES_PER_PASS, Decoder, VqConfig
 
 if TYPE_CHECKING:
@@ -83,14 +82,10 @@ def encode_images(vq: transformers.ChameleonVQVAE, pixels: Tensor) -> Tensor:
 
 
 def load_vqgan(source: str | Path, *, revision: str | None = None) -> VqGan:
-    """The decoding half in eval mode on the CPU.
-
-    Args:
-        source: a Hub id or directory of leloy's layout (`model.safetensors`), or a file: `.safetensors`, or Meta's
-            `vqgan.ckpt`, which is read with weights_only. Names may stand after a common prefix (model.vqmodel.).
-
-    Raises:
-        UserError: a key that is missing, unknown or of another shape; an unreadable file; one that asks for code.
+    """The decoding half in eval mode on the CPU. `source`: a Hub id or directory of leloy's layout
+    (`model.safetensors`), or a file: `.safetensors`, or Meta's `vqgan.ckpt`, which is read with weights_only. Names may
+    stand after a common prefix (model.vqmodel.). Raises `UserError`: a key that is missing, unknown or of another
+    shape; an unreadable file; one that asks for code.
     """
     state, where = _read(source, revision)
     model = VqGan(infer_vq_config(state, where=where)).eval().requires_grad_(False)
@@ -127,10 +122,10 @@ def _read(source: str | Path, revision: str | None) -> tuple[dict[str, Tensor], 
     path = path if path.is_file() else find_folder(source, revision) / WEIGHTS
     where = str(path)
     if path.suffix == ".safetensors":
-        state: Mapping[str, Tensor] = read_safetensors(path)
+        state = read_safetensors(path)
     else:
         try:
-            state = weights_in(load_pickle(path), where=where)
+            state, _ = read_pickle(path)
         except UserError as error:
             hint = "take leloy/Anole-7b-v0.1-vqvae-hf, which holds the same weights and nothing else (safetensors)"
             raise UserError(error.problem, where=where, hint=hint) from error

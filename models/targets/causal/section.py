@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ....core.batch import Batch
 from ....core.errors import UserError
-from ...decoding.decoder import CachedDecoder
 from ...hub import read_config, sees_window
 from ...inline import InlineModel
 from ...packed_row import last_states
@@ -56,15 +55,45 @@ class CausalTraining(ModelTraining):
         return last_states(model, batch, model.get_input_embeddings()(batch.ids), batch.positions[0])
 
 
-CAUSAL = Family("causal_lm", "AutoModelForCausalLM", CausalTraining, CachedDecoder)
+_HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
+
+
+class CausalTarget(LanguageTarget):
+    """Text alone."""
+
+    @classmethod
+    @torch.inference_mode()
+    def check_model(cls, model: Any) -> None:
+        """That embedding, decoder and head in a row are the whole model: some scale or cap scores on the way."""
+        name, hint = model.config.model_type, _HINT
+        children = dict(model.named_children())
+        core = children.get("model", nn.Identity())
+        if "lm_head" not in children or not isinstance(dict(core.named_children()).get("layers"), nn.ModuleList):
+            raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", key="target", hint=hint)
+        check_windows(model.config)
+        model.eval()
+        embedding = model.get_input_embeddings()
+        if embedding.weight.is_meta:  # a dry run's, whose scores have no values
+            return
+        ids = torch.arange(3, 7, device=embedding.weight.device)[None]
+        whole = model(input_ids=ids, use_cache=False).logits.float()
+        parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float().to(whole.device)
+        if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
+            raise UserError(f"{name} does more than embed, decode and score", key="target", hint=hint)
+
+
+def check_windows(text: PreTrainedConfig) -> None:
+    """Raises `UserError` where some layers of a text config see a window: our masks show all of the past to each."""
+    if sees_window(vars(text)):
+        raise UserError(f"some layers of {text.model_type} see a window alone", key="target", hint=_HINT)
+
+
+CAUSAL = Family("causal_lm", "AutoModelForCausalLM", CausalTraining, CausalTarget)
 _STATES = ("eagle", "eagle3", "dflash")
 # model_type -> record, of those that engines were read for; every other model of text is CAUSAL.
 FAMILIES = dict.fromkeys(
     ("llama", "qwen2", "qwen3"), replace(CAUSAL, engines={"vllm": _STATES, "sglang": ("eagle", "eagle3")})
 )
-
-
-_HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
 
 
 class CausalTargetConfig(TargetSection):
@@ -86,8 +115,7 @@ class CausalTargetConfig(TargetSection):
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         assert self.language_model is not None
         text = read_config(self.language_model, key="target.language_model")
-        text.vocab_size = ids.vocab_size
-        text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
+        ids.put_into(text)
         return text
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
@@ -97,52 +125,3 @@ class CausalTargetConfig(TargetSection):
 
     def model_class(self, model_type: str, source: str) -> Any:
         return CAUSAL.model_class
-
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> CausalTarget:
-        return CausalTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
-
-
-class CausalTarget(LanguageTarget):
-    """Text alone.
-
-    Args:
-        num_token_ids: ids from here on have no token.
-        prefill_chunk: places of a prompt that are run at once; None: all.
-
-    Raises:
-        UserError: the model is not of the shape that our cached forward runs.
-    """
-
-    def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
-        _check(model)
-        super().__init__(CachedDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
-
-
-@torch.inference_mode()
-def _check(model: PreTrainedModel) -> None:
-    """That embedding, decoder and head in a row are the whole model: some scale or cap scores on the way."""
-    name, hint = model.config.model_type, _HINT
-    children = dict(model.named_children())
-    core = children.get("model", nn.Identity())
-    if "lm_head" not in children or not isinstance(dict(core.named_children()).get("layers"), nn.ModuleList):
-        raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", key="target", hint=hint)
-    check_windows(model.config)
-    model.eval()
-    embedding: Any = model.get_input_embeddings()
-    if embedding.weight.is_meta:  # a dry run's, whose scores have no values
-        return
-    ids = torch.arange(3, 7, device=embedding.weight.device)[None]
-    whole = model(input_ids=ids, use_cache=False).logits.float()
-    parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float().to(whole.device)
-    if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
-        raise UserError(f"{name} does more than embed, decode and score", key="target", hint=hint)
-
-
-def check_windows(config: PreTrainedConfig) -> None:
-    """Raises `UserError` for a decoder some of whose layers see a window: our masks show all of the past to each layer.
-
-    Args:
-        config: transformers' text config.
-    """
-    if sees_window(vars(config)):
-        raise UserError(f"some layers of {config.model_type} see a window alone", key="target", hint=_HINT)

@@ -1,46 +1,43 @@
-"""Gemma 4 of transformers: how its tower is run, its masks are made and a tiny one trains.
+"""Gemma 4 of transformers: its class, its config and its masks.
 
 The tower reads a picture whole, in as many patches as it has, of which 3 x 3 are averaged to one token. transformers
 makes masks of a cache of its own; ours are explicit and rest on positions.
-Letters: B rows, T tokens, N queries, K keys, P patches, C numbers of a patch, n visual tokens, D width, L layers, E
-width of a layer's own embedding.
+Letters: B rows, T tokens, N queries, K keys, L layers, E width of a layer's own embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ....core.errors import UserError
-from ....core.pictures import Picture
 from ...hub import config_value
 from ...parts import TokenIds
+from ..section import check_tower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 GEMMA = "gemma4"  # model_type
-SOFT_TOKENS = 280  # that a picture has at most, of the published files
 
 
 def gemma_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
     """Join two configs into a Gemma 4. Raises `UserError` where one is another family's, or as `check_text`."""
     import transformers
 
-    for part, wanted, key in ((text, "gemma4_text", "language_model"), (vision, "gemma4_vision", "vision_tower")):
-        if part.model_type != wanted:
-            raise UserError(
-                f"this part of a gemma4 is of model_type {wanted}, and is a {part.model_type}",
-                key=f"target.{key}.model_type", hint=f"write {wanted}",
-            )  # fmt: skip
+    check_tower(vision, "gemma4_vision")
+    if text.model_type != "gemma4_text":
+        raise UserError(f"this family's language model is of model_type gemma4_text, and this is a {text.model_type}",
+                        key="target.language_model.model_type", hint="write gemma4_text")  # fmt: skip
     check_text(text)
-    values = text.to_dict() | {"vocab_size": ids.vocab_size, "vocab_size_per_layer_input": ids.vocab_size}
-    values |= {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
+    ids.put_into(text)
     return transformers.Gemma4Config(
-        text_config=values, vision_config=vision.to_dict(), audio_config=None, image_token_id=ids.image,
+        text_config=text.to_dict() | {"vocab_size_per_layer_input": ids.vocab_size},
+        vision_config=vision.to_dict(), audio_config=None, image_token_id=ids.image,
         video_token_id=None, audio_token_id=None, boi_token_id=ids.vision_start, eoi_token_id=ids.vision_end,
         tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", True)),
     )  # fmt: skip
@@ -69,20 +66,24 @@ def check_text(text: PreTrainedConfig) -> None:
         )  # fmt: skip
 
 
-def see_whole(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Picture]) -> Tensor:
-    """[n,D] of patches [P,C] in [0, 1], row by row, of pictures that are read whole: one pass of the tower for each."""
-    core, weight = model.model, next(model.model.vision_tower.parameters())
-    assert sum(picture.num_tiles for picture in pictures) == len(patches), f"{len(patches)} patches for {pictures}"
-    # Under a device map the tower may lie elsewhere than the embedding.
-    patches, features = patches.to(weight.device, weight.dtype), list[Tensor]()
-    for part, picture in zip(patches.split([picture.num_tiles for picture in pictures]), pictures, strict=True):
-        grid = picture.whole
-        assert grid is not None, "pictures in tiles, and the tower reads them whole"
-        rows, columns = torch.arange(grid.rows, device=weight.device), torch.arange(grid.columns, device=weight.device)
-        places = torch.cartesian_prod(rows, columns).flip(-1)  # [P,2]: across, down
-        seen = core.vision_tower(pixel_values=part[None], pixel_position_ids=places[None])
-        features.append(core.embed_vision(inputs_embeds=seen.last_hidden_state))
-    return torch.cat(features)
+@functools.cache
+def soundless() -> type[PreTrainedModel]:
+    """transformers' class without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
+    import transformers
+
+    class Gemma4ForConditionalGeneration(transformers.Gemma4ForConditionalGeneration):  # type: ignore[misc]
+        """Gemma 4 without the tower of sounds."""
+
+        def __init__(self, config: Any):
+            check_text(config.get_text_config())  # before any weight is read
+            if config.audio_config is not None:
+                config = copy.deepcopy(config)
+                config.audio_config = None
+            super().__init__(config)
+            left_out = self._keys_to_ignore_on_load_unexpected or ()
+            self._keys_to_ignore_on_load_unexpected = {*left_out, r"audio_tower\.", r"embed_audio\."}
+
+    return Gemma4ForConditionalGeneration
 
 
 def layer_tables(decoder: Any, ids: Tensor, visual: Tensor | None = None) -> Tensor | None:

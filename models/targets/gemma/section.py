@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ....core.batch import Request
 from ....core.errors import Refused
-from ....core.pictures import PatchGrid, Picture, whole_picture
-from ...inline import InlineModel, UnevenModel, inline_config
+from ...inline import UnevenModel
 from ...parts import TokenIds
-from ..family import Family, Pictures, Text
-from ..language import LanguageTarget
-from ..section import TargetSection
-from ..whole_pictures import check_whole
-from .decoder import GemmaDecoder
-from .model import GEMMA, SOFT_TOKENS, check_text, gemma_config
-from .training import GemmaTraining
+from ..family import Family, Text
+from ..section import SeeingSection
+from ..whole_pictures import WholePictures, WholeTarget
+from .decoder import GemmaDecoder, GemmaTraining
+from .model import GEMMA, check_text, gemma_config, soundless
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-class GemmaPictures(Pictures):
-    """Pictures that the tower reads whole, one after another."""
+class GemmaTarget(WholeTarget):
+    """Pictures in one run of tokens each. One whose tokens see each other is run in one chunk of the prefill."""
 
-    def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
-        """One picture."""
-        vision = config.vision_config
-        pooled, rows = vision.pooling_kernel_size, isqrt(min(positions, SOFT_TOKENS))
-        grid = PatchGrid(1, rows * pooled, rows * pooled, pooled)
-        return [whole_picture(grid)], (grid.num_patches, 3 * vision.patch_size**2)
+    decoder_class = GemmaDecoder
+
+    @classmethod
+    def check_model(cls, model: Any) -> None:
+        """Raises `UserError` for a mixture of experts, or one that attends in both directions everywhere."""
+        check_text(model.config.get_text_config())
+
+
+class GemmaPictures(WholePictures):
+    """A picture of at most 280 tokens, as of the published files."""
+
+    def most_rows(self, config: PreTrainedConfig) -> int:
+        return isqrt(280)
 
 
 class GemmaFamily(Family):
@@ -41,23 +44,22 @@ class GemmaFamily(Family):
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        from .soundless import Gemma4ForConditionalGeneration
-
-        return Gemma4ForConditionalGeneration
+        return soundless()
 
 
-_SCALED = Text(scales_embeddings=True)
 # model_type -> record.
 FAMILIES = {
     GEMMA: GemmaFamily(
-        GEMMA, "Gemma4ForConditionalGeneration", GemmaTraining, GemmaDecoder, GemmaPictures(),
-        texts=dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), _SCALED),
+        GEMMA, "Gemma4ForConditionalGeneration", GemmaTraining, GemmaTarget, GemmaPictures(),
+        texts=dict.fromkeys(
+            ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), Text(scales_embeddings=True)
+        ),
         unread=("vllm", "sglang"),
     ),
 }  # fmt: skip
 
 
-class GemmaTargetConfig(TargetSection):
+class GemmaTargetConfig(SeeingSection):
     """A Gemma 4 target: published weights, or a tiny one that a recipe spells out and trains itself."""
 
     families: ClassVar[Mapping[str, Family]] = FAMILIES
@@ -66,49 +68,18 @@ class GemmaTargetConfig(TargetSection):
         "here; use E2B, E4B or 31B",
     }
 
-    # The dense sizes with a tower: E2B, E4B, 31B. The tower of sounds of the two smaller ones is not read.
+    # The dense sizes with a tower: E2B, E4B, 31B. The tower of sounds of the two smaller ones is not read. Inline
+    # configs are of model types gemma4_text and gemma4_vision.
     kind: Literal["gemma4"]
-    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; their model types are
-    # gemma4_text and gemma4_vision.
+    # Inline config of a target that a `train` stage with `model: target` makes from scratch.
     language_model: UnevenModel | None = None
-    vision_tower: InlineModel | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> GemmaTargetConfig:
-        self.check_one_source(self.language_model, self.vision_tower)
+    def _held_whole(self) -> Self:
         if self.tensor_parallel_size > 1:
             problem = "layers of a Gemma 4 differ in their heads, and some read another's keys; it was never cut here"
             raise Refused("tensor_parallel_size", problem, "leave it out: device_map: auto spreads the target")
         return self
 
-    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
-        assert self.language_model is not None and self.vision_tower is not None
-        vision = inline_config(self.vision_tower, "target.vision_tower")
-        text = inline_config(self.language_model, "target.language_model", uneven=True)
+    def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
         return gemma_config(text, vision, ids)
-
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> GemmaTarget:
-        return GemmaTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
-
-
-class GemmaTarget(LanguageTarget):
-    """Pictures that the tower reads whole, in one run of tokens each.
-
-    Args:
-        num_token_ids: ids from here on have no token.
-        prefill_chunk: places of a prompt that are run at once; None: all. A picture whose tokens see each other is
-            run whole all the same.
-
-    Raises:
-        UserError: the model is a mixture of experts, or attends in both directions everywhere.
-    """
-
-    def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
-        config: PreTrainedConfig = model.config
-        check_text(config.get_text_config())
-        self.merge: int = config.vision_config.pooling_kernel_size
-        super().__init__(GemmaDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
-
-    def view(self, request: Request) -> Request:
-        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
-        return check_whole(request, self.merge)

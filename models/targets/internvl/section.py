@@ -1,25 +1,105 @@
-"""InternVL 3 as a target: transformers' own class (InternVL3-8B-hf and its likes), our positions, masks and cache."""
+"""InternVL 3 as a target: transformers' own class (InternVL3-8B-hf and its likes), our positions, masks and cache.
+
+A picture is cut into tiles; where there are several, one of the whole picture follows (`data/families/`). The projector
+reads 2 x 2 patches of a tile as one (pixel shuffle). Everything after it is LLaVA's.
+Letters: I tiles, P patches, C channels, S side of a tile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from torch import Tensor
 
 from ....core.batch import Request
 from ....core.errors import UserError
-from ...hub import read_config
-from ...inline import InlineModel
+from ...hub import config_value
 from ...parts import TokenIds
 from ..causal.section import check_windows
 from ..family import Family, Pictures
 from ..language import LanguageTarget
-from ..section import TargetSection
-from .model import INTERNVL, InternVLDecoder, InternVLTraining, internvl_config
+from ..llava.model import LlavaDecoder, LlavaTraining
+from ..section import SeeingSection, check_tower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+INTERNVL = "internvl"  # model_type
+
+
+def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
+    """Join two configs into an InternVL.
+
+    Raises:
+        UserError: the tower is another family's, or its patches do not merge 2 x 2.
+    """
+    from transformers import InternVLConfig
+
+    check_tower(vision, "internvl_vision")
+    across = vision.image_size[0] // vision.patch_size[0]
+    if across % 2 or vision.image_size[0] % vision.patch_size[0]:
+        raise UserError(
+            f"a tile of {vision.image_size[0]} pixels has {across} patches of {vision.patch_size[0]}, and 2 x 2 become "
+            "one token",
+            key="target.vision_tower.image_size", hint="write an even multiple of patch_size",
+        )  # fmt: skip
+    ids.put_into(text)
+    return InternVLConfig(
+        text_config=text.to_dict(),
+        vision_config=vision.to_dict(),
+        image_token_id=ids.image,
+        image_seq_length=(across // 2) ** 2,
+        tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
+    )
+
+
+def see_tiles(model: PreTrainedModel, pixels: Tensor) -> Tensor:
+    """[I,P/4,4C] of tiles [I,3,S,S]: states of the tower's chosen layer, merged, as the projector reads them."""
+    config, core = model.config, model.model
+    output = core.vision_tower(pixels.to(next(core.vision_tower.parameters()).dtype), output_hidden_states=True)
+    layer = config.vision_feature_layer
+    # The last layer's states are read after the tower's norm, where it has one.
+    states = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
+    if config.vision_feature_select_strategy == "default":  # without the class token
+        states = states[:, 1:]
+    side = round(states.shape[1] ** 0.5)
+    merged = core.pixel_shuffle(states.unflatten(1, (side, side)), scale_factor=config.downsample_ratio)
+    return merged.flatten(1, 2)
+
+
+class InternVLDecoder(LlavaDecoder):
+    """An InternVL in eval mode."""
+
+    def selected(self, pixels: Tensor) -> Tensor:
+        return see_tiles(self.model, pixels)
+
+
+class InternVLTraining(LlavaTraining):
+    """The training forward over an InternVL: LLaVA's, over merged patches."""
+
+    def selected_features(self, pixels: Tensor) -> Tensor:
+        return see_tiles(self.model, pixels)
+
+
+class InternVLTarget(LanguageTarget):
+    """Pictures in tiles of the family's own, of which every merged patch is a token."""
+
+    decoder_class = InternVLDecoder
+
+    @classmethod
+    def check_model(cls, model: Any) -> None:
+        """Raises `UserError` where some layers of the language model see a window alone."""
+        check_windows(model.config.get_text_config())
+
+    def view(self, request: Request) -> Request:
+        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
+        if any(not picture.is_plain for picture in request.pictures):
+            raise UserError(
+                "the target reads pictures in InternVL's tiles, and these are cut for another family",
+                where=request.name, hint="use the processor of an InternVL for this target's requests",
+            )  # fmt: skip
+        return request
 
 
 class InternVLPictures(Pictures):
@@ -33,13 +113,13 @@ class InternVLPictures(Pictures):
 # model_type -> record.
 FAMILIES = {
     INTERNVL: Family(
-        INTERNVL, "InternVLForConditionalGeneration", InternVLTraining, InternVLDecoder, InternVLPictures(),
+        INTERNVL, "InternVLForConditionalGeneration", InternVLTraining, InternVLTarget, InternVLPictures(),
         unread=("sglang",),
     ),
 }  # fmt: skip
 
 
-class InternVLTargetConfig(TargetSection):
+class InternVLTargetConfig(SeeingSection):
     """An InternVL target: published weights, or a tiny one that a recipe spells out and trains itself."""
 
     families: ClassVar[Mapping[str, Family]] = FAMILIES
@@ -48,47 +128,9 @@ class InternVLTargetConfig(TargetSection):
     }
 
     # InternVL 3 as transformers has it (repositories that end in -hf), with a language model of Qwen2, Qwen3 or Llama.
-    # The original repositories (model_type internvl_chat) are code of their own, which is not run.
+    # The original repositories (model_type internvl_chat) are code of their own, which is not run. An inline tower's
+    # model_type is internvl_vision.
     kind: Literal["internvl"]
-    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; the tower's model_type is
-    # internvl_vision.
-    language_model: InlineModel | None = None
-    vision_tower: InlineModel | None = None
 
-    @model_validator(mode="after")
-    def _one_source(self) -> InternVLTargetConfig:
-        self.check_one_source(self.language_model, self.vision_tower)
-        return self
-
-    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
-        assert self.language_model is not None and self.vision_tower is not None
-        vision = read_config(self.vision_tower, key="target.vision_tower")
-        return internvl_config(read_config(self.language_model, key="target.language_model"), vision, ids)
-
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> InternVLTarget:
-        return InternVLTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
-
-
-class InternVLTarget(LanguageTarget):
-    """Pictures in tiles of the family's own, of which every merged patch is a token.
-
-    Args:
-        num_token_ids: ids from here on have no token.
-        prefill_chunk: places of a prompt that are run at once; None: all.
-
-    Raises:
-        UserError: some layers of the language model see a window alone.
-    """
-
-    def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
-        check_windows(model.config.get_text_config())
-        super().__init__(InternVLDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
-
-    def view(self, request: Request) -> Request:
-        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
-        if any(not picture.is_plain for picture in request.pictures):
-            raise UserError(
-                "the target reads pictures in InternVL's tiles, and these are cut for another family",
-                where=request.name, hint="use the processor of an InternVL for this target's requests",
-            )  # fmt: skip
-        return request
+    def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
+        return internvl_config(text, vision, ids)

@@ -21,24 +21,21 @@ from urllib.parse import unquote_plus
 import torch
 from torch import Tensor
 
-from ....core.finite import check_module
 from ....core.placement import onto
-from ....core.pretrained import check_all_read, check_quantised, reading_pretrained
+from ....core.pretrained import reading_pretrained
+from ...hub import load_pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class TextFeatures:
-    """A frozen T5 encoder with its tokenizer.
+    """A frozen T5 encoder with its tokenizer. Raises `UserError`: the encoder or its tokenizer cannot be loaded.
 
     Args:
         source: Hub id (google/flan-t5-xl for the published models) or a directory of `save_pretrained`.
         max_length: ids that a caption is cut to, the end mark included; the model's condition tokens.
         dtype: bfloat16 for Flan-T5-XL, as published.
-
-    Raises:
-        UserError: the encoder or its tokenizer cannot be loaded.
     """
 
     def __init__(
@@ -72,26 +69,14 @@ _CURE = "check the name and the network, or download it once and give the local 
 
 
 def load_text_encoder(source: str | Path, *, dtype: torch.dtype, device: torch.device | None = None) -> Any:
-    """A T5 encoder all of whose weights were read: transformers draws a missing one at random.
-
-    Args:
-        device: where to; None: the CPU.
-
-    Raises:
-        UserError: it cannot be read, lacks a weight, or has one that is not finite.
+    """A T5 encoder all of whose weights were read: transformers draws a missing one at random. `device`: where to;
+    None: the CPU. Raises `UserError`: it cannot be read, lacks a weight, or has one that is not finite.
     """
     import transformers
 
     encoders: Any = transformers.T5EncoderModel
-    with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
-        # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
-        encoder, info = encoders.from_pretrained(
-            source, dtype=dtype, weights_only=True, output_loading_info=True, **onto(device)
-        )
-    check_quantised(encoder, info, source)
-    check_all_read(info, source)
-    check_module(encoder, source)
-    return encoder
+    # The decoder's weights in a full T5 are left out.
+    return load_pretrained(encoders.from_pretrained, source, dtype=dtype, **onto(device))
 
 
 def caption_ids(tokenizer: PreTrainedTokenizerBase, captions: Sequence[str], max_length: int) -> Any:

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....core.errors import UserError, did_you_mean, first_line
+from ....core.errors import UserError, not_loaded
 from ....core.files import check_new, checked, new_folder
 from ....core.finite import check_weights
 from ....core.json_types import JsonObject
 from ....core.section import torch_dtype
 from ...folders import State, check_shapes, shapes_of, write_folder
 from . import files
-from .lantern_layout import LAYER, to_lantern
 from .transformer import SIZES, LlamaGenConfig
 from .vq import VqConfig
 
@@ -48,8 +47,7 @@ def convert(
         to: "draftsmith" or "lantern".
         dtype: type to store; None: as found.
         revision: branch, tag or commit of a Hub id.
-        of_pickle: of a .pt file: vq (it is an image tokenizer), image_size, size and heads as of `grid_of` and
-            `infer_config`.
+        of_pickle: of a .pt file: vq (it is an image tokenizer), image_size, heads (`grid_of`, `infer_config`).
 
     Returns:
         Lines on what was read, left out and written.
@@ -63,7 +61,7 @@ def convert(
     left_out: list[str] = []
     config: LlamaGenConfig | VqConfig
     if source.endswith((".pt", ".pth", ".bin")) or Path(source).is_file():
-        state, config, left_out = _read_pickle(Path(source), **of_pickle)
+        state, config, left_out = _published(Path(source), **of_pickle)
     else:
         if unread := [name for name, value in of_pickle.items() if value]:
             problem = f"--{unread[0].replace('_', '-')} is for .pt files; a directory says what it is"
@@ -84,7 +82,7 @@ def convert(
             f"width {shape[2]}, {config.grid}x{config.grid} codes"
         )
         if to == "lantern":
-            state, values = to_lantern(state, config)
+            state, values = files.to_lantern(state, config)
     with new_folder(destination) as folder:
         write_folder(folder, values, state)
     types = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}))
@@ -96,61 +94,42 @@ def convert(
     ]
 
 
-def _read_pickle(
-    path: Path, *, vq: bool = False, image_size: int | None = None, size: str | None = None, heads: int | None = None
+def _published(
+    path: Path, *, vq: bool = False, image_size: int | None = None, heads: int | None = None
 ) -> tuple[State, LlamaGenConfig | VqConfig, list[str]]:
     """Weights and config of an official `.pt` file, and names of what it holds besides."""
-    loaded = load_pickle(path)
-    state = weights_in(loaded, where=str(path))
-    aside = [str(name) for name in loaded if name not in state and name not in WRAPPERS]
+    state, aside = read_pickle(path)
     config: LlamaGenConfig | VqConfig
     if vq:
         config = infer_vq_config(state, where=str(path))
     else:
-        grid = grid_of(path.name, image_size)
-        config = infer_config(state, grid=grid, size=size, num_heads=heads, where=str(path))
+        config = infer_config(state, grid=grid_of(path.name, image_size), num_heads=heads, where=str(path))
     expected = files.shapes_for(config)
-    unknown = [name for name in state if name not in expected]
-    state = {name: tensor for name, tensor in state.items() if name in expected}
-    check_shapes(shapes_of(state), expected, where=str(path))
-    check_weights(state, path)
-    return state, config, [*aside, *unknown]
+    known = {name: tensor for name, tensor in state.items() if name in expected}
+    check_shapes(shapes_of(known), expected, where=str(path))
+    check_weights(known, path)
+    return known, config, [*aside, *(name for name in state if name not in expected)]
 
 
-def load_pickle(path: Path) -> dict[str, object]:
-    """A `.pt` file's top level, memory mapped. Runs no code from it.
-
-    Raises:
-        UserError: not such a file, or one that would build objects other than tensors (and a script's own arguments).
+def read_pickle(path: Path) -> tuple[State, list[str]]:
+    """The weights in a `.pt` file, memory mapped, and names of what it holds besides. Runs no code from it. Raises
+    `UserError`: not such a file, or one that would build objects other than tensors (and a script's own arguments).
     """
+    where = str(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        name = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise UserError(
-            "the file asks for more than tensors" + (f" ({name[1]})" if name else "")
-            + ": loading that could run code from the file, so it is not loaded",
-            where=str(path),
-            hint="fetch it from its publisher again; if it is your own, save only the state dict",
-        ) from error  # fmt: skip
-    except (OSError, RuntimeError, EOFError) as error:
-        raise UserError(
-            f"cannot be read as a .pt file: {first_line(error)}", where=str(path), hint="fetch it again"
-        ) from error
+    except (pickle.UnpicklingError, OSError, RuntimeError, EOFError) as error:
+        hint = "fetch it from its publisher again; if it is your own, save only the state dict"
+        raise UserError(f"cannot be read as weights: {not_loaded(error)}", where=where, hint=hint) from error
     if not isinstance(loaded, dict):
-        raise UserError(f"holds a {type(loaded).__name__}, expected a dict of weights", where=str(path))
-    return loaded
-
-
-def weights_in(loaded: Mapping[str, Any], *, where: str) -> State:
-    """The state dict among a file's top-level entries, or the file itself."""
-    inner = next((loaded[name] for name in WRAPPERS if isinstance(loaded.get(name), Mapping)), loaded)
-    if not inner or not all(isinstance(value, Tensor) for value in inner.values()):
+        raise UserError(f"holds a {type(loaded).__name__}, expected a dict of weights", where=where)
+    state = next((loaded[name] for name in WRAPPERS if isinstance(loaded.get(name), dict)), loaded)
+    if not state or not all(isinstance(value, Tensor) for value in state.values()):
         hint = f"weights are looked for under {', '.join(WRAPPERS)}, or as the whole file"
         held = ", ".join(list(map(str, loaded))[:8]) or "nothing"
         raise UserError(f"no weights found; the file holds {held}", where=where, hint=hint)
-    return dict(inner)
+    return state, [str(name) for name in loaded if name not in state and name not in WRAPPERS]
 
 
 def grid_of(name: str, image_size: int | None = None) -> int:
@@ -166,27 +145,17 @@ def grid_of(name: str, image_size: int | None = None) -> int:
 
 
 def infer_config(
-    state: Mapping[str, Tensor], *, grid: int, size: str | None = None, num_heads: int | None = None, where: str = ""
+    state: Mapping[str, Tensor], *, grid: int, num_heads: int | None = None, where: str = ""
 ) -> LlamaGenConfig:
-    """The config behind an official state dict. Heads are not in it: they come from the published size that has as
-    many layers of this width, or from the arguments.
-
-    Args:
-        grid: codes per side; see `grid_of`.
-        size: a key of `SIZES`.
+    """The config behind an official state dict. Heads are not in it: they come from the published size that has as many
+    layers of this width, or from the argument. `grid`: codes per side; see `grid_of`.
     """
     rows, dim = _shape(state, "tok_embeddings.weight", where)
-    layers = 1 + max((int(m[1]) for name in state if (m := LAYER.fullmatch(name))), default=-1)
-    if size is not None and size not in SIZES:
-        raise UserError(f"no published size {size!r}", where=where, hint=did_you_mean(size, SIZES))
-    names = [n for n, (depth, _, width) in SIZES.items() if (depth, width) == (layers, dim) and size in (None, n)]
-    if size is not None and not names:
-        raise UserError(
-            f"size {size} has {SIZES[size][0]} layers of width {SIZES[size][2]}, the file {layers} of width {dim}",
-            where=where,
-            hint="leave the size out: the published ones are told apart by their shapes",
-        )
-    if num_heads is None and not names:
+    layers = 1 + max((int(m[1]) for name in state if (m := re.match(r"layers\.(\d+)\.", name))), default=-1)
+    heads = num_heads or next(
+        (heads for depth, heads, width in SIZES.values() if (depth, width) == (layers, dim)), None
+    )
+    if heads is None:
         hint = f"give --heads; published sizes are {', '.join(SIZES)}"
         raise UserError(f"{layers} layers of width {dim} are no published size: heads unknown", where=where, hint=hint)
     known: JsonObject = {}
@@ -195,7 +164,7 @@ def infer_config(
     else:
         slots, width = _shape(state, "cls_embedding.uncond_embedding", where)
         known |= {"condition": "text", "caption_slots": slots, "caption_dim": width}
-    known |= {"num_layers": layers, "num_heads": num_heads or SIZES[names[0]][1], "dim": dim, "vocab_size": rows}
+    known |= {"num_layers": layers, "num_heads": heads, "dim": dim, "vocab_size": rows}
     config = checked(known | {"grid": grid}, LlamaGenConfig, where=where, hint="give other --heads")
     hidden, _ = _shape(state, "layers.0.feed_forward.w1.weight", where)
     return config if hidden == config.hidden else config.model_copy(update={"ffn_hidden": hidden})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -166,7 +165,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
         """The label [], or the features [t,F] of the caption."""
         if self.condition == "class":
-            return _Label.of(self)
+            return functools.partial(_label, self.model_config_of().num_classes)
         encode = text_features(self, folders, device=device).encode
         return lambda caption, label: encode([caption])[0]
 
@@ -195,7 +194,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
         """Its label, or the features that were written with its codes."""
         if words is not None:
             return CaptionIds(words, self.model_config_of().num_condition_tokens)
-        return functools.partial(_sample_label, _Label.of(self)) if self.condition == "class" else _sample_features
+        if self.condition == "text":
+            return _sample_features
+        return functools.partial(_sample_label, self.model_config_of().num_classes)
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
         vq, grid = self._vq(folders, device), self.model_config_of().grid
@@ -222,9 +223,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
         if self.condition != "class":
             super().check_labels(asked)
             return
-        label_of = _Label.of(self)
         for caption, label in asked:
-            label_of(caption, label)
+            _label(self.model_config_of().num_classes, caption, label)
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
         """Return the section as it is: its parts are read from `parts`. Raises `UserError` where one lies nowhere."""
@@ -244,10 +244,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
 
 def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: torch.device) -> LlamaGen:
-    """The LlamaGen in the recipe's precision, of a stage's folder or else of `path`.
-
-    Raises:
-        UserError: its files cannot be read, or its shape is not what the recipe names.
+    """The LlamaGen in the recipe's precision, of a stage's folder or else of `path`. Raises `UserError`: its files
+    cannot be read, or its shape is not what the recipe names.
     """
     source = folders.get("target") or config.path
     assert source is not None, "the plan gives every target a source"
@@ -277,7 +275,6 @@ def text_features(config: LlamaGenTargetConfig, folders: Folders, *, device: tor
 
 
 def build_transformer(config: LlamaGenTargetConfig, seed: int) -> LlamaGen:
-    """A random one to train."""
     model = LlamaGen(config.model_config_of())
     model.reset_parameters(torch.Generator().manual_seed(seed))
     return model
@@ -297,31 +294,22 @@ def build_text_encoder(
 
 
 # At the module's level, since reading processes get them pickled.
-def _sample_label(label: _Label, sample: Any) -> Tensor:
-    return label(sample.info["caption"], sample.info["label"])
+def _sample_label(num_classes: int, sample: Any) -> Tensor:
+    return _label(num_classes, sample.info["caption"], sample.info["label"])
 
 
 def _sample_features(sample: Any) -> Tensor:
     return sample.tensors["features"]
 
 
-@dataclass(frozen=True)
-class _Label:
-    """Labels [] of a class-conditional target. The row after its last class stands for no class at all."""
-
-    num_classes: int
-
-    @classmethod
-    def of(cls, config: LlamaGenTargetConfig) -> _Label:
-        return cls(config.model_config_of().num_classes)
-
-    def __call__(self, caption: str, label: int | None) -> Tensor:
-        if label is None:
-            hint = "use prompts or data with classes"
-            raise UserError("a class-conditional model was asked without a label", hint=hint)
-        if not 0 <= label < self.num_classes:
-            raise UserError(
-                f"label {label}, and the target has classes 0 to {self.num_classes - 1}", where=repr(caption),
-                hint="use prompts or data of the target's own classes, or the target that has these",
-            )  # fmt: skip
-        return torch.tensor(label)
+def _label(num_classes: int, caption: str, label: int | None) -> Tensor:
+    """A label [] of a class-conditional target. The row after its last class stands for no class at all."""
+    if label is None:
+        hint = "use prompts or data with classes"
+        raise UserError("a class-conditional model was asked without a label", hint=hint)
+    if not 0 <= label < num_classes:
+        raise UserError(
+            f"label {label}, and the target has classes 0 to {num_classes - 1}", where=repr(caption),
+            hint="use prompts or data of the target's own classes, or the target that has these",
+        )  # fmt: skip
+    return torch.tensor(label)

@@ -9,7 +9,6 @@ V codes, K places seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -21,6 +20,7 @@ from ....core.section import Section
 from ....core.states import uploaded
 from ...attention import attend, causal_among, hidden_below
 from ...decoding.cache import Cache
+from ...decoding.decoder import DecoderStates
 from ...decoding.head_layer import RMSNorm, for_heads, rope_table, rotate_pairs
 
 # name -> (layers, heads, width): the published sizes.
@@ -101,14 +101,6 @@ def published(size: str, **values: object) -> LlamaGenConfig:
     return LlamaGenConfig(num_layers=layers, num_heads=heads, dim=dim, **values)
 
 
-@dataclass(frozen=True)
-class LlamaGenStates:
-    """What a forward leaves."""
-
-    feature: Tensor  # [R,N,D] after the final norm; `output` makes scores of it
-    layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,N,D]
-
-
 class LlamaGen(nn.Module):
     """The whole model. `decode` is the cached forward of the loop, `states` the teacher-forced one."""
 
@@ -153,7 +145,7 @@ class LlamaGen(nn.Module):
         mask: Tensor | None,
         *,
         layers: Sequence[int] = (),
-    ) -> LlamaGenStates:
+    ) -> DecoderStates:
         """Run N new positions [R,N,D] after the cache's committed ones (the caller commits).
 
         Args:
@@ -171,7 +163,7 @@ class LlamaGen(nn.Module):
             states = block(states, rope, seen, cache, number)
             if number + 1 in layers:
                 by_layer[number + 1] = states
-        return LlamaGenStates(self.norm(states), by_layer)
+        return DecoderStates(self.norm(states), by_layer, {})
 
     def conditioned(self, conditions: Sequence[Tensor], uncond: Tensor) -> tuple[Tensor, Tensor | None]:
         """Embedded condition tokens [B,C,D], and which of them are seen [B,C] bool; None: all.
@@ -187,7 +179,7 @@ class LlamaGen(nn.Module):
 
     def states(
         self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None, *, layers: Sequence[int] = ()
-    ) -> LlamaGenStates:
+    ) -> DecoderStates:
         """States of whole sequences.
 
         Args:

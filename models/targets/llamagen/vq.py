@@ -111,11 +111,7 @@ class VqTokenizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Codes [B,n] int64 with n = h w to images [B,3,S,S], about [-1,1] and not clamped.
-
-        Args:
-            shape: (h, w).
-        """
+        """Codes [B,n] int64 with n = h w to images [B,3,S,S], about [-1,1] and not clamped. `shape`: (h, w)."""
         assert codes.shape[1] == shape[0] * shape[1], (codes.shape, shape)
         passes = [self._images(self.codebook[part], shape) for part in codes.split(IMAGES_PER_PASS)]
         return torch.cat(passes)
@@ -159,10 +155,8 @@ def revive_dead_codes(tokenizer: VqTokenizer, images: Tensor, generator: torch.G
     A code that is never chosen gets no gradient, so a tokenizer trained from scratch, above all a tiny one, is left
     with a handful of living codes. Calling this every few dozen steps of early training fixes it; nothing calls it by
     itself. It writes weights in place: every rank must hand in the same images and generator, and an optimizer that
-    keeps a float32 copy of low-precision weights would undo it.
-
-    Args:
-        images: [B,3,S,S] with at least as many cells as there are codes, else living codes would count as dead.
+    keeps a float32 copy of low-precision weights would undo it. `images`: [B,3,S,S] with at least as many cells as
+    there are codes, else living codes would count as dead.
     """
     cells = torch.cat([unit_cells(tokenizer.pre_quant(part)) for part in images.split(IMAGES_PER_PASS)])
     codebook = tokenizer.codebook

@@ -7,8 +7,9 @@ Letters: I tiles, P patches, C width of the tower, E the target's width, D the d
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -96,6 +97,25 @@ class TwoProjectors(_Projector):
     def forward(self, features: Tensor) -> Tensor:
         """Project the tower's features."""
         return super().forward(self.target(features))
+
+
+@functools.cache
+def on_projected() -> type[PreTrainedModel]:
+    """transformers' LLaVA with two projectors. The plain class refuses the weights: the first reads another width."""
+    from transformers import LlavaForConditionalGeneration
+
+    class LlavaOnProjected(LlavaForConditionalGeneration):
+        """A draft LLaVA that reads a target's projected features."""
+
+        def __init__(self, config: Any):  # a `LlavaConfig`
+            super().__init__(config)
+            width = reading_of(config).target_width
+            assert width is not None
+            self.model.multi_modal_projector = TwoProjectors(
+                config.vision_config.hidden_size, width, config.text_config.hidden_size, config.projector_hidden_act
+            )
+
+    return LlavaOnProjected
 
 
 def own_projector(model: PreTrainedModel) -> nn.Module:

@@ -3,118 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import model_validator
 from torch import nn
 
 from ....core.batch import IMAGE, Request
 from ....core.errors import UserError
-from ...hub import read_config
-from ...inline import InlineModel
 from ...parts import TokenIds
 from ...pictures import flat_view, pictures_of
 from ..family import Family, Pictures, tower_type
 from ..language import LanguageTarget
-from ..section import TargetSection
-from .model import MODELS, LlavaDecoder, LlavaKind, llava_config, model_class
-from .training import LlavaTraining
+from ..section import SeeingSection
+from .model import MODELS, LlavaDecoder, LlavaKind, LlavaTraining, llava_config, model_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-
-class LlavaFamily(Family):
-    """Drafts among them may read a target's projected features."""
-
-    def class_of(self, config: PreTrainedConfig) -> Any:
-        return model_class(config)
-
-
-# Engines cut the pictures of LLaVA-NeXT and OneVision into tiles by themselves, and hand no states to heads.
-_ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash", "patched"), "sglang": ("eagle",)}}
-# model_type -> record.
-FAMILIES: dict[str, Family] = {
-    name: LlavaFamily(
-        name, model, LlavaTraining, LlavaDecoder, Pictures(), one_tile=name == "llava", shares_pictures=True,
-        engines=_ENGINES.get(name, {}), is_compared=True,
-    )
-    for name, model in MODELS.items()
-}  # fmt: skip
-
-
-class LlavaTargetConfig(TargetSection):
-    """A LLaVA target: published weights, or a tiny one that a recipe spells out and trains itself."""
-
-    families: ClassVar[Mapping[str, Family]] = FAMILIES
-
-    # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
-    kind: Literal["llava", "llava_next", "llava_onevision"]
-    # Inline configs of a target that a `train` stage with `model: target` makes from scratch.
-    language_model: InlineModel | None = None
-    vision_tower: InlineModel | None = None
-    # Of an inline tower; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer).
-    vision_feature_layer: int | None = None
-    # Whether it reads pictures in tiles, as the data must then cut them (aspect). false: the first tile alone, without
-    # a newline, which is what TABED's released code feeds LLaVA-NeXT; null: as the family was trained.
-    anyres: bool | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> LlavaTargetConfig:
-        self.check_one_source(self.language_model, self.vision_tower)
-        if self.anyres and self.base_kind == "llava":
-            raise ValueError("anyres is true, and LLaVA-1.5 reads one tile; use kind llava_next or llava_onevision")
-        return self
-
-    @property
-    def reads_tiles(self) -> bool | None:
-        """None: the family has one tile and nothing to choose."""
-        return None if self.base_kind == "llava" else self.anyres is not False
-
-    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
-        assert self.language_model is not None and self.vision_tower is not None
-        vision = read_config(self.vision_tower, key="target.vision_tower")
-        layer = self.vision_feature_layer
-        if layer is None:
-            layer = -1 if self.base_kind == "llava_onevision" else -2
-        text = read_config(self.language_model, key="target.language_model")
-        return llava_config(text, vision, ids, vision_feature_layer=layer, family=cast(LlavaKind, self.base_kind))
-
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LlavaTarget:
-        if tower_type(model.config) == "pixtral":
-            raise UserError(
-                "the weights are a Pixtral: a LLaVA whose tower reads pictures whole, and not in tiles",
-                key="target.kind", hint="write kind: pixtral",
-            )  # fmt: skip
-        return LlavaTarget(
-            model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=self.reads_tiles,
-            prefill_chunk=self.prefill_chunk,
-        )  # fmt: skip
 
 
 class LlavaTarget(LanguageTarget):
     """Also serves text-only causal models of the Llama family: requests without pictures need no tower.
 
     Args:
-        num_token_ids: ids from here on have no token (32002 of LLaVA-1.5's 32064 rows).
         image_token_id: the placeholder, which is never emitted.
         reads_tiles: True asks for tiled pictures, False takes the first tile of each and no newline; None reads
             whatever a request holds.
-        prefill_chunk: places of a prompt that are run at once; None: all.
+        settings: as of every target.
     """
 
+    decoder_class = LlavaDecoder
+
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        num_token_ids: int,
-        image_token_id: int | None,
-        reads_tiles: bool | None = None,
-        prefill_chunk: int | None = None,
+        self, model: nn.Module, *, image_token_id: int | None, reads_tiles: bool | None = None, **settings: Any
     ):
-        never = () if image_token_id is None else (image_token_id,)
-        decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
-        super().__init__(decoder, prefill_chunk=prefill_chunk)
+        super().__init__(model, never=() if image_token_id is None else (image_token_id,), **settings)
         self.reads_tiles = reads_tiles
 
     def view(self, request: Request) -> Request:
@@ -135,3 +57,64 @@ class LlavaTarget(LanguageTarget):
                 "target.anyres: false to feed it one tile",
             )
         return request
+
+
+class LlavaFamily(Family):
+    """Drafts among them may read a target's projected features."""
+
+    def class_of(self, config: PreTrainedConfig) -> Any:
+        return model_class(config)
+
+
+# Engines cut the pictures of LLaVA-NeXT and OneVision into tiles by themselves, and hand no states to heads.
+_ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash", "patched"), "sglang": ("eagle",)}}
+# model_type -> record.
+FAMILIES: dict[str, Family] = {
+    name: LlavaFamily(
+        name, model, LlavaTraining, LlavaTarget, Pictures(), one_tile=name == "llava", shares_pictures=True,
+        engines=_ENGINES.get(name, {}), is_compared=True,
+    )
+    for name, model in MODELS.items()
+}  # fmt: skip
+
+
+class LlavaTargetConfig(SeeingSection):
+    """A LLaVA target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+
+    # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
+    kind: Literal["llava", "llava_next", "llava_onevision"]
+    # Of an inline tower; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer).
+    vision_feature_layer: int | None = None
+    # Whether it reads pictures in tiles, as the data must then cut them (aspect). false: the first tile alone, without
+    # a newline, which is what TABED's released code feeds LLaVA-NeXT; null: as the family was trained.
+    anyres: bool | None = None
+
+    @model_validator(mode="after")
+    def _tiles(self) -> Self:
+        if self.anyres and self.base_kind == "llava":
+            raise ValueError("anyres is true, and LLaVA-1.5 reads one tile; use kind llava_next or llava_onevision")
+        return self
+
+    @property
+    def reads_tiles(self) -> bool | None:
+        """None: the family has one tile and nothing to choose."""
+        return None if self.base_kind == "llava" else self.anyres is not False
+
+    def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
+        layer = self.vision_feature_layer
+        if layer is None:
+            layer = -1 if self.base_kind == "llava_onevision" else -2
+        return llava_config(text, vision, ids, vision_feature_layer=layer, family=cast(LlavaKind, self.base_kind))
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LanguageTarget:
+        if tower_type(model.config) == "pixtral":
+            raise UserError(
+                "the weights are a Pixtral: a LLaVA whose tower reads pictures whole, and not in tiles",
+                key="target.kind", hint="write kind: pixtral",
+            )  # fmt: skip
+        return LlavaTarget(
+            model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=self.reads_tiles,
+            prefill_chunk=self.prefill_chunk,
+        )  # fmt: skip

@@ -1,99 +1,88 @@
-"""Mistral 3 (Mistral Small 3.1 and 3.2, Ministral 3) and Pixtral as targets."""
+"""Mistral 3 (Mistral Small 3.1 and 3.2, Ministral 3) and Pixtral as targets, of transformers' classes.
+
+The tower reads a picture whole, in as many patches as it has; Mistral 3 merges 2 x 2 of them. Rows of a picture's
+tokens end with tokens of text (`[IMG_BREAK]`, `[IMG_END]`), which have embeddings as other text has. Pixtral is a LLaVA
+with this tower.
+Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D width.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from torch import Tensor
 
-from ....core.batch import Request
+from ....core.batch import Batch
 from ....core.errors import UserError
-from ....core.pictures import PatchGrid, Picture, whole_picture
-from ...hub import read_config
-from ...inline import InlineModel
+from ....core.json_types import JsonObject
+from ....core.pictures import PatchGrid
+from ...hub import config_value
+from ...packed_row import last_states
 from ...parts import TokenIds
 from ..causal.section import check_windows
-from ..family import Family, Pictures, tower_type
-from ..language import LanguageTarget
-from ..section import TargetSection
-from ..whole_pictures import check_whole
-from .model import MISTRAL3, TOWER, MistralDecoder, MistralKind, MistralTraining, merge_of, mistral_config
+from ..family import Family, tower_type
+from ..llava.model import LlavaTraining
+from ..section import SeeingSection, check_tower
+from ..whole_pictures import WholeDecoder, WholePictures, WholePicturesTraining, WholeTarget, merge_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
+
+MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower
 
 
-class MistralPictures(Pictures):
-    """Pictures that the tower reads whole, one after another."""
+def mistral_config(kind: str, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
+    """Join two configs into a Mistral 3 or a Pixtral. Raises `UserError` where the tower is another family's."""
+    from transformers import LlavaConfig, Mistral3Config
 
-    def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
-        """One picture."""
-        vision, merge = config.vision_config, merge_of(config)
-        patch = vision.patch_size
-        rows = min(isqrt(positions), vision.image_size // (patch * merge))
-        grid = PatchGrid(1, rows * merge, rows * merge, merge)
-        return [whole_picture(grid)], (grid.num_patches, 3 * patch**2)
-
-
-_ENGINES = {"vllm": ("eagle", "eagle3")}
-# model_type -> record. Pixtral's says llava: its tower makes it another family.
-FAMILIES = {
-    MISTRAL3: Family(
-        MISTRAL3, "Mistral3ForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
-        engines=_ENGINES, unread=("sglang",),
-    ),
-    "llava": Family(
-        "pixtral", "LlavaForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
-        tower=TOWER, engines=_ENGINES, unread=("sglang",),
-    ),
-}  # fmt: skip
+    check_tower(vision, TOWER)
+    ids.put_into(text)
+    joined: JsonObject = {
+        "text_config": text.to_dict(), "vision_config": vision.to_dict(), "image_token_index": ids.image,
+        "vision_feature_layer": -1, "tie_word_embeddings": bool(config_value(text, "tie_word_embeddings", False)),
+    }  # fmt: skip
+    if kind == MISTRAL3:
+        return Mistral3Config(**joined)
+    return LlavaConfig(**joined, vision_feature_select_strategy="full", image_seq_length=1)
 
 
-class MistralTargetConfig(TargetSection):
-    """A Mistral 3 or Pixtral target: published weights, or a tiny one that a recipe spells out and trains itself."""
+class MistralDecoder(WholeDecoder):
+    """A Mistral 3 or a Pixtral in eval mode."""
 
-    families: ClassVar[Mapping[str, Family]] = FAMILIES
-
-    # Mistral 3, whose tower's patches are merged 2 x 2, or Pixtral, a LLaVA with the same tower (weights of
-    # transformers' layout, as mistral-community/pixtral-12b).
-    kind: MistralKind
-    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; the tower's model_type is
-    # pixtral.
-    language_model: InlineModel | None = None
-    vision_tower: InlineModel | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> MistralTargetConfig:
-        self.check_one_source(self.language_model, self.vision_tower)
-        return self
-
-    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
-        assert self.language_model is not None and self.vision_tower is not None
-        vision = read_config(self.vision_tower, key="target.vision_tower")
-        return mistral_config(
-            self.base_kind, read_config(self.language_model, key="target.language_model"), vision, ids
-        )
-
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> MistralTarget:
-        return MistralTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
+    @staticmethod
+    def see_picture(model: Any, patches: Tensor, grid: PatchGrid) -> Tensor:
+        config, core, side = model.config, model.model, int(model.config.vision_config.patch_size)
+        image = patches.view(grid.rows, grid.columns, 3, side, side).permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
+        sizes = [(grid.rows * side, grid.columns * side)]
+        seen = core.vision_tower(image[None], image_sizes=sizes, output_hidden_states=True)
+        states = seen.hidden_states[config.vision_feature_layer][0]  # [P,C]
+        features: Tensor = core.multi_modal_projector(states, *((sizes,) if config.model_type == MISTRAL3 else ()))
+        return features
 
 
-class MistralTarget(LanguageTarget):
-    """Pictures that the tower reads whole, in rows that end with tokens of text.
+class MistralTraining(WholePicturesTraining):
+    """The training forward over a Mistral 3 or a Pixtral."""
 
-    Args:
-        num_token_ids: ids from here on have no token.
-        prefill_chunk: places of a prompt that are run at once; None: all.
+    decoder_class = MistralDecoder
+    parts_of = staticmethod(LlavaTraining.parts_of)
 
-    Raises:
-        UserError: the tower is no Pixtral's, several of its layers are read, or some layers of the language model see a
-            window alone.
-    """
+    def hidden_states(self, batch: Batch) -> Tensor:
+        embeds, _ = self._embeds(batch)
+        return last_states(self.model.model.language_model, batch, embeds, batch.positions[0])
 
-    def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
-        config: PreTrainedConfig = model.config
+
+class MistralTarget(WholeTarget):
+    """Pictures that the tower reads whole, in rows that end with tokens of text."""
+
+    decoder_class = MistralDecoder
+
+    @classmethod
+    def check_model(cls, model: Any) -> None:
+        """Raises `UserError` where the tower is no Pixtral's, several of its layers are read, or some layers of the
+        language model see a window alone.
+        """
+        config = model.config
         if tower_type(config) != TOWER:
             raise UserError(f"the weights have a tower of model_type {config.vision_config.model_type}, no Pixtral's",
                             key="target.kind", hint=f"write kind: {config.model_type}")  # fmt: skip
@@ -101,9 +90,37 @@ class MistralTarget(LanguageTarget):
             raise UserError(f"the projector reads several of the tower's layers ({config.vision_feature_layer}), and "
                             "one is read here", key="target.path", hint="use the published weights")  # fmt: skip
         check_windows(config.get_text_config())
-        self.merge = merge_of(config)
-        super().__init__(MistralDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
 
-    def view(self, request: Request) -> Request:
-        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
-        return check_whole(request, self.merge)
+
+class MistralPictures(WholePictures):
+    """A picture of at most the tower's size."""
+
+    def most_rows(self, config: PreTrainedConfig) -> int:
+        return config.vision_config.image_size // (config.vision_config.patch_size * merge_of(config))
+
+
+_ENGINES = {"vllm": ("eagle", "eagle3")}
+# model_type -> record. Pixtral's says llava: its tower makes it another family.
+FAMILIES = {
+    MISTRAL3: Family(
+        MISTRAL3, "Mistral3ForConditionalGeneration", MistralTraining, MistralTarget, MistralPictures(),
+        engines=_ENGINES, unread=("sglang",),
+    ),
+    "llava": Family(
+        "pixtral", "LlavaForConditionalGeneration", MistralTraining, MistralTarget, MistralPictures(),
+        tower=TOWER, engines=_ENGINES, unread=("sglang",),
+    ),
+}  # fmt: skip
+
+
+class MistralTargetConfig(SeeingSection):
+    """A Mistral 3 or Pixtral target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+
+    # Mistral 3, whose tower's patches are merged 2 x 2, or Pixtral, a LLaVA with the same tower (weights of
+    # transformers' layout, as mistral-community/pixtral-12b). An inline tower's model_type is pixtral.
+    kind: Literal["mistral3", "pixtral"]
+
+    def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
+        return mistral_config(self.base_kind, text, vision, ids)

@@ -1,4 +1,4 @@
-"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run and its parts put together, and the cached forward.
+"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run, its parts, and the cached and the training forward.
 
 A tower reads a picture whole, in as many patches as it has; positions have three coordinates and are ours
 (`core/positions.py`): transformers' own go 1-D, without a word, where `mm_token_type_ids` is missing.
@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ....core.batch import TEXT, Batch
 from ....core.json_types import JsonObject
 from ....core.pictures import Picture
-from ....core.positions import PositionScheme, Resume
-from ....core.states import uploaded
+from ....core.positions import PositionScheme, Resume, place_positions
+from ....core.states import places_of, put_at, uploaded
 from ...decoding.decoder import CachedDecoder, PromptRows
 from ...hub import num_deepstack
-from ...parts import TokenIds
+from ...packed_row import last_states
+from ...parts import Part, TokenIds
+from ...training import ModelTraining
+from ..whole_pictures import no_picture
 from .windows import tower_inputs, use_windows
 
 if TYPE_CHECKING:
@@ -139,3 +143,50 @@ class QwenDecoder(CachedDecoder):
     def coordinates(self, positions: Tensor) -> Tensor:
         """[3,R,N]: what stands after a prompt is text, and counts alike in all three."""
         return positions if positions.dim() == 3 else positions[None].expand(3, -1, -1)
+
+
+class QwenTraining(ModelTraining):
+    """The training forward over a Qwen-VL: the common loss over states of its own.
+
+    Args:
+        resume: where text goes on after a clip.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, trainable: Sequence[Part], *, resume: Resume = "max_plus_one", **settings: Any
+    ):
+        super().__init__(model, trainable, **settings)
+        self.scheme = position_scheme(model.config, resume)
+        use_windows(model.config.vision_config)
+        use_places(model)
+
+    @staticmethod
+    def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
+        """The mergers are what LLaVA calls the projector; the LM head belongs to the language model."""
+        rest = dict(model.model.visual.named_children())
+        mergers = [rest.pop("merger"), *cast(nn.ModuleList, rest.pop("deepstack_merger_list", nn.ModuleList()))]
+        return {
+            "vision_tower": nn.ModuleList(rest.values()),
+            "projector": nn.ModuleList(mergers),
+            "language_model": nn.ModuleList([model.model.language_model, model.lm_head]),
+        }
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        core, visual = self.model.model, batch.on_host("modality") != TEXT
+        real = batch.on_host("attention_mask")
+        # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
+        pixels = None if batch.num_dummy_images else batch.pixels
+        vision, pictures = self.model.config.vision_config, batch.pictures
+        numbers = 3 * vision.temporal_patch_size * vision.patch_size**2
+        embeds = core.get_input_embeddings()(batch.ids)
+        nobody = no_picture(vision.spatial_merge_size, numbers, batch.ids.device)
+        seen = see_patches(self.model, *(nobody if pixels is None else (pixels, pictures)))
+        more: dict[str, Any] = {}
+        if pixels is None:
+            nothing = torch.stack([part.sum() for part in (seen.features, *seen.deepstack)]).sum()
+            embeds = embeds + 0.0 * nothing.to(embeds)
+        else:
+            embeds = put_at(embeds, places_of(visual, embeds.device), seen.features)
+            more = added_behind(seen.deepstack, visual[real] if batch.packed else visual)
+        positions, _ = place_positions(batch.on_host("modality"), real, batch.pictures, self.scheme)
+        return last_states(core.language_model, batch, embeds, uploaded(positions, embeds.device), **more)

@@ -8,19 +8,18 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
-from torch import nn
 
 from ....core.batch import Request
 from ....core.errors import Refused, UserError
+from ....core.json_types import JsonObject
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ....core.positions import Resume
-from ...inline import InlineModel, InlinePart, check_part
+from ...inline import InlineModel, made
 from ...parts import TokenIds
 from ..family import Family, Pictures, Text
 from ..language import LanguageTarget
-from ..section import TargetSection
-from .model import QwenDecoder, qwen_config
-from .training import QwenTraining
+from ..section import SeeingSection
+from .model import QwenDecoder, QwenTraining, qwen_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -37,6 +36,24 @@ class QwenPictures(Pictures):
         return [whole_picture(grid)], (grid.num_patches, 3 * vision.temporal_patch_size * vision.patch_size**2)
 
 
+class QwenTarget(LanguageTarget):
+    """Pictures that its tower reads whole, positions in three coordinates; of its decoder's settings `resume`."""
+
+    decoder_class: ClassVar[type[QwenDecoder]] = QwenDecoder
+
+    def view(self, request: Request) -> Request:
+        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
+        if any(picture.whole is None for picture in request.pictures) or (
+            request.pixels is not None and not request.pictures
+        ):
+            raise UserError(
+                "the target reads pictures whole, in patches, and these are cut into tiles",
+                where=request.name,
+                hint="use the processor of a Qwen-VL for this target's requests",
+            )
+        return request
+
+
 QWEN2 = Text(norms_input=True, qkv_bias=True)
 QWEN3 = Text(norms_input=True, norms_heads=True, mrope_interleaved=True)
 _VL2 = Text(norms_input=True, qkv_bias=True, mrope_section=(16, 24, 24))
@@ -46,7 +63,7 @@ _STATES = {"vllm": ("eagle", "eagle3", "dflash"), "sglang": ("eagle3",)}
 
 def _family(kind: str, model: str, texts: dict[str, Text], engines: dict[str, tuple[str, ...]]) -> Family:
     return Family(
-        kind, model, QwenTraining, QwenDecoder, QwenPictures(), texts=texts, engines=engines, is_compared=True,
+        kind, model, QwenTraining, QwenTarget, QwenPictures(), texts=texts, engines=engines, is_compared=True,
         is_misplaced_in_v1=True,
     )  # fmt: skip
 
@@ -66,21 +83,20 @@ FAMILIES = {
 }  # fmt: skip
 
 
-class QwenSection(TargetSection):
+class QwenSection(SeeingSection):
     """What Qwen-VL and Qwen3.5 have in common."""
 
     # Inline configs of a target that a `train` stage with `model: target` makes from scratch; `model_type` of the first
     # may name qwen3_vl_moe_text or qwen3_5_moe_text.
     language_model: InlineModel | None = None
-    vision_tower: InlinePart | None = None
+    vision_tower: JsonObject | None = None
     # Where text goes on after a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
     # longer_side: what transformers 5.3 and later count in a prompt (their own decoding goes on elsewhere). The two
     # differ where a clip is longer in time than its frames are wide: see docs/decisions/departures.md.
     resume: Resume = "max_plus_one"
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        self.check_one_source(self.language_model, self.vision_tower)
+    def _halves_fit(self) -> Self:
         if self.language_model is not None and self.vision_tower is not None:
             named = self.language_model["model_type"]
             own = [f"{name}_text" for name, family in self.families.items() if family.kind == self.base_kind]
@@ -90,12 +106,20 @@ class QwenSection(TargetSection):
             from transformers import CONFIG_MAPPING
 
             config: Any = CONFIG_MAPPING[named.removesuffix("_text")]
-            check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
+            try:
+                made(self.vision_tower, config.sub_configs["vision_config"])
+            except Refused as refused:
+                raise refused.under("vision_tower") from refused
         return self
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         assert self.language_model is not None and self.vision_tower is not None
         return qwen_config(self.base_kind, self.language_model, self.vision_tower, ids)
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LanguageTarget:
+        assert self.family is not None
+        kind = self.family.target
+        return kind(model, num_token_ids=num_token_ids, resume=self.resume, prefill_chunk=self.prefill_chunk)
 
 
 class QwenTargetConfig(QwenSection):
@@ -105,42 +129,3 @@ class QwenTargetConfig(QwenSection):
 
     # Qwen2-VL, Qwen2.5-VL or Qwen3-VL, whose mixture of experts is its kind, too.
     kind: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> QwenTarget:
-        return QwenTarget(model, num_token_ids=num_token_ids, resume=self.resume, prefill_chunk=self.prefill_chunk)
-
-
-class QwenTarget(LanguageTarget):
-    """Pictures that its tower reads whole, positions in three coordinates.
-
-    Args:
-        num_token_ids: ids from here on have no token (151,665 of Qwen2.5-VL's 152,064 rows).
-        resume: where text goes on after a clip.
-        prefill_chunk: places of a prompt that are run at once; None: all.
-    """
-
-    decoder: QwenDecoder
-    decoder_class: ClassVar[type[QwenDecoder]] = QwenDecoder
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        num_token_ids: int,
-        resume: Resume = "max_plus_one",
-        prefill_chunk: int | None = None,
-    ):
-        decoder = self.decoder_class(model, num_token_ids=num_token_ids, resume=resume)
-        super().__init__(decoder, prefill_chunk=prefill_chunk)
-
-    def view(self, request: Request) -> Request:
-        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
-        if any(picture.whole is None for picture in request.pictures) or (
-            request.pixels is not None and not request.pictures
-        ):
-            raise UserError(
-                "the target reads pictures whole, in patches, and these are cut into tiles",
-                where=request.name,
-                hint="use the processor of a Qwen-VL for this target's requests",
-            )
-        return request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -13,17 +13,25 @@ from ....core.states import Taps
 from ...decoding.decoder import DecoderStates, PromptRows
 from ...packed_row import PackedRow
 from ..family import Family
+from ..qwen.model import QwenTraining
 from ..qwen.section import QWEN3, QwenPictures, QwenSection, QwenTarget
-from ..qwen.training import QwenTraining
 from .decoder import HybridDecoder
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+
+class Qwen35Target(QwenTarget):
+    """A Qwen-VL of whose layers some recur."""
+
+    decoder_class = HybridDecoder
+
+    def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
+        # In one row with others a sample would begin with their recurrent states.
+        return super()._run(prompts, None, taps)
+
 
 # model_type -> record; the mixture of experts is of the dense model's kind.
 FAMILIES = {
     name: Family(
-        "qwen3_5", model, QwenTraining, HybridDecoder, QwenPictures(),
+        "qwen3_5", model, QwenTraining, Qwen35Target, QwenPictures(),
         texts={f"{name}_text": replace(QWEN3, ships_mtp=True)}, unread=("vllm", "sglang"), is_compared=True,
         is_misplaced_in_v1=True,
     )
@@ -47,16 +55,3 @@ class Qwen35TargetConfig(QwenSection):
             problem = "recurrent layers read weights beside their modules, which are not fetched from the host"
             raise Refused("offload", problem, "leave the key out: use more GPUs, or a smaller target")
         return self
-
-    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Qwen35Target:
-        return Qwen35Target(model, num_token_ids=num_token_ids, resume=self.resume, prefill_chunk=self.prefill_chunk)
-
-
-class Qwen35Target(QwenTarget):
-    """A Qwen-VL of whose layers some recur."""
-
-    decoder_class = HybridDecoder
-
-    def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
-        # In one row with others a sample would begin with their recurrent states.
-        return super()._run(prompts, None, taps)

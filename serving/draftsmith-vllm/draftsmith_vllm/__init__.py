@@ -16,8 +16,8 @@ CLASSES = {
     "EagleDraftsmithLvlm": "draftsmith_vllm.lvlm:Lvlm",
     "EagleDraftsmithWindow": "draftsmith_vllm.windowed:TextWindow",
     "EagleDraftsmithVispec": "draftsmith_vllm.windowed:Vispec",
-    "DraftsmithLvlmMForCausalLM": "draftsmith_vllm.standalone:SeeingDraft",
-    "DraftsmithLvlmTForCausalLM": "draftsmith_vllm.standalone:TextDraft",
+    "DraftsmithLvlmMForCausalLM": "draftsmith_vllm.lvlm:SeeingDraft",
+    "DraftsmithLvlmTForCausalLM": "draftsmith_vllm.lvlm:TextDraft",
 }
 REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"  # 0: vLLM stays as it is
 

@@ -1,6 +1,12 @@
-"""The section `draftsmith` of an exported folder's `config.json`. Reading it needs neither vLLM nor torch."""
+"""The section `draftsmith` of an exported folder's `config.json`. Reading it needs neither vLLM nor torch.
 
-from dataclasses import dataclass, field
+fc_bias: whether a head's fc has a bias. input_norm: whether its layer norms its input. language_model: of lvlm, the
+draft's own Llama config; the keys around the section hold the target's width, as the engine's buffer of states has.
+projector_input: tower, or projected (the target's features). newline_id: stands for each picture. num_queries: vectors
+of a picture. num_held: how many of these stand in inputs; the last one joins the states.
+"""
+
+from types import SimpleNamespace
 from typing import Any
 
 FORMAT = 1  # of the section; another one is of another version of draftsmith
@@ -20,42 +26,11 @@ class WrongSection(ValueError):
     """The section is missing, or not what this version reads."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """What a class must know beside the config's usual keys.
-
-    Args:
-        drafter: a key of `KEYS`.
-        fc_bias: of heads: whether fc has a bias.
-        input_norm: of middle, window and vispec: whether the layer norms its input.
-        language_model: of lvlm: the draft's own Llama config; the keys around the section hold the target's width, as
-            the engine's buffer of states has.
-        projector_input: of lvlm-m: tower, or projected (the target's features).
-        newline_id: of lvlm-t: stands for each picture.
-        num_queries: of vispec: vectors of a picture.
-        num_held: of vispec: how many of these stand in inputs; the last one joins the states.
+def read(config: Any, drafter: str) -> SimpleNamespace:
+    """The section of a model config; `input_norm` is False where a drafter has no such key. `drafter`: that the class
+    at hand serves. Raises `WrongSection`: it is missing, of another drafter, or of another format.
     """
-
-    drafter: str
-    fc_bias: bool = False
-    language_model: dict[str, Any] = field(default_factory=dict)
-    projector_input: str = "tower"
-    newline_id: int = 0
-    input_norm: bool = False
-    num_queries: int = 0
-    num_held: int = 0
-
-
-def read(config: Any, drafter: str) -> Section:
-    """The section of a model config.
-
-    Args:
-        drafter: that the class at hand serves.
-
-    Raises:
-        WrongSection: it is missing, of another drafter, or of another format.
-    """
-    written = _written(config)
+    written, wanted = _written(config), KEYS[drafter]
     cure = "export the drafter anew: draftsmith export FOLDER OUT --to vllm"
     if not isinstance(written, dict):
         raise WrongSection(f"config.json has no section draftsmith; {cure}")
@@ -66,13 +41,12 @@ def read(config: Any, drafter: str) -> Section:
         )
     if written.get("drafter") != drafter:
         raise WrongSection(f"config.json, draftsmith.drafter is {written.get('drafter')!r}, not {drafter!r}; {cure}")
-    wanted = KEYS[drafter]
     if unknown := sorted(set(written) - {"format", "drafter", *wanted}):
         raise WrongSection(f"config.json, draftsmith.{unknown[0]}: no such key; {cure}")
     for name, kind in wanted.items():
         if not isinstance(written.get(name), kind):
             raise WrongSection(f"config.json, draftsmith.{name} is missing; {cure}")
-    return Section(drafter, **{name: written[name] for name in wanted})
+    return SimpleNamespace(**{"input_norm": False} | {name: written[name] for name in wanted})
 
 
 def reads_tower(config: Any) -> bool:

@@ -97,10 +97,8 @@ def kept(start: int, count: int, runs: list[tuple[int, int]], window: Window) ->
 
 
 def narrow(proposer, given, window: Window) -> dict:
-    """Arguments of `propose` without the inputs of pictures; those that stay as they are, are left out.
-
-    Args:
-        given: the arguments by name.
+    """Arguments of `propose` without the inputs of pictures; those that stay as they are, are left out. `given`: the
+    arguments by name.
     """
     import numpy as np
     import torch

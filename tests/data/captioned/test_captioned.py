@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftsmith.data.captioned import Captioned, CaptionedSource, Refused, center_crop, decode_image, num_items, read
+from draftsmith.data.captioned.items import Captioned, Refused, center_crop, decode_image
+from draftsmith.data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
 from draftsmith.data.records import tars
 from fails import fails_with
 from PIL import Image
@@ -300,12 +301,12 @@ def test_missing_and_broken_files_are_told_at_once(tmp_path):
     (tmp_path / "bad.json").write_text('{"images": [], "annotations": [{"id": 1, "image_id": 2, "caption": "x"}]}')
     for settings, problem in [
         ({"kind": "folder", "folder": "nowhere"}, "folder not found"),
+        ({"kind": "folder", "folder": str(tmp_path)}, "no pictures .jpg, jpeg"),
         ({"kind": "classes", "folder": str(tmp_path)}, "no class folders"),
         ({"kind": "coco", "annotations": "nowhere.json"}, "file not found"),
         ({"kind": "coco", "annotations": str(tmp_path / "bad.json")}, "not MS-COCO captions"),
     ]:
         fails_with(problem, read, source(**settings))
-    fails_with(r"no pictures .jpg, jpeg", list, read(source(kind="folder", folder=str(tmp_path))))
 
 
 def item(data: bytes) -> Captioned:
@@ -367,3 +368,15 @@ def test_memory_does_not_grow_with_the_number_of_items(tmp_path):
         peaks.append(peak(lambda given=given, start=count: sum(1 for _ in read(given, start))))
         assert next(read(given, count)).caption == "line 0"
     assert peaks[1] < peaks[0] + 10_000, peaks
+
+
+def test_of_equal_pictures_the_first_one_stays(tmp_path):
+    """Every third picture is a copy; two that cannot be used are no copies of each other."""
+    images = [b"picture %d" % (n // 6 if n % 3 == 0 else n) for n in range(50)]
+    items = [Captioned(n, str(n), image, "", None, "") for n, image in enumerate(images)]
+    items += [Refused(n, str(n), "no caption", "", "") for n in (50, 51)]
+    for shard in range(6):
+        write_digests(items[shard * 9 : shard * 9 + 9], tmp_path / "d" / str(shard))
+    first: dict[bytes, int] = {}
+    copies = {n: first[image] for n, image in enumerate(images) if first.setdefault(image, n) != n}
+    assert repeated([tmp_path / "d" / str(shard) for shard in range(6)]) == copies and len(copies) > 9

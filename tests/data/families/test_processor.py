@@ -70,7 +70,7 @@ def test_own_image_processor_from_a_tower_s_files(tmp_path):
             own_processor.tokenizer_hash) == (16, "llava_onevision", made.tokenizer_hash)  # fmt: skip
     assert pixels([picture((9, 30))], own_processor, "square").shape == (1, 3, 16, 16), "SigLIP squeezes"
     assert list(own_processor.image_processor.image_std) == [0.25] * 3
-    with pytest.raises(UserError, match="cannot load image processor"):
+    with pytest.raises(UserError, match=r"cannot read processor_config\.json of"):
         with_own_image_processor(
             made, str(tmp_path / "none"), image_size=16, patch_size=8, family="llava", revision=None
         )

@@ -16,7 +16,7 @@ from draftsmith.data.pictures import picture_files
 from draftsmith.data.pictures.media_files import BadMedia, Embedded
 from draftsmith.data.pictures.picture_files import FORMATS, image_size, load_image
 from draftsmith.data.processor_files import with_own_image_processor
-from draftsmith.eval.quality.metric_pictures import crop_bicubic
+from draftsmith.eval.quality.extractors import crop_bicubic
 from fails import fails_with, raising
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data.records import chat_logs, log_lines, logged_pictures
+from draftsmith.data.records import chat_logs, logged_pictures
 from draftsmith.data.records.chat_logs import convert
 from draftsmith.data.records.mixture import Selection
 from fails import fails_with
@@ -251,7 +251,6 @@ def test_packed_and_marked_files_are_read(tmp_path, data):
 def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
     for device in ("/dev/zero", tmp_path):
         fails_with(r"no regular file|a folder", convert, Path(device), tmp_path / "out")
-    monkeypatch.setattr(log_lines, "MOST_BYTES", 4096)
     monkeypatch.setattr(chat_logs, "MOST_BYTES", 4096)
     endless = b'{"messages": "' + b"x" * (3 << 20)
     (tmp_path / "log.jsonl").write_bytes(ONE + b"\n" + endless + b"\n" + ONE + b"\n" + endless)

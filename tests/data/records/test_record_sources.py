@@ -17,7 +17,6 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.loader import Loader
 from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.records import tar_records
 from draftsmith.data.records.mixture import are_present, identities
 from draftsmith.data.records.records import file_identity
 from draftsmith.data.records.table_records import Columns, TableRecords
@@ -157,18 +156,6 @@ def test_fingerprints_follow_content(forms, opened, media):
     assert [opened(name).record(20)["conversations"][1]["value"] for name in names] == ["It is another."] * 3
     absent = [TableRecords(kind="datasets", path="owner/none"), TarRecords(kind="webdataset", path="none-{0..3}.tar")]
     assert not any(are_present([name]) for name in absent) and identities(absent)[1] == "absent"
-
-
-def test_shards_indexed_in_parallel_equal_those_in_order(forms, opened, monkeypatch):
-    slow = opened(forms["tar"]).records[0]
-    monkeypatch.setattr(tar_records, "num_processes", lambda: 2)
-    monkeypatch.setattr(tar_records, "SMALL_BYTES", 0)
-    used = []
-    by_processes = tar_records.by_processes
-    monkeypatch.setattr(tar_records, "by_processes", lambda *a: used.append(by_processes(*a)) or used[-1])
-    fast = opened(forms["tar"], run="fast").records[0]
-    assert len(used[0]) == 3
-    assert all(np.array_equal(slow.columns[name], fast.columns[name]) for name in slow.columns)
 
 
 @pytest.mark.parametrize("form", ["arrow", "tar"])

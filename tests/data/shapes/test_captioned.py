@@ -11,17 +11,19 @@ import pytest
 import webdataset
 from draftsmith.data.shapes.captioned import (
     COLORS,
+    KINDS,
     PLACES,
     SHAPES,
     Figure,
+    Textures,
     caption_of,
     draw_figures,
+    draw_ground,
     figures_of,
     places_of,
     sample_figures,
     write_captioned,
 )
-from draftsmith.data.shapes.textures import KINDS, Textures, draw_ground
 from fails import fails_with, raising
 from PIL import Image
 

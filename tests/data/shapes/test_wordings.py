@@ -11,7 +11,7 @@ import pytest
 from draftsmith.data.shapes.scenarios import FACTS, KINDS, NAMES, NUMBERS, TRAITS, Scenario
 from draftsmith.data.shapes.scene import COLORS, COLUMNS, ROWS, SHAPES, drawn_by
 from draftsmith.data.shapes.write import sample, write_dataset
-from draftsmith.trainers.evaluate.binding import key_word
+from draftsmith.trainers.evaluate.text import key_word
 from draftsmith.trainers.stages.generate import GenerateStage
 from pydantic import ValidationError
 

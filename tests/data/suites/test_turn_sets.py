@@ -6,9 +6,9 @@ import datasets
 import pytest
 from draftsmith.data.records.record import check_record
 from draftsmith.data.suites.benchmark_hub import chosen, fetch_benchmarks, read_published
+from draftsmith.data.suites.benchmark_sets import TURN_SETS, turn_set
 from draftsmith.data.suites.suite import Suite
 from draftsmith.data.suites.turn_files import published_records
-from draftsmith.data.suites.turn_sets import TURN_SETS, turn_set
 from fails import fails_with
 from PIL import Image
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from draftsmith.core.batch import TEXT as WORDS
 from draftsmith.core.batch import Request
-from draftsmith.eval.engines import engine_prompts
+from draftsmith.eval.engines import ours
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
-from draftsmith.eval.engines.engine_prompts import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked
-from draftsmith.eval.engines.ours import Drafted
+from draftsmith.eval.engines.ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked, Drafted
 
 GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, first=100, accepted=(70, 70))
 V1 = Engine("0.32.0", "cpu", "V1")
@@ -91,4 +90,4 @@ def test_what_only_batches_or_pieces_show(cells, kind, words):
 )
 def test_requests_of_a_check_have_a_template_whatever_ends_the_tokenizers_texts(end, template):
     processor = SimpleNamespace(tokenizer=SimpleNamespace(eos_token=end), picture_family=SimpleNamespace(template=None))
-    assert engine_prompts._format(processor).template == template
+    assert ours._format(processor).template == template

@@ -13,7 +13,7 @@ from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
 from draftsmith.models.drafters.manifest import MANIFEST
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.formats.plugin import PATCHES
 from served_heads import save_draft, save_drawn, save_itself
 

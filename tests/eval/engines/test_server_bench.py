@@ -10,8 +10,7 @@ import pytest
 from chat_server_in_place import PASS_S, Server, passes, words
 from draftsmith.core.errors import UserError
 from draftsmith.data.records.logged_pictures import Conversation
-from draftsmith.eval.engines.chat_server import ChatServer
-from draftsmith.eval.engines.server_bench import ServerBench
+from draftsmith.eval.engines.server_bench import ChatServer, ServerBench
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.recipes.commands.cli import main
 from PIL import Image

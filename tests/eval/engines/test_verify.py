@@ -9,7 +9,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.recipes.commands.cli import main

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import engine_check as verify
-from draftsmith.eval.engines.engine_prompts import make_requests
-from draftsmith.eval.engines.ours import Exported
+from draftsmith.eval.engines.ours import Exported, make_requests
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
-from draftsmith.models.formats import export, export_drafter, export_target
+from draftsmith.models.formats import export
+from draftsmith.models.formats.export import export_drafter
+from draftsmith.models.formats.target import export_target
 from engine_targets import TARGETS
 from served_heads import save_drawn
 from served_pair import build

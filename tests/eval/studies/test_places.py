@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from draftsmith.data.shapes.captioned import Figure, draw_figures
-from draftsmith.data.shapes.textures import Textures
+from draftsmith.data.shapes.captioned import Figure, Textures, draw_figures
 from draftsmith.eval.studies.drawn_tables import by_place, contrasts, kinds_of, mixed, mixed_table, places_table
 from draftsmith.eval.summary import summarize
 

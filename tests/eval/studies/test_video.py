@@ -25,6 +25,12 @@ def request(method, name="r0", *, calls=100, emitted=388, plain=28.4, decode=10.
     return a_row(**(values | more))
 
 
+def table_of(title, rows, *names, **infos):
+    """The table of this title among those of some rows, of methods named or described."""
+    methods = infos or {name: MethodInfo() for name in names}
+    return next(table for table in video.tables(rows, methods) if table.title == title)
+
+
 # Sparrow, table 2: tau, ESR and DSR of each set and on average.
 TABLE_2 = {
     "SpecVLM": [4.15, 1.25, 1.47, 4.20, 1.26, 1.43, 4.04, 1.23, 1.39, 3.91, 1.21, 1.34, 4.07, 1.24, 1.41],
@@ -48,7 +54,7 @@ def table_2_rows():
 
 
 def test_sparrows_table_2_with_its_averages_and_marks():
-    table = video.sparrow_sets(table_2_rows(), list(TABLE_2))
+    table = table_of("Sets of videos", table_2_rows(), *TABLE_2)
     assert table.column("method") == list(TABLE_2) and table.source == "Sparrow, tables 2 and 3"
     for row in table.rows:
         assert row[1:] == pytest.approx(TABLE_2[row[0]], abs=0.0051)
@@ -82,7 +88,7 @@ def test_sparrows_breakdown():
         visual = 4509 if budget == "4.5k" else 25_089
         rows.append(request("MSD", calls=round(10 * calls), emitted=round(10 * tokens), decode=10 * decode,
                             prefill=10 * prefill, budget=budget, visual_tokens=visual))  # fmt: skip
-    table = video.breakdown([*rows[::-1], request("Sparrow")], "MSD")
+    table = table_of("Breakdown: MSD", [*rows[::-1], request("Sparrow")], "MSD", "Sparrow")
     assert [column.name for column in table.columns] == ["per request", "4.5k", "25k"], "by length, whatever came first"
     values = {row[0]: row[1:] for row in table.rows}
     assert values["tau"] == pytest.approx((3.07, 2.69), abs=0.01)  # 455.10 / 168.69 is 2.698
@@ -103,7 +109,7 @@ def test_the_ablation_has_a_column_for_each_part():
             ("VideoDetailCaption", "0.5k", 500, 395),
         )
     ]
-    table = video.ablation(rows, parts)
+    table = table_of("Ablation", rows, **{name: MethodInfo(parts=of) for name, of in parts.items()})
     assert [c.heading for c in table.columns] == [
         "method", "MTP", "VATA", "VideoDetailCaption 0.5k tau", "VideoDetailCaption 25k tau", "MME 0.5k tau",
     ]  # fmt: skip
@@ -112,7 +118,7 @@ def test_the_ablation_has_a_column_for_each_part():
 
 def test_by_length_goes_by_what_the_clips_had():
     rows = [request("MSD", budget=b, visual_tokens=n) for b, n in (("25k", 900), ("0.5k", 500), ("1.5k", 1500))]
-    table = video.by_length(rows, ["MSD"])
+    table = table_of("By visual tokens", rows, "MSD")
     assert [column.group for column in table.columns[1::2]] == ["0.5k", "25k", "1.5k"]
     assert "1 of 3 requests have fewer visual tokens than asked for" in "\n".join(markdown(table))
 
@@ -123,7 +129,7 @@ def test_sages_tables_count_no_bonus_token_and_say_so():
         for method, calls, decode in (("SpecVLM", 75, 10.0), ("SAGE", 50, 8.0))
         for name in ("r0", "r1")
     ]
-    table = video.sage_sets(rows, ["SpecVLM", "SAGE"])
+    table = table_of("Sets, as SAGE counts", rows, SpecVLM=MethodInfo(), SAGE=MethodInfo(adaptive=True))
     assert table.rows[0] == (PLAIN, None, pytest.approx(300 / 20.0), None)
     assert table.rows[1][1:] == pytest.approx((3.0, 30.0, 2.0))
     assert table.rows[2][1:] == pytest.approx((5.0, 37.5, 2.5))
@@ -140,15 +146,16 @@ def test_lengths_of_answers_are_compared_on_the_same_requests():
         for length in (2048, 512, 1024)
         for name, stop in (("r0", "length"), ("r1", "eos" if length > 512 else "length"))
     ]
-    table = video.by_generated(rows, ["SAGE"])
+    table = table_of("By generated tokens", rows, "SAGE")
     assert [column.group for column in table.columns[1::3]] == ["512", "1024", "2048"]
     assert table.rows[0][1:3] == pytest.approx((511 / 128, 511 / 128 - 1)), "ours, and without the bonus token"
     assert any("Answers to 1 of 2 requests ended earlier and are left out" in told for told in table.footnotes)
 
 
 def test_pictures_have_tokens_per_second_end_to_end():
-    rows = [request(m, benchmark="MME", emitted=399, decode=5.0, prefill=5.0) for m in ("Sparrow - VATA", "Sparrow")]
-    table = video.image_sets(rows, ["Sparrow - VATA", "Sparrow"])
+    names = ("Sparrow - VATA", "Sparrow")
+    rows = [request(m, benchmark="MME", medium="image", emitted=399, decode=5.0, prefill=5.0) for m in names]
+    table = table_of("Sets of pictures", [*rows, request("Sparrow")], *names)
     assert table.rows[0][0] == "Sparrow - VATA" and table.rows[0][1:4] == pytest.approx((3.99, 40.0, 33.4 / 10.0))
 
 
@@ -156,6 +163,7 @@ def test_time_by_operation_adds_up():
     parts = {"target_prefill": 2.0, "draft_prefill": 0.15, "token_pruning": 0.03, "captioning": 0.02,
              "verification": 4.0, "drafting": 3.0, "tree_update": 0.5, "others": 0.3}  # fmt: skip
     rows = [request("SAGE", name, parts_s=parts) for name in ("r0", "r1")]
-    (row,) = video.time_shares(rows, ["MSD", "SAGE"]).rows
+    table = table_of("Time by operation", rows, "MSD", "SAGE")
+    (row,) = table.rows
     assert row[1:] == pytest.approx((0.2, 0.4, 0.015, 0.3, 0.003, 0.002, 0.05, 0.03, 1.0))
-    assert "| SAGE | 20.00% |" in "\n".join(markdown(video.time_shares(rows, ["SAGE"])))
+    assert "| SAGE | 20.00% |" in "\n".join(markdown(table))

@@ -15,7 +15,7 @@ from draftsmith.eval.policies import Chain
 from draftsmith.eval.studies import visual_tokens as analysis
 from draftsmith.eval.studies.visual_tokens import Question, attention_shares, importance, kinds_of, retention
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.decoding.removal import unseen_from
+from draftsmith.models.decoding.tapped import unseen_from
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal

@@ -7,7 +7,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, preset
 from draftsmith.models.drafters.weights import FixedWeights
-from draftsmith.trainers.evaluate.recorded_weights import trace_weights
+from draftsmith.trainers.evaluate.probes import trace_weights
 from test_ensemble import TREE, ensemble
 from tiny import llava, near, request, target
 

@@ -141,7 +141,7 @@ def test_a_long_prompt_is_read_in_pieces(big, monkeypatch):
     config, head = draft(big, vata=True)
     asked = ask(3, 2)
     whole = generate(big, config.drafter(head, big), asked, greedy(Chain(4), 20))
-    monkeypatch.setattr("draftsmith.models.drafters.dflash.PIECE", 3)
+    monkeypatch.setattr("draftsmith.models.drafters.dflash_proposal.PIECE", 3)
     pieces = generate(big, config.drafter(head, big), asked, greedy(Chain(4), 20))
     assert [c.num_accepted for c in pieces.cycles] == [c.num_accepted for c in whole.cycles]
     assert pieces.tokens == whole.tokens

@@ -15,17 +15,15 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
-from draftsmith.models.drafters.dflash_images import above_next
-from draftsmith.models.drafters.dflash_training import draw_blocks
+from draftsmith.models.drafters.dflash_training import above_next, draw_blocks
 from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.drafters.outside import load_start
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.expressible import check_expressible
-from draftsmith.models.formats.heads import import_head
+from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.formats.start import load_published
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of

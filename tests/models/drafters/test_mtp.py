@@ -9,6 +9,7 @@ import tiny_qwen
 import torch
 from decodings import greedy
 from draftsmith.core.errors import Refused, UserError
+from draftsmith.core.pretrained import Checkpoint
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
@@ -16,8 +17,7 @@ from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.mtp import PREFIX, MtpConfig
-from draftsmith.models.formats import export_drafter
-from draftsmith.models.hub import tensors_under
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.config.load import load
 from exact import chances, check_drawn
@@ -171,9 +171,7 @@ def test_a_trained_head_goes_back_into_the_folder(tmp_path, shards, had):
     place = shipped(tmp_path / "target", loud(1) if had else None, shards=shards)
     new = loud(2)
     export = export_drafter(trained(tmp_path / "stage", new, place), tmp_path / "out", "vllm")
-    read = {
-        PREFIX + name: value for name, value in tensors_under(PREFIX, str(tmp_path / "out"), "", key="drafter").items()
-    }
+    read = {PREFIX + name: value for name, value in Checkpoint(tmp_path / "out").under(PREFIX).items()}
     assert {PREFIX + name for name in new.state_dict()} == set(read)
     assert same_weights(new, CONFIG.load(None, TARGET, identity=identity(tmp_path / "out")))
     # The target is as it was, for transformers and in each file.

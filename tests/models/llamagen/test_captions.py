@@ -135,7 +135,7 @@ def test_bfloat16_is_the_default(folder):
 
 def test_a_missing_encoder_is_a_user_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    with pytest.raises(UserError, match="text encoder"):
+    with pytest.raises(UserError, match="cannot load"):
         TextFeatures(tmp_path)
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models import folders
-from draftsmith.models.targets.llamagen import files, lantern_layout, published_files
+from draftsmith.models.targets.llamagen import files, published_files
 from draftsmith.models.targets.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.recipes.commands import convert as convert_command
 from draftsmith.recipes.commands.cli import main
 from safetensors.torch import load_file, save_file
 from tensors import same_weights as same
@@ -191,7 +190,7 @@ def test_lantern_names_mean_what_llama_means_by_them(config):
     class turns neighbours and needs no such thing.
     """
     model = llamagen(config)
-    state, values = lantern_layout.to_lantern(model.state_dict(), config)
+    state, values = files.to_lantern(model.state_dict(), config)
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
              "vocab_size", "rms_norm_eps", "hidden_act", "tie_word_embeddings")  # fmt: skip
     llama = LlamaForCausalLM(LlamaConfig(**{name: values[name] for name in names}, attn_implementation="eager")).eval()
@@ -213,8 +212,8 @@ def test_lantern_names_mean_what_llama_means_by_them(config):
 @pytest.mark.parametrize("config", [TEXT, CLASS], ids=["text", "class"])
 def test_lantern_and_back(config, tmp_path):
     model = llamagen(config)
-    state, values = lantern_layout.to_lantern(model.state_dict(), config)
-    back, again = lantern_layout.from_lantern(state), lantern_layout.lantern_config(values, where="")
+    state, values = files.to_lantern(model.state_dict(), config)
+    back, again = files.from_lantern(state, config), files.lantern_config(values, where="")
     slots = 120 if config is CLASS else config.caption_slots
     assert again == config.model_copy(update={"num_classes": values["num_classes"], "caption_slots": slots})
     assert same(back, model)
@@ -224,7 +223,7 @@ def test_lantern_and_back(config, tmp_path):
 
 
 def test_lantern_config_has_their_fields():
-    _, values = lantern_layout.to_lantern({}, published("XL", grid=32))
+    _, values = files.to_lantern({}, published("XL", grid=32))
     expected = {
         "model_type": "llama", "hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 36,
         "num_attention_heads": 20, "vocab_size": 16384, "rms_norm_eps": 1e-5, "block_size": 1024, "cls_token_num": 120,
@@ -232,9 +231,9 @@ def test_lantern_config_has_their_fields():
         "ffn_dropout_p": 0.1, "class_dropout_p": 0.1,
     }  # fmt: skip
     assert values.items() >= expected.items()
-    assert lantern_layout.is_lantern(values) and not lantern_layout.is_lantern({"model_type": "llama"})
+    assert files.is_lantern(values) and not files.is_lantern({"model_type": "llama"})
     # Fields that only transformers reads make no difference.
-    read = lantern_layout.lantern_config(values | {"transformers_version": "4.32.0", "bos_token_id": 1}, where="")
+    read = files.lantern_config(values | {"transformers_version": "4.32.0", "bos_token_id": 1}, where="")
     assert read.model_dump(exclude={"ffn_hidden"}) == published("XL", grid=32).model_dump(exclude={"ffn_hidden"})
     assert read.hidden == published("XL").hidden
 
@@ -250,7 +249,7 @@ def test_lantern_config_has_their_fields():
     ],
 )
 def test_damage_in_lantern_names(values, told, tmp_path):
-    state, config = lantern_layout.to_lantern(llamagen(TEXT).state_dict(), TEXT)
+    state, config = files.to_lantern(llamagen(TEXT).state_dict(), TEXT)
     folders.write_folder(tmp_path, config, state)
     edit_config(tmp_path, **values)
     with pytest.raises(UserError, match=told) as caught:
@@ -273,7 +272,7 @@ def test_official_files_are_read_wherever_the_weights_lie(wrap, tmp_path):
 
 
 def read_official(path: Path):
-    return published_files.weights_in(published_files.load_pickle(path), where=str(path))
+    return published_files.read_pickle(path)[0]
 
 
 @pytest.mark.parametrize(("content", "told"), [
@@ -299,7 +298,6 @@ def meta_state(config: LlamaGenConfig) -> dict[str, torch.Tensor]:
 def test_the_config_follows_from_the_shapes(size, condition):
     config = published(size, condition=condition, grid=24)
     assert published_files.infer_config(meta_state(config), grid=24) == config
-    assert published_files.infer_config(meta_state(config), grid=24, size=size) == config
 
 
 def test_shapes_beside_the_published_ones():
@@ -311,8 +309,6 @@ def test_shapes_beside_the_published_ones():
 
 @pytest.mark.parametrize(("state", "options", "told"), [
     (meta_state(TEXT), {}, "give --heads"),
-    (meta_state(published("B")), {"size": "XL"}, "36 layers of width 1280, the file 12 of width 768"),
-    (meta_state(published("B")), {"size": "xl"}, "no published size"),
     (meta_state(TEXT), {"num_heads": 3}, "multiple of 4"),
     ({"encoder.conv_in.weight": torch.ones(1)}, {}, "--vq"),
 ])  # fmt: skip
@@ -374,7 +370,7 @@ def test_an_official_file_through_all_layouts(tmp_path, capsys):
     assert files.load_llamagen(ours).config == CLASS.model_copy(update={"grid": 24})
     assert convert(ours, theirs, "--to", "lantern", "--dtype", "bfloat16") == 0
     assert "left out  nothing" in capsys.readouterr().out
-    assert lantern_layout.is_lantern(json.loads((theirs / "config.json").read_text()))
+    assert files.is_lantern(json.loads((theirs / "config.json").read_text()))
     assert convert(theirs, back) == 0
     expected = {name: value.bfloat16() for name, value in state.items()}
     assert same(load_file(back / "model.safetensors"), expected)
@@ -414,7 +410,3 @@ def test_options_that_would_not_be_honoured(arguments, told, tmp_path, capsys):
     assert convert(tmp_path / "a", tmp_path / "b", *arguments) == 2
     assert told in capsys.readouterr().err
     assert not [*tmp_path.glob("b/*")]
-
-
-def test_the_help_names_every_published_size():
-    assert tuple(SIZES) == convert_command.SIZES

@@ -48,18 +48,10 @@ def test_eager_and_sdpa_say_the_same_tokens(family, tmp_path):
     assert len({tuple(one) for one in said.values()}) == 1, said
 
 
-@pytest.mark.parametrize(("name", "problem"), [
-    ("flash_attention_2", "takes no mask of its own, and a tree's nodes would attend to each other: use sdpa"),
-    ("paged|flash_attention_3", "takes no mask of its own"),
-    ("kernels-community/flash-attn2", "takes no mask of its own"),
-    ("flex_attention", "takes no mask of its own"),
-    ("spda", "'spda' is not among auto, eager, sdpa"),
-])  # fmt: skip
-def test_what_cannot_verify_a_tree_is_refused_with_what_can(name, problem):
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize("name", ["flash_attention_2", "paged|flash_attention_3", "flex_attention", "spda"])
+def test_what_cannot_verify_a_tree_is_refused_with_what_can(name):
+    with pytest.raises(UserError, match=r"target.attn_implementation: input should be 'auto', 'eager' or 'sdpa'"):
         load(["recipe=llava15-68m", f"target.attn_implementation={name}"])
-    assert problem in str(error.value) and "auto, eager, sdpa" in str(error.value)
-    assert "target.attn_implementation" in str(error.value)
 
 
 def test_a_model_that_came_with_such_a_kernel_is_refused_before_it_decodes():

@@ -13,8 +13,8 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.hub import target_lm_head
-from draftsmith.models.parts import is_tied
+from draftsmith.models.hub import is_tied, read_config
+from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.table import training_of
@@ -55,7 +55,8 @@ def test_two_stored_tables_stay_apart_whatever_the_config_says(tmp_path):
     section = CausalTargetConfig(kind="causal_lm", path=str(tmp_path))
     trained = training_of(build_target(section, None), ("language_model",), gradient_checkpointing=False).model
     assert torch.equal(trained.lm_head.weight, head) and not is_tied(trained.config)
-    assert torch.equal(target_lm_head(str(tmp_path), where="", tied=True), head)
+    assert not is_tied(read_config(str(tmp_path), key="target")), "estimates count two tables, too"
+    assert torch.equal(stored_table("LM head", str(tmp_path), where="", tied=True), head)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -15,7 +15,7 @@ from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.core.states import Taps
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Dynamic, Product, Static
-from draftsmith.models.decoding.removal import unseen_from
+from draftsmith.models.decoding.tapped import unseen_from
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
@@ -255,7 +255,7 @@ CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_hea
     (UserError, lambda: check_kind(section(), "gemma4_unified", "google/gemma-4-12B-it"), "it has no tower"),
     (UserError, lambda: check_kind(section(), "gemma3", "google/gemma-3-4b-it"), "is of model_type 'gemma3'"),
     (UserError, lambda: build_target(section(vision_tower=CLIP), IDS),
-     "is of model_type gemma4_vision, and is a clip_vision_model"),
+     "is of model_type gemma4_vision, and this one is a clip_vision_model"),
     (ValueError, lambda: section(tensor_parallel_size=2), "never cut here"),
     (Refused, lambda: VllmEngine(kind="vllm").check(section(), states=False, aspect="square"),
      "expands the pictures of a gemma4"),

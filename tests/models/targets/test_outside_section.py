@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import pytest
 from draftsmith.core.errors import Refused, UserError
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.causal.section import CausalTraining
 from draftsmith.models.targets.family import Family, Pictures, Text
+from draftsmith.models.targets.language import LanguageTarget
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import check_kind
 from draftsmith.models.targets.section import TargetSection
@@ -17,10 +17,10 @@ from transformers import CLIPVisionConfig, GraniteConfig, LlamaConfig, LlavaConf
 
 TEXT = Text(norms_heads=True)
 GRANITE = Family(
-    "granite", "GraniteForCausalLM", CausalTraining, CachedDecoder, texts={"granite": TEXT},
+    "granite", "GraniteForCausalLM", CausalTraining, LanguageTarget, texts={"granite": TEXT},
     engines={"vllm": ("eagle3",)},
 )  # fmt: skip
-OWN_TOWER = Family("own", "LlavaForConditionalGeneration", CausalTraining, CachedDecoder, tower="own_tower")
+OWN_TOWER = Family("own", "LlavaForConditionalGeneration", CausalTraining, LanguageTarget, tower="own_tower")
 
 
 class Granite(TargetSection):
@@ -78,7 +78,7 @@ def test_pictures_of_a_new_family_are_compared_before_an_engine_gets_them():
 
         VllmEngine(kind="vllm").check(Seeing(path="a/b"), states=False, aspect="pad")
 
-    assert not Family("new", "NewModel", CausalTraining, CachedDecoder, Pictures()).is_compared
+    assert not Family("new", "NewModel", CausalTraining, LanguageTarget, Pictures()).is_compared
     with pytest.raises(Refused, match="nobody has compared here how vllm expands the pictures"):
         check(pictures=Pictures())
     check(pictures=Pictures(), is_compared=True)

@@ -19,8 +19,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.causal.section import CausalTarget
-from draftsmith.models.targets.internvl.model import see_tiles
-from draftsmith.models.targets.internvl.section import InternVLTargetConfig
+from draftsmith.models.targets.internvl.section import InternVLTargetConfig, see_tiles
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import build_target, check_kind, load_target
 from draftsmith.models.targets.mistral.section import MistralTargetConfig

@@ -1,6 +1,6 @@
 """An evaluation in a serving engine: what it is asked, its rows and report, and how it ends.
 
-The engine is a script behind the same files (workers/timed_vllm_worker.py here); vLLM itself is in
+The engine is a script behind the same files (workers/timed_answers.py here); vLLM itself is in
 `test_evaluation_vllm.py`.
 """
 
@@ -15,7 +15,7 @@ from draftsmith.core.results import write_sums
 from draftsmith.eval.engines.served_results import disagreements
 from draftsmith.eval.measured_rows import KEY, PLAIN, Row, read_rows
 from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.evaluate import engine_run
 from draftsmith.trainers.evaluate.engine_measuring import cycles
@@ -163,7 +163,7 @@ def test_turns_of_conversations_follow_plain_vllms_answers(made, tmp_path):
 
 
 def fault(folder, **what):
-    """What goes wrong with the engines of a run (see workers/timed_vllm_worker.py)."""
+    """What goes wrong with the engines of a run (see workers/timed_answers.py)."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fault.json").write_text(json.dumps(what))
 

@@ -24,9 +24,9 @@ from draftsmith.recipes.config.launch import run_recipe
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import engine_section, served
-from draftsmith.trainers.serve.engine_pictures import shown
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from draftsmith.trainers.serve.engines import EngineSection
+from draftsmith.trainers.serve.served import shown
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from engines_in_place import in_place

@@ -8,7 +8,7 @@ import pytest
 from draftsmith.eval.engines.program import PYTHON
 from draftsmith.eval.measured_rows import PLAIN, read_rows
 from draftsmith.eval.summary import tau_of
-from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.export import export_drafter
 from PIL import Image
 from served_heads import save_draft, save_drawn
 from served_pair import TEXTS, build

@@ -50,7 +50,7 @@ def engine(tmp_path, monkeypatch):
     def make(text, **settings):
         (tmp_path / "vllm_worker.py").write_text(HEAD + text)
         known = {"python": sys.executable, "stop": Stop(), "key": "stages.x.engine"}
-        return EngineProcess(tmp_path / "engine-0", "vllm", {}, None, **(known | settings))
+        return EngineProcess(tmp_path / "engine-0", {}, **(known | settings))
 
     return make
 
@@ -160,7 +160,7 @@ def test_a_full_disk_names_the_folder_and_the_key(engine, tmp_path):
         fails_with(r"No space left(.|\n)*stages.x.engine.scratch", running.submit, request(1), {})
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot be written(.|\n)*stages.x.engine.scratch"):
-        EngineProcess(tmp_path / "file" / "0", "vllm", {}, None, python="", stop=Stop(), key="stages.x.engine")
+        EngineProcess(tmp_path / "file" / "0", {}, python="", stop=Stop(), key="stages.x.engine")
 
 
 def test_two_runs_never_share_a_folder(engine, tmp_path):

@@ -1,16 +1,16 @@
 """The files between draftsmith and an engine, as the engine's program sees them. Imports nothing of ours.
 
-FOLDER/engine.json: `settings` (arguments of the engine) and `layers` (null, or the layers whose hidden states are
-wanted: k is what enters layer k, and the number of layers is what leaves the last one, before the final norm).
+FOLDER/engine.json: `settings` (arguments of the engine), `layers` (null, or the layers whose hidden states are wanted:
+k is what enters layer k, and the number of layers is what leaves the last one, before the final norm) and `timed`.
 FOLDER/ready appears once the engine is loaded.
 FOLDER/jobs/NAME.json: `requests`, each with `ids` (one placeholder for a picture), `pictures` (names of tensors
 [H,W,3] uint8 in NAME.safetensors beside it) and `sampling`; of timed jobs `together`, how many of its requests may run
 at once. Jobs are begun in the order of their names.
-FOLDER/done/NAME.json appears whole: `answers`, each with `prompt_tokens` as the engine counts them, `tokens`, `stop`
-(eos, length, or what the engine calls another reason, which is refused) and, where layers are wanted, `states`, the
-name of NAME-NUMBER.safetensors beside it, with `hidden_states` [T,layers,D] and `token_ids` [T]; of timed jobs
-`timing` (`Timing` in engine_answers.py). A program with long jobs touches FOLDER/alive in between. It ends when
-FOLDER/jobs/end appears.
+FOLDER/done/NAME.json appears whole: `answers`, each with `prompt_tokens` as the engine counts them, `tokens` and `stop`
+(eos, length, or what the engine calls another reason, which is refused); of timed jobs `timing` (`Timing` in
+engine_answers.py). Where layers are wanted, NAME-NUMBER.safetensors lies beside it for each answer, with
+`hidden_states` [T,layers,D] and `token_ids` [T]. A program with long jobs touches FOLDER/alive in between. It ends
+when FOLDER/jobs/end appears.
 """
 
 import json
@@ -23,11 +23,6 @@ _LOOK_S = 0.005  # between two looks for a job
 def asked(folder):
     """What engine.json says."""
     return json.loads((folder / "engine.json").read_text())
-
-
-def reason(finished):
-    """How an answer stopped, of what an engine says of it."""
-    return {"stop": "eos"}.get(finished, str(finished))
 
 
 class InTurn:
@@ -49,11 +44,8 @@ class InTurn:
 
 
 def serve(folder, engine):
-    """Do jobs until the end.
-
-    Args:
-        engine: `begin(name, requests, pictures of each request)` takes a job on; `step()` works on what was taken on,
-            and returns the answers of each job that is finished, by name.
+    """Do jobs until the end. `engine`: `begin(name, requests, pictures of each request)` takes a job on; `step()` works
+    on what was taken on, and returns the answers of each job that is finished, by name.
     """
     jobs, done, last, working = folder / "jobs", folder / "done", "", set()
     (folder / "ready").touch()

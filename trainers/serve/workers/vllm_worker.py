@@ -3,13 +3,15 @@
 import fcntl
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
-from draftsmith_jobs import asked, reason, serve
+from draftsmith_jobs import InTurn, asked, serve
 
-# Before vLLM is imported. Its engine has a process of its own: it writes states after `generate` has returned.
+# Before vLLM is imported. Its engine has a process of its own, as in a server: it writes states after `generate` has
+# returned.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -22,6 +24,7 @@ def open_engine(settings, layers, store):
 
     if layers is None:
         return LLM(**settings)
+    store.mkdir(exist_ok=True)
     connector = {
         "kv_connector": "ExampleHiddenStatesConnector",
         "kv_role": "kv_producer",
@@ -37,6 +40,17 @@ def open_engine(settings, layers, store):
     # Every place of a prompt is computed, in one piece: what comes from a cache of prefixes has no states.
     whole = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
     return LLM(speculative_config=speculative, kv_transfer_config=connector, **(settings | whole))
+
+
+def prompt_of(request, pictures):
+    return {"prompt_token_ids": request["ids"]} | ({"multi_modal_data": {"image": pictures}} if pictures else {})
+
+
+def line_of(output, tokens):
+    """A finished request as its job's file has it."""
+    stop = output.outputs[0].finish_reason
+    stop = "eos" if stop == "stop" else str(stop)
+    return {"prompt_tokens": len(output.prompt_token_ids), "tokens": [int(token) for token in tokens], "stop": stop}
 
 
 class Batches:
@@ -56,9 +70,7 @@ class Batches:
         """Hand a job to the engine."""
         from vllm import SamplingParams
 
-        prompts = [{"prompt_token_ids": request["ids"]} for request in requests]
-        for prompt, shown in zip(prompts, pictures, strict=True):
-            prompt |= {"multi_modal_data": {"image": shown}} if shown else {}
+        prompts = list(map(prompt_of, requests, pictures))
         sampling = [SamplingParams(**_sampling(request["sampling"])) for request in requests]
         ids = self.engine.enqueue(prompts, sampling, use_tqdm=False)
         # Inside, an id gets a random end after a dash, which outputs do not have.
@@ -73,24 +85,13 @@ class Batches:
                 continue
             name, number = self.places.pop(output.request_id)
             answers, count = self.open[name]
-            answers[number] = self._line(output, f"{name}-{number}.safetensors")
+            answers[number] = line_of(output, output.outputs[0].token_ids)
+            if self.layers is not None:
+                take(output.kv_transfer_params["hidden_states_path"], self.done / f"{name}-{number}.safetensors")
             if len(answers) == count:
                 del self.open[name]
                 finished[name] = [answers[number] for number in range(count)]
         return finished
-
-    def _line(self, output, states):
-        """A finished request as its job's file has it; `states` is the name of the file of its hidden states."""
-        answer = output.outputs[0]
-        line = {
-            "prompt_tokens": len(output.prompt_token_ids),
-            "tokens": [int(token) for token in answer.token_ids],
-            "stop": reason(answer.finish_reason),
-        }
-        if self.layers is not None:
-            line["states"] = states
-            take(output.kv_transfer_params["hidden_states_path"], self.done / states)
-        return line
 
 
 def _sampling(asked):
@@ -109,11 +110,74 @@ def take(path, destination):
     os.replace(path, destination)
 
 
+class Running:
+    """A request that the engine has."""
+
+    def __init__(self, number, began_s):
+        self.number, self.began_s, self.tokens, self.passes = number, began_s, [], []
+
+    def line(self, output, ended_s):
+        """The finished request with the engine's own metrics of it."""
+        times, drafts = output.metrics, output.outputs[0].spec_decode_metrics
+        timing = {
+            "began_s": self.began_s,
+            "ended_s": ended_s,
+            "first_s": times.first_token_latency,
+            "decode_s": times.last_token_ts - times.first_token_ts,
+            "passes": self.passes,
+            "drafted": [] if drafts is None else [int(count) for count in drafts.per_step_drafted],
+            "accepted": [] if drafts is None else [int(count) for count in drafts.per_step_accepted],
+        }
+        return line_of(output, self.tokens) | {"timing": timing}
+
+
+class Timed:
+    """Answers a job with metrics, so many requests at once: as one ends, the job's next one takes its place."""
+
+    def __init__(self, engine, alive):
+        self.core, self.alive, self.count = engine.llm_engine, alive, 0
+
+    def __call__(self, name, requests, pictures):
+        waiting = list(range(len(requests)))[::-1]
+        running: dict[str, Running] = {}
+        answers: dict[int, dict] = {}
+        start = time.monotonic()
+        while waiting or running:
+            while waiting and len(running) < requests[waiting[-1]]["together"]:
+                number = waiting.pop()
+                running[self.ask(requests[number], pictures[number])] = Running(number, time.monotonic() - start)
+            for output in self.core.step():
+                one = running[output.request_id]
+                if tokens := output.outputs[0].token_ids:
+                    one.tokens += tokens
+                    one.passes.append(len(tokens))
+                if output.finished:
+                    del running[output.request_id]
+                    answers[one.number] = one.line(output, time.monotonic() - start)
+                    self.alive.touch()
+        return [answers[number] for number in range(len(requests))]
+
+    def ask(self, request, pictures):
+        """Hand a request to the engine, and return its name there."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        # An output for each pass, with the tokens that it adds: what a pass emitted is in none of the metrics.
+        sampling = SamplingParams(**request["sampling"], output_kind=RequestOutputKind.DELTA)
+        self.count += 1
+        self.core.add_request(str(self.count), prompt_of(request, pictures), sampling)
+        return str(self.count)
+
+
 def main(folder):
     given = asked(folder)
-    (folder / "states").mkdir(exist_ok=True)
+    if given["timed"]:
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the V1 runner is the one that was tried
     engine = open_engine(given["settings"], given["layers"], folder / "states")
-    serve(folder, Batches(engine, folder, given["layers"]))
+    if given["timed"]:
+        serve(folder, InTurn(Timed(engine, folder / "alive")))
+    else:
+        serve(folder, Batches(engine, folder, given["layers"]))
 
 
 if __name__ == "__main__":

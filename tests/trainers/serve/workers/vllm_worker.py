@@ -23,6 +23,11 @@ def die():
 
 def main(folder):
     given, fault_file = asked(folder), folder.parent / "fault.json"
+    if given["timed"]:
+        import timed_answers
+
+        timed_answers.main(folder)
+        return
     fault = json.loads(fault_file.read_text()) if fault_file.is_file() else {}
     if fault.get("die") == -1:
         die()
@@ -47,10 +52,9 @@ def main(folder):
                 tokens = [fault["write"]] if "write" in fault else tokens
                 answers.append({"prompt_tokens": length, "tokens": tokens, "stop": stop})
             else:
-                kept = f"{name}-{number}.safetensors"
                 states = {"hidden_states": engine.states(ids, more, layers).contiguous(), "token_ids": ids[0]}
-                save_file(states, folder / "done" / kept)
-                answers.append({"prompt_tokens": length, "tokens": [0], "stop": "length", "states": kept})
+                save_file(states, folder / "done" / f"{name}-{number}.safetensors")
+                answers.append({"prompt_tokens": length, "tokens": [0], "stop": "length"})
         return answers
 
     serve(folder, InTurn(answer))

@@ -1,4 +1,4 @@
-"""In the place of the package's worker: the same files, with answers and metrics made of the prompt's ids alone.
+"""Timed jobs in the place of the package's worker: answers and metrics made of the prompt's ids alone.
 
 Plain passes take 10 ms of made-up time for each request at once. A drafter's passes take 11 ms and, by turns, draft
 nothing, accept none and accept all. Beside the stage's folder, asked.jsonl gets a line for each start and each job,
@@ -8,10 +8,7 @@ once, the first time, or with "always" each time; {"wrong": {...}} changes the m
 
 import json
 import os
-import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[4] / "trainers" / "serve" / "workers"))
 from draftsmith_jobs import InTurn, asked, serve
 
 
@@ -78,7 +75,3 @@ def main(folder):
         return answers
 
     serve(folder, InTurn(do))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
