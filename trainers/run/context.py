@@ -12,14 +12,17 @@ import torch
 from pydantic import Field, model_validator
 
 from ...core import ranks
-from ...core.errors import UserError
+from ...core.errors import UserError, first_line
+from ...core.files import read_json
 from ...core.heartbeat import BOUND_S
 from ...core.json_types import JsonObject
 from ...core.pretrained import Checkpoint
+from ...core.secrets import redact
 from ...core.section import Section
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
+from ...eval.run_reports import COLUMNS, cells, readable
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.hub import ModelSource, read_config, vision_half
@@ -29,6 +32,11 @@ from ...models.targets.parallel import check_ranks
 from ...models.targets.table import AnyTarget, language_section
 from .progress import StageLine
 from .stopping import Stop
+
+_AGAIN = "run the stage again (restart=STAGE)"
+# Of a stage's folder: what makes up the model, and what a reader of the report wants.
+RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.html", "*.json", "*.png")
+NOT_RESULT = ("done.json", "fingerprint.json", "score.json", "sample.txt")
 
 
 class EngineConfig(Section):
@@ -189,3 +197,37 @@ class Context:
     def device(self) -> torch.device:
         """This rank's GPU; the CPU where there is no CUDA."""
         return ranks.device()
+
+
+@contextmanager
+def tracked(context: Context) -> Iterator[Context]:
+    """A stage's context; afterwards trackers get what the stage has left."""
+    failed = True
+    try:
+        yield context
+        failed = False
+        if context.tracking.wandb is not None:
+            try:
+                _hand_on(context)
+            except Exception as error:  # the stage has its results: a tracker is not worth them
+                context.say(f"tracking failed, and the run continues without it: {redact(first_line(error))}")
+    finally:
+        for tracker in context.trackers:
+            tracker.finish(int(failed))
+
+
+def _hand_on(context: Context) -> None:
+    report = context.folder / "report.json"
+    if report.is_file():
+        tracker = context.tracker()
+        if rows := cells(read_json(report, JsonObject, hint=_AGAIN)):
+            tracker.table("report", COLUMNS, [readable(row) for row in rows])
+        tracker.pictures(sorted(context.folder.glob("*.png")))
+        tracker.artifact("report", _files(context.folder, REPORT, ("done.json", "fingerprint.json")), None)
+    elif (context.folder / "model.safetensors").is_file():
+        context.tracker().artifact("result", _files(context.folder, RESULT, NOT_RESULT), None)
+
+
+def _files(folder: Path, patterns: tuple[str, ...], without: tuple[str, ...]) -> list[Path]:
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in paths if path.name not in without)

@@ -44,11 +44,6 @@ def settled(context: Context, planned: Planned) -> Context:
     )
 
 
-def settled_stage(context: Context, planned: Planned) -> Any:
-    """The stage's section with the types of a settled context: of its methods' drafters, its captioner, its target."""
-    return with_types(planned.stage, f"stages.{planned.name}", context.resolved)
-
-
 def _recorded(context: Context, planned: Planned) -> dict[str, str]:
     resolved, path = _resolutions(context, planned), context.folder / BEGUN
     mark = read_mark(path)

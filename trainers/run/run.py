@@ -15,7 +15,7 @@ from ...core.errors import UserError
 from ...core.files import full_disk_is_told, sweep
 from ...core.placement import num_gpus
 from ...core.results import BEGUN, DONE, read_mark
-from .context import Context
+from .context import Context, tracked
 from .matching import (
     FINGERPRINTS,
     begun,
@@ -30,12 +30,11 @@ from .matching import (
     write_begun,
     write_done,
 )
-from .precision import record_ends, settled_stage
+from .precision import record_ends, with_types
 from .progress import StageLine
 from .restart import built_on, command_identity, free_name, set_aside
 from .stage import Planned
 from .stopping import Stop
-from .tracked import tracked
 
 # Folders beside the stages' that stages write to: kept pictures, published sets.
 SHARED = (".pictures", ".*suite-*")
@@ -110,7 +109,8 @@ def _run_stage(
     made = make_context(planned, folder, makers, stop, line)
     with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
         ranks.on_main(record_ends, context, planned)
-        settled_stage(context, planned).run(context)
+        # Its section with the types of the settled context: of its methods' drafters, its captioner, its target.
+        with_types(planned.stage, f"stages.{planned.name}", context.resolved).run(context)
         gpus = num_gpus(planned.own_target or context.target)
     ranks.barrier()
     ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)

@@ -16,6 +16,7 @@ from torch import nn
 from ...core import ranks
 from ...core.errors import Refused
 from ...core.fields import Place, Revision, Seed
+from ...core.files import read_text
 from ...core.section import Section
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
 from ...data.order import Order
@@ -23,7 +24,6 @@ from ...models.drafters import AnyDrafter
 from ..run.context import Context
 from ..run.progress import STEP
 from ..run.stage import Stage
-from ..run.tracked import track_sample
 from .checkpoint import FOLDER, CheckpointConfig
 from .engine import Engine
 from .loop import Training, train
@@ -186,7 +186,9 @@ def fit(stage: TrainSettings, context: Context, training: Training) -> Engine:
         clip_norm=stage.optim.clip_norm,
     )
     tracker = context.tracker()
-    track_sample(tracker, context.folder)
+    if (path := context.folder / "sample.txt").is_file():  # that was looked at before step 0
+        shown = read_text(path, hint="run the stage again (restart=STAGE)")
+        tracker.table("sample", ["supervised text in [[ ]]"], [[shown]])
     line = context.progress
 
     def rewind(step: int) -> None:

@@ -72,14 +72,15 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     positions: int = text.max_position_embeddings
     check_positions(positions, stage)
     module = training_module(stage, context, model, processor)
-    samples, collate, shown, writer = training_data(stage, context, dataset, processor, seed)
+    samples, collate, writer = training_data(stage, context, dataset, processor, seed)
+    first_epoch = StatesSamples(dataset, samples if isinstance(samples, AnsweredSamples) else None)
     total = stage.num_steps(len(dataset))
     if ranks.is_main():
         before_training(dataset, positions, context.say, prompts=stage.answers is not None)
-    preflight(shown, module, processor, folder=context.folder, say=context.say)
+    preflight(first_epoch, module, processor, folder=context.folder, say=context.say)
     make_loader = functools.partial(
         training_loader, stage, samples, collate, seed=seed, total=total,
-        **_batches(stage, context, dataset, samples, seed),
+        **_batches(stage, context, first_epoch, seed),
     )  # fmt: skip
     validation = stage.validation
 
@@ -100,14 +101,11 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     )
 
 
-def _batches(
-    stage: RecordsSettings, context: Context, dataset: ConversationDataset, samples: Samples, seed: int
-) -> dict[str, Any]:
+def _batches(stage: RecordsSettings, context: Context, samples: StatesSamples, seed: int) -> dict[str, Any]:
     """How the loader orders samples and shares them out: by words, as LLaVA does, or by tokens, which are counted."""
     if stage.window is None and stage.packing is None:
         return {"grouped": stage.group_by_modality}
-    answered = samples if isinstance(samples, AnsweredSamples) else None
-    lengths = count_samples(StatesSamples(dataset, answered), context).signed
+    lengths = count_samples(samples, context).signed
     counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context.name, lengths)}
     if stage.window is None:
         return counted | {"grouped": stage.group_by_modality}
@@ -192,12 +190,10 @@ def other_pictures(context: Context, data: ConversationData) -> str | None:
 
 def training_data(
     stage: RecordsSettings, context: Context, dataset: ConversationDataset, processor: Processor, seed: int
-) -> tuple[Samples, Collate, Any, DraftWriter | None]:
-    """What the loader reads, and how: records, or their prompts with answers by source; the encoded samples of the
-    first epoch; and what is written while it trains.
-    """
+) -> tuple[Samples, Collate, DraftWriter | None]:
+    """What the loader reads, and how: records, or their prompts with answers by source; and the draft's own writer."""
     if stage.answers is None:
-        return dataset, ConversationCollate(processor.pad_id, processor.image_size), dataset, None
+        return dataset, ConversationCollate(processor.pad_id, processor.image_size), None
     answers = None
     if stage.answers.share("target"):
         folder = Path(stage.answers.path) if stage.answers.path else context.inputs["answers"] / SHARDS
@@ -217,18 +213,7 @@ def training_data(
     if stage.answers.share("draft"):
         writer = DraftWriter(samples, processor, end_ids(processor, stage.format), seed)
     collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept)
-    return samples, collate, _FirstEpoch(samples), writer
-
-
-class _FirstEpoch:
-    def __init__(self, samples: AnsweredSamples):
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples.row(index, 0).sample
+    return samples, collate, writer
 
 
 class DraftWriter:
