@@ -53,15 +53,6 @@ class Pulse:
             self.signs += 1
             self.state = WORKS
 
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Around a question to the ranks' store, which rank 0 answers."""
-        before, self.state = self.state, WAITS
-        try:
-            yield
-        finally:
-            self.state = before
-
     def begin(self, what: str, *, is_step: bool = False) -> None:
         """All ranks begin `what` now; a step, or something that may take a rank long."""
         self.number += 1

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError, causes
-from .heartbeat import BOUND_S, Heartbeat, Pulse
+from .heartbeat import BOUND_S, WAITS, Heartbeat, Pulse
 from .secrets import redact
 
 if TYPE_CHECKING:
@@ -102,11 +102,13 @@ def barrier() -> None:
 
 def _ask(question: Callable[[Any], T], otherwise: T) -> T:
     """The answer of the ranks' store, a fraction of a millisecond; `otherwise` where rank 0, which holds it, ended."""
+    before, pulse().state = pulse().state, WAITS
     try:
-        with pulse().asking():
-            return question(_store())
+        return question(_store())
     except RuntimeError:
         return otherwise
+    finally:
+        pulse().state = before
 
 
 def is_first_to(what: str) -> bool:

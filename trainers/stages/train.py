@@ -35,7 +35,7 @@ from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
 from ..train.engine import init_distributed
-from ..train.fit import TrainSettings, fit, seed_all
+from ..train.fit import TrainSettings, fit
 from ..train.loop import Training
 from ..train.on_codes import lacking, open_codes
 from ..train.on_records import check_positions, open_records
@@ -73,10 +73,12 @@ class TrainStage(TrainSettings):
         return {}
 
     def run(self, context: Context) -> None:
+        from transformers import set_seed
+
         init_distributed()
         context = replace(context, drafter=self.drafter or context.drafter)
         seed = context.seed if self.seed is None else self.seed
-        seed_all(seed)
+        set_seed(seed)
         training = self.open(context, seed)
         training.finish(fit(self, context, training))
 

@@ -138,20 +138,19 @@ class TrainedDrafter:
         """A drafter outside the run (`from: {path}`), an earlier stage's, the recipe's published one, or fresh weights;
         `from: scratch` takes none of them.
         """
-        folder, published, outside = self.context.inputs.get("drafter"), self.config.provides(), self.stage.outside
+        folder, outside = self.context.inputs.get("drafter"), self.stage.outside
         if outside is not None:
             self.context.say(f"{self.context.name}: starts from {outside.path}")
             folder = find_start(outside.path, outside.revision)
             head = load_start(
                 self.config, folder, self.target, self.identity, load_published, other_target=outside.other_target
             )
-            check_vocabulary(self.config, head, self.target, folder)
-            return head
-        if folder is None and (not published or self.stage.from_stage == SCRATCH):
+        elif folder is None and (not self.config.provides() or self.stage.from_stage == SCRATCH):
             return self.config.build(self.target, count_tokens=count_tokens)
-        if folder is None:
-            self.context.say(f"{self.context.name}: starts from {self.config.display_name}")
-        head = self._load(folder)
+        else:
+            if folder is None:
+                self.context.say(f"{self.context.name}: starts from {self.config.display_name}")
+            head = self._load(folder)
         check_vocabulary(self.config, head, self.target, folder or Path(self.config.display_name))
         return head
 

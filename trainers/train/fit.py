@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import nn
@@ -128,11 +126,15 @@ class TrainSettings(Stage):
     validation: Validation | None = None
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainSettings:
+    def _fitting(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give epochs or steps")
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
             raise ValueError("micro_batch_size is larger than batch_size")
+        if self.drafter is not None and self.model != "drafter":
+            raise Refused("drafter", f"this stage trains the {self.model}", "leave it out")
+        if self.drafter is not None and self.from_stage is None:
+            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a one")
         return self
 
     def num_steps(self, num_samples: int) -> int:
@@ -157,14 +159,6 @@ class TrainSettings(Stage):
     def micro(self) -> int:
         """Rows of one forward on one rank."""
         return self.micro_batch_size or -(-self.batch_size // ranks.world_size())
-
-    @model_validator(mode="after")
-    def _own_starts_somewhere(self) -> Self:
-        if self.drafter is not None and self.model != "drafter":
-            raise Refused("drafter", f"this stage trains the {self.model}", "leave it out")
-        if self.drafter is not None and self.from_stage is None:
-            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a one")
-        return self
 
     @property
     def trained(self) -> str:
@@ -234,13 +228,6 @@ def held_out_loader(samples: Samples, collate: Collate, rows: int, order: Order 
         samples, seed=0, batch_size=batch_size, micro_batch_size=rows, collate=collate, order=order,
         total_steps=steps_per_epoch(len(samples), batch_size), rank=ranks.rank(), world_size=ranks.world_size(),
     )  # fmt: skip
-
-
-def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def build_optimizer(parts: Mapping[str, Sequence[tuple[str, nn.Parameter]]], config: OptimConfig) -> torch.optim.AdamW:

@@ -255,7 +255,7 @@ class RecordsSettings(TrainSettings):
         return self.answers is not None and bool(self.answers.share("draft"))
 
     @model_validator(mode="after")
-    def _known_parts(self) -> Self:
+    def _whole(self) -> Self:
         if self.lora is not None and "language_model" not in self.trainable:
             raise ValueError("lora is given, and trainable does not name language_model")
         if unknown := set(self.optim.lr_by_part) - set(self.trainable):
@@ -265,10 +265,6 @@ class RecordsSettings(TrainSettings):
             key = "target" if self.model == "target" else "drafter"
             raise Refused("from.path", f"is a head's, and this stage trains {what}", f"give {key}.path")
         _check_packing(self)
-        return self
-
-    @model_validator(mode="after")
-    def _fitting_answers(self) -> Self:
         distills = self._distills
         if self.model != "drafter" and (distills or self.answers is not None):
             raise ValueError("objective: distill and answers are for a drafter's stage")
