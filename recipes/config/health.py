@@ -129,7 +129,7 @@ def deepspeed() -> Finding:
     from ...trainers.train.engine import import_deepspeed
 
     try:
-        return [ok("DeepSpeed", import_deepspeed().__version__)]
+        return ok("DeepSpeed", import_deepspeed().__version__)
     except Exception as error:  # any error of the import is a finding
         return fault("DeepSpeed", f"cannot be imported: {first_line(error)}", reinstall())
 

@@ -106,7 +106,7 @@ def _maker(
         if makers:
             reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
             problem = f"needs a {thing}, and none of the earlier stages' is it: {reasons}"
-            hint = "name it (from: STAGE, or a method's drafter: STAGE), or put one that fits before this stage"
+            hint = "name one (from=STAGE, or methods: {NAME: {drafter: STAGE}}), or put one that fits before this stage"
     else:
         names = [p.name for p in earlier]
         if wanted in misfits:
