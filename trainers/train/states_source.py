@@ -23,6 +23,7 @@ from ...core.json_types import JsonObject, listed
 from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
+from ...data.order import rows_of_rank
 from ...data.shards.shards import Sample, claim, finish, finished, shard_path
 from ...data.states.estimate import check_disk, shown
 from ...data.states.identity import Acceptable
@@ -283,8 +284,8 @@ class _EpochShards:
         loader = self.loader
         assert loader.order is not None
         group, rank = divmod(index, loader.world_size)
-        order = loader.order(0)
+        order, lengths = loader.order(0), loader.samples.lengths
         steps = range(group * self.steps_per_shard, min((group + 1) * self.steps_per_shard, self.num_steps))
         size = loader.batch_size
-        rows = [loader.share(order[step * size : (step + 1) * size], rank) for step in steps]
-        return self.indices[np.concatenate(rows)]
+        batches = [order[step * size : (step + 1) * size] for step in steps]
+        return self.indices[np.concatenate([rows_of_rank(b, lengths, rank, loader.world_size) for b in batches])]
