@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from .errors import UserError, first_line
@@ -48,12 +47,6 @@ MOST_SIZES = {
     **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
 }  # fmt: skip
-_MERGE = (
-    """python -c 'import peft, transformers as t; base = "{base}"; """
-    """model = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base); """
-    """peft.PeftModel.from_pretrained(model, "{folder}").merge_and_unload().save_pretrained("merged")', """
-    "then copy the files of the tokenizer and the processor there"
-)
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 
 
@@ -66,11 +59,7 @@ class Index:
 
 @contextmanager
 def without_bars(*, in_terminals: bool = False) -> Iterator[None]:
-    """Without transformers' bars over the tensors that it loads, which are noise in a log and in a notebook.
-
-    Args:
-        in_terminals: nor there, where a person waits for an answer and not for weights.
-    """
+    """Without transformers' bars over the tensors that it loads, noise in a log; `in_terminals`: nor there."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled() and (in_terminals or not sys.stderr.isatty())
@@ -84,14 +73,8 @@ def without_bars(*, in_terminals: bool = False) -> Iterator[None]:
 
 
 def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
-    """Check the files of a directory that loaders pick up by their names; a Hub id passes.
-
-    Args:
-        weights: and those of weights; False: the small ones alone.
-
-    Raises:
-        UserError: one is cut, not JSON or not an object; of weights the header is damaged, or the data cut. It names
-            the file.
+    """Raises `UserError` with the file where one that loaders pick up by its name is cut, not JSON or not an object; of
+    `weights` where the header is damaged, or the data cut. A Hub id passes.
     """
     folder = Path(source)
     ggufs = [folder] if folder.suffix == ".gguf" and folder.is_file() else sorted(folder.glob("*.gguf"))
@@ -103,7 +86,7 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         base = read_json(adapter, JsonObject, hint=RESTORE).get("base_model_name_or_path")
         raise UserError(
             "the folder holds a PEFT adapter (LoRA or the like), not a model", where=str(folder),
-            hint=f"merge it into its base first: {_MERGE.format(base=base, folder=folder)}",
+            hint=f"merge it into {base} first (merge_and_unload), and copy the tokenizer and the processor there",
         )  # fmt: skip
     for name in _OBJECTS:
         if (folder / name).is_file():
@@ -140,7 +123,6 @@ def check_all_read(info: JsonMapping, source: str | Path, *, key: str | None = N
 
     Args:
         info: the loading info of a `from_pretrained`.
-        key: of the recipe, which names `source`.
         whole: refuse tensors that the config has no place for, too.
     """
     problems = [f"{name} is {[*shape]}, expected {[*wanted]}" for name, shape, wanted in info["mismatched_keys"]]
@@ -180,35 +162,21 @@ def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Pat
 
 
 def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = CPU) -> dict[str, Tensor]:
-    """All tensors of a file. Raises `UserError` where it is missing or damaged.
-
-    Args:
-        device: where to; on the way to a GPU the host holds one of them at a time.
-    """
-    with reading_safetensors(path, hint=hint):
-        if device.type == "cpu":
-            return load_file(path)
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+    """All tensors of a file; on their way to a GPU the host holds one at a time. Raises as `opened`."""
+    with opened(path, hint=hint) as file:
+        return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path, *, hint: str = RESTORE) -> Iterator[Any]:
     """A safetensors file, whose header is read: `keys()`, `get_slice(name)` (type and shape), `get_tensor(name)`.
 
-    Raises:
-        UserError: it is missing, its header is damaged, or it is not as long as the header says.
+    Raises `UserError` where it is missing, its header is damaged, or it is not as long as the header says.
     """
-    with reading_safetensors(path), safe_open(path, "pt") as file:
-        yield file
-
-
-@contextmanager
-def reading_safetensors(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
-    """What safetensors raises inside is told as a `UserError` that names the file."""
     try:
         open_regular(path).close()  # safetensors would wait for a pipe
-        yield
+        with safe_open(path, "pt") as file:
+            yield file
     except FileNotFoundError as error:
         raise UserError("file not found", where=str(path), hint=hint) from error
     except (SafetensorError, OSError, ValueError) as error:
@@ -259,9 +227,7 @@ def reading_pretrained(
 class Checkpoint:
     """A model's folder, or one on the Hub of which only the files that are asked for are fetched.
 
-    Args:
-        source: directory or Hub id.
-        key, where: of errors, where another place than the source is at fault.
+    `key` and `where` are of errors, where another place than the source is at fault.
     """
 
     source: str | Path
@@ -295,8 +261,7 @@ class Checkpoint:
     def weights(self, wanted: Callable[[str], bool] = bool) -> list[Path]:
         """The safetensors that transformers would open, of several those with a wanted tensor; none: pickles alone.
 
-        Raises:
-            UserError: the index is damaged, or names a file that is missing or outside the folder.
+        Raises `UserError` where the index is damaged, or names a file that is missing or outside the folder.
         """
         if single := self.file(SINGLE):
             return [single]
@@ -315,8 +280,7 @@ class Checkpoint:
     def tensors(self, wanted: Callable[[str], bool] = bool, device: torch.device = CPU) -> dict[str, Tensor]:
         """The tensors whose names are wanted, as they are stored; an empty dict: there are none of these names.
 
-        Raises:
-            UserError: there are no safetensors, they cannot be read, or a tensor is not finite.
+        Raises `UserError` where there are no safetensors, they cannot be read, or a tensor is not finite.
         """
         state, paths = dict[str, Tensor](), self.weights(wanted)
         if not paths and self.file(INDEX) is None:
@@ -342,10 +306,7 @@ class Checkpoint:
 
     def generation_ends(self) -> tuple[int, ...]:
         """`eos_token_id` of `generation_config.json`, or where there is no such file of `config.json`, as transformers
-        reads them; in ascending order, empty where they name none.
-
-        Raises:
-            UserError: it is neither an id nor a list of ids, or cannot be read.
+        reads them; in ascending order, empty where they name none. Raises `UserError` for what is no id.
         """
         path = self.file("generation_config.json") or self.file(CONFIG)
         values = self.values(path.name) if path else {}

@@ -120,9 +120,7 @@ class _Chat:
                           if "reasoning" in turn else {})  # fmt: skip
 
     def text(self, messages: Sequence[JsonMapping], *, asks: bool) -> str:
-        """Args:
-        asks: whether an answer's beginning follows.
-        """
+        """The text of messages; with `asks` an answer's beginning follows."""
         try:
             text: str = self._tokenizer.apply_chat_template(  # type: ignore[assignment]
                 list(messages),  # type: ignore[arg-type]
@@ -139,9 +137,7 @@ class _Chat:
         return text
 
     def answer(self, messages: Sequence[JsonMapping], whole: str | None) -> tuple[int, str]:
-        """Where the last message's answer begins in their text (`whole`, where it is known), and that text; -1: it does
-        not go on from its prompt.
-        """
+        """Where the last answer begins in the text of all (`whole`), and that text; -1: not behind its prompt."""
         prompt = self.text(messages[:-1], asks=True)
         answered = self.text(messages, asks=False) if whole is None else whole
         return (len(prompt) if answered.startswith(prompt) else -1), answered
@@ -157,9 +153,7 @@ class _Chat:
 
 @functools.lru_cache(maxsize=8)
 def end_of_answers(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """The special token that the tokenizer's chat template writes behind an answer; None: it writes none, or refuses a
-    conversation without more than a question and an answer.
-    """
+    """The special token that the tokenizer's chat template writes behind an answer; None: it writes none."""
     try:
         chat = _Chat(tokenizer, {})
         turns = [{"from": "human", "value": _PROBE}, {"from": "gpt", "value": _ANSWER}]

@@ -3,9 +3,6 @@
 Templates are those of the families (`families/`) and the target's own (`chat`, chat_template.py). Supervision is a
 matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker does (it
 drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
-
-A target may have several tokens that end its answers (Llama 3.1's `generation_config.json` names three), and a prompt
-format ends turns with one, too: whatever writes or measures answers asks `end_ids`.
 """
 
 from __future__ import annotations
@@ -246,10 +243,7 @@ def check_template(form: PromptFormat, processor: Processor) -> None:
 
 
 def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptFormat, *, num_files: int) -> None:
-    """Args:
-    pictures: of each run, in order.
-    num_files: images and clips, some of which may have several runs.
-    """
+    """`pictures` are of each run, in order; of `num_files` images and clips some may have several runs."""
     if len(marks) != len(pictures):
         clips = any(picture.modality == VIDEO for picture in pictures)
         hint = "write one <image> mark for each image" + (" and one <video> mark for each clip" if clips else "")
@@ -264,8 +258,8 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
 
 
 def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
-    """Ids that end an answer, in ascending order: those of the target's generation config, the tokenizer's, and what
-    the prompt format writes behind an answer.
+    """Ids that end an answer, in ascending order: those of the target's generation config (Llama 3.1's names three),
+    the tokenizer's, and what the prompt format writes behind an answer.
     """
     # The templates of this project end with the tokenizer's own token: `encode` refuses others.
     written = end_of_answers(processor.tokenizer) if form.template == "chat" else None

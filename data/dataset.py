@@ -143,7 +143,7 @@ class ConversationDataset:
         each = max(_LEAST_LOOKED_AT, _LOOKED_AT // max(1, len(files)))
         for number in files:
             own, file = named[named[:, 0] == number, 1], self.records[number]
-            of = f" of {file.name}" if len(self.records) > 1 else ""
+            of = f" of {file.reader.name}" if len(self.records) > 1 else ""
             looked = own[:: max(1, len(own) // each)].tolist()
             check_some(file, looked, self.folders(number), allow_outside=self.config.allow_outside, of=of)
 
@@ -190,7 +190,7 @@ class ConversationDataset:
     def sample_id(self, index: int) -> str:
         """A name that is unique even if ids repeat: file, index and id."""
         file, number = self.places[index]
-        return f"{self.records[file].name}[{number}]"
+        return f"{self.records[file].reader.name}[{number}]"
 
     def __getitem__(self, index: int) -> Sample:
         """Sample `index`, encoded.
@@ -201,9 +201,7 @@ class ConversationDataset:
         return self._sample(index, pixels=True)
 
     def counted(self, index: int) -> Sample:
-        """Sample `index` without its pixels, which costs the heads of its files; one that is left out has nothing to
-        learn from.
-        """
+        """Sample `index` without its pixels; one that is left out has nothing to learn from."""
         return self._sample(index, pixels=False)
 
     def _sample(self, index: int, *, pixels: bool) -> Sample:
@@ -233,12 +231,9 @@ class ConversationDataset:
         return (self._drafter_image_reader if prompt else None) or self._image_reader
 
     def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False, most: int | None = None) -> int:
-        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded.
-        Raises `TooLong`: it has far more; `at_least` says how many.
-
-        Args:
-            flat: as a model without a newline reads them.
-            most: what has far more ids is not counted to its end.
+        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded;
+        `flat` as a model without a newline reads them. Raises `TooLong` for far more than `most`, which is not counted
+        to its end: `at_least` says how many.
         """
         record, file = self.record(index), int(self.places[index, 0])
         image_reader = self.image_reader(prompt=prompt)
@@ -253,9 +248,7 @@ class ConversationDataset:
         return len(encoded.ids)
 
     def clip_sizes(self, count: int) -> list[Size]:
-        """Width and height of up to `count` clips, from the heads of files spread over the samples. Raises `UserError`:
-        a clip cannot be read with `on_error: strict`, or none can.
-        """
+        """Width and height of up to `count` clips spread over the samples. Raises `UserError` as `on_error` says."""
         with_clips = np.flatnonzero(self.column("clips"))
         spread = with_clips[np.linspace(0, len(with_clips) - 1, min(count, len(with_clips))).round().astype(int)]
         sizes: list[Size] = []
@@ -364,7 +357,7 @@ class ConversationDataset:
 
     def folders(self, file: int) -> tuple[Path, Path]:
         """Return the folders of images and of clips of the records in file number `file`."""
-        images = Path(self.config.images) if self.config.images else self.records[file].folder
+        images = Path(self.config.images) if self.config.images else self.records[file].reader.folder
         return images, Path(self.config.videos) if self.config.videos else images
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:

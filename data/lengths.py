@@ -35,11 +35,8 @@ class LongSamples:
 
 
 def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = False, flat: bool = False) -> LongSamples:
-    """Samples of more than `limit` ids with all their pictures.
-
-    Args:
-        prompts: count each up to its last answer, as it is decoded.
-        flat: of prompts, as a draft without a newline reads them: of a tiled picture the first tile.
+    """Samples of more than `limit` ids with all their pictures; with `prompts` each counts up to its last answer, as it
+    is decoded, and with `flat` as a draft without a newline reads it: of a tiled picture the first tile.
     """
     images, clips, sizes = (dataset.column(name).astype(np.int64) for name in ("images", "clips", "sizes"))
     pictures = (images + clips) * dataset.image_reader(prompt=prompts).processor.num_image_tokens

@@ -11,11 +11,11 @@ import ctypes
 import math
 import multiprocessing
 import os
-import queue
 import signal
-import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -25,7 +25,6 @@ import torch
 from ..core.errors import UserError
 from .order import Order, epoch_order, packed_rows, rows_of_rank
 
-_END = object()  # of what a thread reads ahead
 T = TypeVar("T")
 
 
@@ -171,45 +170,16 @@ def steps_per_epoch(num_samples: int, batch_size: int) -> int:
 
 
 def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
-    """Iterate over the same items while another thread prefetches up to `depth` of them.
+    """Iterate over the same items while another thread makes up to `depth` of them beforehand.
 
     An exception of an item is raised when that item is taken. The thread ends if the reader stops early.
     """
-    pending: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(item: object, error: BaseException | None = None) -> None:
-        while not stopped.is_set():
-            try:
-                pending.put((item, error), timeout=0.2)
-                return
-            except queue.Full:
-                continue
-
-    def make() -> None:
-        try:
-            for item in items:
-                put(item)
-                if stopped.is_set():
-                    return
-        except BaseException as error:
-            put(None, error)
-        else:
-            put(_END)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = pending.get()
-            if error is not None:
-                raise error
-            if item is _END:
-                return
+    left, end = iter(items), object()
+    with ThreadPoolExecutor(1) as thread:
+        pending = deque(thread.submit(next, left, end) for _ in range(depth))
+        while (item := pending.popleft().result()) is not end:
+            pending.append(thread.submit(next, left, end))
             yield item
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def quiet_worker(worker: int) -> None:
@@ -229,9 +199,7 @@ def quiet_worker(worker: int) -> None:
 
 
 def kill_at_exit() -> None:
-    """Call after quiet workers were started: Python terminates the remaining ones and then waits for them, possibly for
-    ever.
-    """
+    """Call after quiet workers were started: Python waits for the remaining ones, possibly for ever."""
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last to be registered is the first to run
 

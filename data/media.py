@@ -29,9 +29,7 @@ from .records.records import RecordFile
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads the images and clips of a record with the settings of a data section; names of files may lead out of its
-    folders where `allow_outside` is set.
-    """
+    """Reads the images and clips of a record with the settings of a data section."""
 
     processor: Processor
     resizing: Resizing
@@ -121,9 +119,7 @@ class Media:
 
 
 def _order(record: JsonObject, num_images: int, num_clips: int) -> tuple[int, ...]:
-    """Order of images and clips by their marks; clips are numbered after the images. <image> stands for a clip once no
-    image is left.
-    """
+    """Images and clips (numbered after these) by their marks. <image> stands for a clip once no image is left."""
     if not num_clips:
         return tuple(range(num_images))
     text = "".join(turn["value"] for turn in record["conversations"])
@@ -136,23 +132,17 @@ def _order(record: JsonObject, num_images: int, num_clips: int) -> tuple[int, ..
             order.append(clip)
             clip += 1
     if (image, clip) != (num_images, num_images + num_clips):
-        raise UserError(
-            f"{len(order)} <image> and <video> marks for {num_images} images and {num_clips} clips",
-            hint="write one <image> mark for each image and one <video> mark for each clip",
-        )
+        problem = f"{len(order)} <image> and <video> marks for {num_images} images and {num_clips} clips"
+        raise UserError(problem, hint="write one <image> mark for each image and one <video> mark for each clip")
     return tuple(order)
 
 
 def check_some(
     file: RecordFile, numbers: Sequence[int], folders: tuple[Path, Path], *, allow_outside: bool, of: str
 ) -> None:
-    """Raises `UserError` where none of several pictures of a file's records is there, or may be read: a wrong folder or
-    setting, and no bad record. What lies inside a table or a tar is in no folder.
-
-    Args:
-        numbers: of some records with pictures or clips.
-        folders: of pictures and of clips.
-        of: names the file in messages, where there are several.
+    """Raises `UserError` where none of several pictures and clips of some of a file's records is there, in its two
+    folders, or may be read: a wrong folder or setting, and no bad record. What lies inside a table or a tar is in no
+    folder. `of` names the file in messages, where there are several.
     """
     found: list[MediaFile] = []
     outside: list[BadMedia] = []
@@ -171,7 +161,5 @@ def check_some(
     if len(set(files)) > 1 and not any(map(is_there, files)):
         hint = "check `images` (and `videos`) of the data section"
         hint += "; where files want folders of their own, write their paths from one that holds them all" if of else ""
-        raise UserError(
-            f"{len(files)} of {len(files)} pictures{of} missing in {folders[0]}, first: {files[0].name}",
-            where=f"{file}, key images" if of else str(files[0]), hint=hint,
-        )  # fmt: skip
+        problem = f"{len(files)} of {len(files)} pictures{of} missing in {folders[0]}, first: {files[0].name}"
+        raise UserError(problem, where=f"{file}, key images" if of else str(files[0]), hint=hint)

@@ -1,13 +1,10 @@
 """In which order samples are trained on: a pure function of (seed, epoch, lengths, batch size).
 
-Grouping follows LLaVA's `group_by_modality_length`: a global batch holds pictures or text only, and
-inside it rows are dealt longest first so that ranks carry like loads (`rows_of_rank`). The order does not depend on
-the number of ranks. The bucketed orders keep padding small: batches of like lengths, still in a random order, and where
-asked for each of one modality, too.
-
-With packing, a step has the samples that it has without, so learning rates, epochs and resuming are the same. Rows hold
-different numbers of samples and about as many tokens each, the same number of rows on every rank, so that nothing is
-padded and no rank waits long. Longest first to the row with the fewest tokens (Graham's LPT, 1969).
+It does not depend on the number of ranks. Grouping follows LLaVA's `group_by_modality_length`: a global batch holds
+pictures or text only, and ranks take its rows so that they carry like loads. The bucketed orders keep padding small.
+With packing, a step has the samples that it has without, so learning rates, epochs and resuming are the same; rows have
+about as many tokens each, the same number of rows on every rank: longest sample first to the row with the fewest tokens
+(Graham's LPT, 1969).
 """
 
 from __future__ import annotations
@@ -51,13 +48,10 @@ def arrange(
     megabatch: int,
     num_bins: int,
 ) -> np.ndarray:
-    """LLaVA's grouping with its random draws given: shuffled indices by modality and an order of megabatches.
-
-    Args:
-        lengths: words per sample, positive.
-        megabatch_order: permutation of the `num_full_megabatches`; unused where one modality stands alone,
-            whose megabatches keep their order and whose last one is dealt like the others.
-        num_bins: parts of equal size that a megabatch is dealt into (ranks times accumulation).
+    """LLaVA's grouping with its random draws given: shuffled indices by modality and an order of the
+    `num_full_megabatches`. That is unused where one modality stands alone, whose megabatches keep their order and whose
+    last one is dealt like the others. A megabatch is dealt into `num_bins` parts of equal size (ranks times
+    accumulation) by words per sample.
     """
     dealt = [
         [np.concatenate(bins_of(part, lengths, num_bins)) for part in _cut(kind, megabatch)] for kind in (images, texts)
@@ -187,9 +181,7 @@ class PackingConfig(Section):
 
 
 def packed_rows(lengths: np.ndarray, max_tokens: int, num_ranks: int) -> list[list[np.ndarray]]:
-    """Micro-batch, rank -> which of the samples, of [n] tokens each, are in that row; a row of too few for all ranks is
-    empty.
-    """
+    """Micro-batch, rank -> which of the samples ([n] tokens each) are in that row, perhaps none."""
     assert lengths.max() <= max_tokens, f"a sample of {lengths.max()} tokens for rows of {max_tokens}"
     count = -(-int(lengths.sum()) // (max_tokens * num_ranks))
     while True:
@@ -219,7 +211,5 @@ def check_lengths(lengths: np.ndarray, max_tokens: int, key: str) -> None:
     """Raises `UserError` for a sample that fits no row."""
     longest = int(np.abs(lengths).max(initial=0))
     if longest > max_tokens:
-        raise UserError(
-            f"a sample has {longest} tokens, and a row {max_tokens}", key=key,
-            hint=f"set packing.max_tokens to {longest} or more, or data.max_length to {max_tokens} or less",
-        )  # fmt: skip
+        hint = f"set packing.max_tokens to {longest} or more, or data.max_length to {max_tokens} or less"
+        raise UserError(f"a sample has {longest} tokens, and a row {max_tokens}", key=key, hint=hint)

@@ -36,12 +36,9 @@ _CURE = "check the name and the network, or give a directory"
 def load_processor(
     source: str | Path, *, revision: str | None = None, text_only: bool = False, family: PictureFamily | None = None
 ) -> Processor:
-    """The processor of a published or saved target. Raises `UserError`: files are missing, do not fit, or name a
-    processor class that no family reads.
-
-    Args:
-        text_only: the source is a language model's, which has a tokenizer alone.
-        family: that reads the files; None: the one whose processor class they name; LLaVA where they name none.
+    """The processor of a published or saved target, by `family` or else the one whose processor class the files name
+    (LLaVA where they name none); with `text_only` a tokenizer alone. Raises `UserError`: files are missing, do not fit,
+    or name a class that no family reads.
     """
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         processor = _loaded(source, revision, family, text_only=text_only)
@@ -114,9 +111,7 @@ def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
 
 
 def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -> PictureFamily:
-    """The family whose processor class the files name; the usual one where they name none, or a tower's. Raises
-    `UserError`: they name another.
-    """
+    """The family whose processor class the files name; the usual one where they name none, or a tower's."""
     name = settings.get("processor_class")
     by_class = {known.processor_class: known for known in PICTURE_FAMILIES.values()}
     if name is None or name in _TOWERS:

@@ -80,9 +80,7 @@ class AnswersConfig(Section):
 
 
 def learns_records(answers: AnswersConfig | None, data: ConversationData | None) -> bool:
-    """Whether a record without an answer is unusable. Of mixed sources that skip it keeps its place: the target's
-    answers are told by theirs.
-    """
+    """Whether a record without an answer is unusable; of mixed sources that skip it keeps its place."""
     own = 1.0 if answers is None else answers.share("data")
     return own == 1 or (own > 0 and data is not None and data.on_error == "strict")
 
@@ -251,9 +249,7 @@ def kept_tensors(kept: KeptScores | None) -> dict[str, Tensor]:
 
 
 class Answers:
-    """The answers of a `regenerate` stage, one for each record of the data that they were written for, in its order.
-    Raises `UserError`: they were written for other data.
-    """
+    """A `regenerate` stage's answers, in the order of their records. Raises `UserError`: they are of other data."""
 
     def __init__(self, folder: Path, dataset: ConversationDataset):
         self.folder, self.dataset, self.reader = folder, dataset, ShardReader(folder)

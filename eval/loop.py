@@ -27,7 +27,8 @@ from ..models.drafters.beside import (
     num_replayed,
     pruning_seconds,
 )
-from ..models.targets.base import SeeingTarget, Taps, Target
+from ..models.targets.base import Taps, Target
+from ..models.targets.language import LanguageTarget
 from .first_proposals import FirstProposals
 from .policies import Draw, TreePolicy
 from .rules import SCORES, Rule, inverse_cdf
@@ -99,7 +100,7 @@ class EmbeddedRequest:
     The seconds count in the prefill and the whole of every generation that is given it, as if its tower had run there.
     """
 
-    prompt: Any  # `SeeingTarget.embed_prompt`'s
+    prompt: Any  # `LanguageTarget.embed_prompt`'s
     seconds: float
 
 
@@ -115,7 +116,7 @@ def embed_once(
         return None
     clock = clock or _clock(target)
     start = clock()
-    prompt = cast(SeeingTarget, target).embed_prompt(request)
+    prompt = cast(LanguageTarget, target).embed_prompt(request)
     return EmbeddedRequest(prompt, clock() - start)
 
 
@@ -176,7 +177,7 @@ class _Run:
         clock: Clock,
     ):
         self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
-        self.seeing = cast(SeeingTarget, target)  # where pictures are asked for
+        self.seeing = cast(LanguageTarget, target)  # where pictures are asked for
         self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids), warp=decoding.warp)
         self.clock, self.tokens = clock, list[int]()
         # Of the first cycles.

@@ -44,9 +44,7 @@ def metrics_of(name: str) -> tuple[Metric, ...]:
 
 
 def scorers(sets: Sequence[str]) -> dict[Metric, Scorer]:
-    """Every metric that the sets need, ready before anything is decoded. Raises `UserError`: a library or its data is
-    missing.
-    """
+    """Every metric that the sets need. Raises `UserError`: a library or its data is missing."""
     builders: dict[Metric, Callable[[], Scorer]] = {"accuracy": lambda: contains, "ROUGE-L": rouge_l, "METEOR": meteor}
     wanted = dict.fromkeys(metric for name in sets for metric in metrics_of(name))
     return {metric: builders[metric]() for metric in wanted}
@@ -83,10 +81,8 @@ def meteor() -> Scorer:
     try:
         module.meteor_score([["a"]], ["b"])
     except LookupError as error:
-        raise UserError(
-            "METEOR needs WordNet, which is not there", key="suite.quality",
-            hint="python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out",
-        ) from error  # fmt: skip
+        hint = "python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out"
+        raise UserError("METEOR needs WordNet, which is not there", key="suite.quality", hint=hint) from error
 
     def score(answer: str, record: JsonMapping) -> float:
         references = [tokenize(reference.lower()) for reference in record["references"]]
@@ -101,10 +97,8 @@ def _library(metric: Metric) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(
-            f"{metric} needs {name}, which is not installed", key="suite.quality",
-            hint='pip install "draftsmith[metrics]", or leave out the sets that need it',
-        ) from error  # fmt: skip
+        hint = 'pip install "draftsmith[metrics]", or leave out the sets that need it'
+        raise UserError(f"{metric} needs {name}, which is not installed", key="suite.quality", hint=hint) from error
 
 
 def build(
@@ -163,9 +157,7 @@ def scores_table(built: JsonMapping) -> Table:
 
 
 def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]) -> str:
-    """The table of scores and sample answers (figure 7); `pictures` gives a record's paths, relative to where the page
-    will lie.
-    """
+    """The table of scores, and sample answers (figure 7) with the paths that `pictures` gives of a record."""
     lines = ["# Quality of answers: target and draft, with the picture and without", ""]
     lines += [
         *tables.markdown(scores_table(built)),

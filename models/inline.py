@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator
 
 from ..core.errors import Refused, UserError, did_you_mean, first_line, nearest, shown_value
-from ..core.json_types import JsonObject, object_at, text_at
+from ..core.json_types import JsonObject, object_at, text_at, walk
 from ..core.pretrained import MOST_SIZES
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _EARLIER = {
     "rope_parameters": ("rope_theta", "rope_scaling"), "dtype": ("torch_dtype",),
     "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),  # Gemma 4's, which it still reads
 }  # fmt: skip
-_ROPES = ("rope_parameters", "rope_scaling")
+_COUNTS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "image_size", "patch_size")
 _PART = "partial_rotary_factor"
 _EXAMPLES = "llama and clip_vision_model, for example"
 
@@ -172,7 +172,7 @@ def check_known(values: JsonObject, config_class: type[PreTrainedConfig], key: s
 
 def _check_rope(values: JsonObject, defaults: PreTrainedConfig, has_part: bool, key: str) -> None:
     """Raises `Refused` for rotary positions of which transformers, without a word, would read only some."""
-    ropes = [name for name in _ROPES if object_at(values, name) is not None]
+    ropes = [name for name in ("rope_parameters", "rope_scaling") if object_at(values, name) is not None]
     if len(ropes) == 2:
         raise Refused(f"{key}rope_scaling", "stands beside rope_parameters, which nothing reads then", "merge the two")
     for name in ropes:
@@ -191,15 +191,15 @@ def _check_rope(values: JsonObject, defaults: PreTrainedConfig, has_part: bool, 
                 raise Refused(f"{key}{name}.{_PART}", problem, "leave it out")
 
 
-def check_sizes(values: JsonObject, key: str = "") -> None:
+def check_sizes(values: JsonObject) -> None:
     """Raises `Refused` for numbers that no model has; what is missing or of another type is for transformers to say."""
-    for name, value in values.items():
-        if (inner := object_at(value)) is not None:
-            check_sizes(inner, f"{key}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+    for place, value in walk(values):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            name = place[-1]
             low, high = (1, MOST_SIZES[name]) if name in MOST_SIZES else _RANGES.get(name, (-_LARGEST, _LARGEST))
             if not low <= value <= high:
-                raise Refused(f"{key}{name}", f"should be {low:g} to {high:,g}, and is {value:g}", "write another")
+                problem = f"should be {low:g} to {high:,g}, and is {value:g}"
+                raise Refused(".".join(place), problem, "write another")
 
 
 def _check_shape(config: object) -> None:
@@ -209,8 +209,10 @@ def _check_shape(config: object) -> None:
         config: as the recipe spells it, or as transformers fills it up, which lets some of these through.
     """
     for part in _parts(config):
-        width, heads = _count(part, "hidden_size"), _count(part, "num_attention_heads")
-        groups, side = _count(part, "num_key_value_heads"), _count(part, "head_dim")
+        # What is no whole number is for transformers to say.
+        width, heads, groups, side, image, patch = (
+            size if type(size := _value(part, name)) is int else None for name in _COUNTS
+        )
         if not side and width and heads and width % heads:
             raise Refused("hidden_size", f"{width} is no multiple of num_attention_heads, {heads}", "change one")
         if heads and groups and heads % groups:
@@ -219,7 +221,6 @@ def _check_shape(config: object) -> None:
         if side and side % 2 and _value(part, "rope_parameters") is not None:
             problem = f"a head of {side} cannot be rotated: rotary positions turn pairs"
             raise Refused("hidden_size", problem, "write an even multiple of num_attention_heads, or head_dim")
-        image, patch = _count(part, "image_size"), _count(part, "patch_size")
         if image and patch and patch > image:
             raise Refused("patch_size", f"{patch} is more than image_size, {image}", "write a part of image_size")
 
@@ -228,13 +229,8 @@ def _parts(config: object) -> tuple[Any, ...]:
     return config, _value(config, "text_config"), _value(config, "vision_config")
 
 
-def _value(config: object, name: str) -> object:
+def _value(config: object, name: str) -> Any:
     return config.get(name) if isinstance(config, dict) else getattr(config, name, None)
-
-
-def _count(config: object, name: str) -> int | None:
-    """A whole number; what is of another type is for transformers to say."""
-    return value if type(value := _value(config, name)) is int else None
 
 
 @contextmanager

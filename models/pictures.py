@@ -26,19 +26,11 @@ def pictures_of(request: Request) -> tuple[Picture, ...]:
     return (Picture(patches),) * tiles
 
 
-def kept_of_runs(request: Request, lengths: Sequence[int]) -> Tensor:
-    """[T] bool: all text, and the first `lengths[i]` ids of the i-th picture's run, also if two runs are adjacent."""
-    runs = [picture.num_tokens for picture in pictures_of(request)]
-    inside = [torch.arange(run) < keep for run, keep in zip(runs, lengths, strict=True)]
-    kept = request.modality == TEXT
-    if inside:
-        kept[~kept] = torch.cat(inside).to(kept.device)
-    return kept
-
-
 def with_pictures(request: Request, pictures: Sequence[Picture], pixels: Tensor) -> Request:
-    """The prompt with its pictures packed otherwise, each into no more tokens than before."""
-    kept = kept_of_runs(request, [picture.num_tokens for picture in pictures])
+    """The prompt with its pictures packed otherwise, each into the first tokens of its run; two may be adjacent."""
+    pairs, kept = zip(pictures_of(request), pictures, strict=True), request.modality == TEXT
+    if inside := [torch.arange(old.num_tokens) < new.num_tokens for old, new in pairs]:
+        kept[~kept] = torch.cat(inside).to(kept.device)
     return replace(
         request, ids=request.ids[kept], modality=request.modality[kept], pixels=pixels, pictures=tuple(pictures)
     )
@@ -59,11 +51,7 @@ def flat_view(request: Request) -> Request:
 
 
 def without_first(request: Request) -> Request:
-    """The request without its first token, for drafts that are trained so.
-
-    Raises:
-        UserError: that token is of a picture.
-    """
+    """The request without its first token, for drafts trained so. Raises `UserError` where that is a picture's."""
     if int(request.modality[0]) != TEXT:
         raise UserError("a prompt begins with a picture, and this draft leaves out a prompt's first token",
                         where=request.name, hint="use a template that begins with text")  # fmt: skip

@@ -12,10 +12,10 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
+import graphlib
 import json
 import re
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -171,53 +171,27 @@ def two_way(found: Iterable[Import]) -> list[tuple[str, str]]:
 
 
 def circles(found: Iterable[Import]) -> list[list[str]]:
-    """Files that reach themselves by imports, each with all that it reaches and that reach it."""
+    """The first circle of files that reach themselves by imports; an empty list: there is none."""
     graph: dict[str, set[str]] = defaultdict(set)
     for one in found:
         graph[one.path].add(one.target)
-    reached = {path: _reached(graph, path) for path in graph}
-    groups = {tuple(sorted(p for p in to if path in reached.get(p, ()))) for path, to in reached.items() if path in to}
-    return [list(group) for group in sorted(groups)]
-
-
-def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
-    result: set[str] = set()
-    open_paths = [start]
-    while open_paths:
-        more = graph.get(open_paths.pop(), set()) - result
-        result |= more
-        open_paths += more
-    return result
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [sorted({*error.args[1]})]
+    return []
 
 
 def repeated_names(files: Iterable[str]) -> dict[str, int]:
     """File name -> in how many folders it stands, where that is more than one.
 
-    A name may stand in several rooms where it means the same in each. A family (`qwen.py`) or a method (`eagle.py`) is
-    one thing, of which each room holds its part: the target, the head, the layout that others publish. A room's
-    `section.py` is always its section of a recipe, and so on (`IN_EACH_ROOM`). A command and a stage (`TYPED`) are
-    called as users call them, whatever else has that name. The folder of a target family has the files of each
-    (`IN_EACH_FAMILY`).
+    A name may stand in several rooms where it means the same in each: a family, a method, and what `IN_EACH_ROOM`,
+    `TYPED` and `IN_EACH_FAMILY` list.
     """
     of_families = {f"models/targets/{family}/{name}.py" for family in TARGETS for name in IN_EACH_FAMILY}
     counts = Counter(Path(path).name for path in files if room(path) not in TYPED and path not in of_families)
     same = {f"{name}.py" for name in ("__init__", *FAMILIES, *METHODS, *IN_EACH_ROOM)}
     return {name: n for name, n in sorted(counts.items()) if n > 1 and name not in same}
-
-
-def code_lines(path: Path) -> int:
-    """Lines with code: no docstrings, comments or blanks."""
-    tree = ast.parse(path.read_text())
-    texts = {
-        line
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    with tokenize.open(path) as file:
-        tokens = [t for t in tokenize.generate_tokens(file.readline) if t.type not in skipped]
-    return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - texts)
 
 
 def naming(files: dict[str, ast.Module], family: str) -> list[str]:
@@ -320,14 +294,13 @@ def main() -> None:
     bounds = yaml.safe_load((ROOT / "tests" / "budget.yaml").read_text())["totals"]
     files = trees()
     found = imports(files)
-    code = {path: code_lines(ROOT / path) for path in files}
     written = [ast.get_docstring(node) or "" for tree in files.values() for node in ast.walk(tree)
                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]  # fmt: skip
     families = {family: len(naming(files, family)) for family in FAMILIES}
     rows = {
         **{f"{name} (at most {bounds[name]:,})": f"{number:,}" for name, number in totals().items()},
-        "code lines: core": sum(n for path, n in code.items() if not is_extra(path)),
-        "code lines: extras": sum(n for path, n in code.items() if is_extra(path)),
+        "lines: core": sum(lines_of(ROOT / path) for path in files if not is_extra(path)),
+        "lines: extras": sum(lines_of(ROOT / path) for path in files if is_extra(path)),
         "public methods of DrafterConfig (at most 16)": public_methods("models/drafters/base.py", "DrafterConfig"),
         "public methods of Stage (at most 14)": public_methods("trainers/run/stage.py", "Stage"),
         "core files that import extras": len({i.path for i in found if not is_extra(i.path) and is_extra(i.target)}),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import os
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from unittest.mock import patch
 
 from draftsmith.core.section import Section, kinds, sections
 from draftsmith.recipes.commands.cli import COMMANDS, usage
@@ -74,8 +76,7 @@ def reachable() -> dict[type[Section], list[str]]:
 
 
 def _below(section: type[Section], places: dict[type[Section], list[str]], key: str) -> str:
-    first = places[section][0] if places[section] else section.__name__
-    return f"{first}.{key}" if first else key
+    return f"{places[section][0]}.{key}".removeprefix(".") if places[section] else f"{section.__name__}.{key}"
 
 
 def page_of(section: type[Section]) -> str:
@@ -120,7 +121,8 @@ def _section(section: type[Section], places: list[str], page: str) -> str:
         return "\n".join([*lines, "No keys.\n"])
     lines += ["| key | type | default | what it is |", "| --- | --- | --- | --- |"]
     for name, field in section.model_fields.items():
-        cells = (f"`{field.alias or name}`", _type(field, page), _default(field), _text(comment(section, name)))
+        types = _named(field.annotation, page) + _bounds(field.metadata)
+        cells = (f"`{field.alias or name}`", types, _default(field), _text(comment(section, name)))
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
@@ -133,10 +135,6 @@ def _bare(annotation: Any) -> Any:
         kept = [part for part in get_args(annotation) if part is not type(None)]
         return _bare(kept[0]) if len(kept) == 1 else annotation
     return annotation
-
-
-def _type(field: FieldInfo, page: str) -> str:
-    return _named(field.annotation, page) + _bounds(field.metadata)
 
 
 def _named(annotation: Any, page: str) -> str:
@@ -167,22 +165,15 @@ def _named(annotation: Any, page: str) -> str:
 
 
 def _bounds(metadata: Any) -> str:
-    said = []
-    for item in metadata:
-        constraints = item.metadata if isinstance(item, FieldInfo) else [item]
-        for constraint in constraints:
-            for name, words in _BOUNDS.items():
-                value = getattr(constraint, name, None)
-                if isinstance(value, int | float):
-                    said.append(f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:g}")
-    return f", {', '.join(said)}" if said else ""
+    constraints = [one for item in metadata for one in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    values = [(words, getattr(one, name, None)) for one in constraints for name, words in _BOUNDS.items()]
+    said = [(words, f"{v:,}" if isinstance(v, int) else f"{v:g}") for words, v in values if isinstance(v, int | float)]
+    return "".join(f", {words} {number}" for words, number in said)
 
 
 def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
     value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
+    if field.is_required() or value is PydanticUndefined:
         return "required"
     if isinstance(value, Section):
         kind = dict(value).get("kind")
@@ -257,25 +248,14 @@ def _comments(section: type[Section]) -> dict[str, tuple[str, str]]:
     last, before = 0, ""
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            own = " ".join([*_above(lines, node.lineno - 1), *_beside(lines, node)])
+            above = itertools.takewhile(lambda line: line.lstrip().startswith("#"), reversed(lines[: node.lineno - 1]))
+            beside = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
+            comments = [*reversed([*above]), *re.findall(r"^\s*#(?! (?:fmt|type|noqa)\b).*", beside)]
+            own = " ".join(line.strip().lstrip("# ") for line in comments)
             before = before if node.lineno == last + 1 else ""
             result[node.target.id] = own, before
             last, before = node.end_lineno or node.lineno, own or before
     return result
-
-
-def _above(lines: list[str], first: int) -> list[str]:
-    start = first
-    while lines[start - 1].lstrip().startswith("#"):
-        start -= 1
-    return [line.strip().lstrip("# ") for line in lines[start:first]]
-
-
-def _beside(lines: list[str], node: ast.AnnAssign) -> Iterator[str]:
-    last = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
-    said = last.strip().removeprefix("#").strip()
-    if last.strip().startswith("#") and not said.startswith(("fmt:", "type:", "noqa")):
-        yield said
 
 
 # ---- recipes and commands
@@ -289,21 +269,13 @@ def recipes_page() -> str:
         tables += [f"## {title}\n", "| recipe | what |", "| --- | --- |"]
         headers += [f"## {title}: headers\n"]
         for name, path in named.items():
-            header = _header(path.read_text())
+            comments = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+            header = [line.removeprefix("#").removeprefix(" ") for line in comments]
             tables.append(f"| [`{name}`](#{_anchor(name)}) | {_text(header[0])} |")
             headers += [f"### {name} {{#{_anchor(name)}}}\n", "```text", *header, "```\n"]
         tables.append("")
     start = "This page is generated from the recipes' files. `draftsmith show NAME` prints one with every value.\n"
     return "\n".join(["# Recipes\n", start, *tables, *headers])
-
-
-def _header(text: str) -> list[str]:
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").removeprefix(" "))
-    return lines
 
 
 def _anchor(name: str) -> str:
@@ -312,26 +284,16 @@ def _anchor(name: str) -> str:
 
 def commands_page() -> str:
     """Every command's help, as the terminal shows it at 100 columns."""
-    width = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"
-    try:
-        parts = ["# Commands and their help\n", "This page is generated from the commands' own help.\n"]
-        parts += ["```text", usage().split("\nrecipes:")[0].rstrip(), "```\n"]
+    parts = ["# Commands and their help\n", "This page is generated from the commands' own help.\n"]
+    parts += ["```text", usage().split("\nrecipes:")[0].rstrip(), "```\n"]
+    with patch.dict(os.environ, COLUMNS="100"):
         for name, command in COMMANDS.items():
             parts += [f"## draftsmith {name}\n", "```text", command.help().rstrip(), "```\n"]
-        return "\n".join(parts)
-    finally:
-        os.environ.pop("COLUMNS")
-        if width is not None:
-            os.environ["COLUMNS"] = width
+    return "\n".join(parts)
 
 
 def generated() -> dict[str, Callable[[], str]]:
     """Path in the site -> what writes the page."""
     keys = cache(config_pages)
-
-    def keys_of(page: str) -> Callable[[], str]:
-        return lambda: keys()[page]
-
-    pages = {f"reference/{page}.md": keys_of(page) for page in PAGES}
+    pages = {f"reference/{page}.md": lambda page=page: keys()[page] for page in PAGES}
     return {**pages, "reference/recipes.md": recipes_page, "reference/commands.md": commands_page}

@@ -29,9 +29,7 @@ class GemmaFamily(WholeFamily):
     """Gemma 4."""
 
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
-        """Return the largest size that the number of tokens allows, for small pictures too; sides are whole tokens.
-        Raises `UserError`: a fewest number of pixels is asked for, or the picture is a line.
-        """
+        """Return the largest size that the number of tokens allows, for small pictures too; sides are whole tokens."""
         if least is not None:
             raise UserError(f"min_pixels is {least}, and Gemma 4's pictures all get as many tokens as they may have",
                             hint="leave min_pixels out; max_pixels is honoured")  # fmt: skip

@@ -83,12 +83,7 @@ class InternVLFamily(PictureFamily):
         return self.processor(files.tokenizer, files.images("GotOcr2"), num_tokens, files.key)
 
     def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, num_tokens: int, key: str) -> Processor:
-        """The family's processor. Raises `UserError` where files do not fit.
-
-        Args:
-            num_tokens: of a tile, after the tower's patches were merged.
-            key: names the files.
-        """
+        """The family's processor: `num_tokens` of a tile. Raises `UserError` where the files `key` do not fit."""
         image, start, end = mark_ids(tokenizer, _MARKS, key, "an InternVL's")
         side, patches = int(images.size["height"]), math.isqrt(num_tokens)
         if patches**2 != num_tokens or side % patches or images.size["width"] != side:

@@ -69,10 +69,8 @@ class _Plain(Template):
 
     def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
         if len(pairs) != 2 - (open_ended and len(pairs) == 1) or (mark := marks.search(pairs[0][1])) is None:
-            raise UserError(
-                "the plain template takes a question with <image> and one answer",
-                hint="use template: v1 for this data",
-            )
+            hint = "use template: v1 for this data"
+            raise UserError("the plain template takes a question with <image> and one answer", hint=hint)
         if open_ended:
             return Rendered(mark[0], ())
         text = f"{mark[0]}{pairs[1][1]}\n"

@@ -52,9 +52,7 @@ class PixtralFamily(WholeFamily):
         return tower == "pixtral" or super().of_model(model_type, tower)
 
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
-        """Never larger than the longest edge, sides cut to whole pixels and rounded up to whole tokens. Raises
-        `UserError`: a fewest number of pixels is asked for, or one side is more than 200 times the other.
-        """
+        """Never larger than the longest edge, sides cut to whole pixels and rounded up to whole tokens."""
         if least is not None:
             raise UserError(f"min_pixels is {least}, and Pixtral's and Mistral 3's pictures are only ever made smaller",
                             hint="leave min_pixels out; max_pixels is honoured")  # fmt: skip
@@ -88,11 +86,8 @@ class PixtralFamily(WholeFamily):
     def processor(
         self, tokenizer: PreTrainedTokenizerFast, images: object, patch: int, merge: int, key: str
     ) -> Processor:
-        """The family's processor. Raises `UserError` where the tokenizer lacks a token.
-
-        Args:
-            merge: patches along a side of what becomes one token.
-            key: names the files.
+        """The family's processor, of `merge` patches along a token's side. Raises `UserError` for a token that is
+        missing.
         """
         image, _, _ = mark_ids(tokenizer, _MARKS, key, "a Pixtral's or Mistral 3's")
         if tokenizer.bos_token_id is None:

@@ -72,10 +72,9 @@ class Files:
         """Side in pixels of the tower's patches. Raises `UserError` where neither these files nor the model's say."""
         patch = self.settings.get("patch_size")
         if not isinstance(patch, int):
-            raise UserError(
-                f"{self.key}: neither its files nor a config.json beside them say patch_size", where=str(self.source),
-                hint="write patch_size, the side in pixels of the tower's patches, into processor_config.json",
-            )  # fmt: skip
+            problem = f"{self.key}: neither its files nor a config.json beside them say patch_size"
+            hint = "write patch_size, the side in pixels of the tower's patches, into processor_config.json"
+            raise UserError(problem, where=str(self.source), hint=hint)
         return patch
 
 
@@ -135,9 +134,7 @@ class PictureFamily:
         return settings
 
     def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        """The layout of a clip: one picture, or several where something is written between its frames. Raises
-        `UserError`: the family reads no clips.
-        """
+        """The layout of a clip: one picture, or several where something is written between its frames."""
         return (self.video(settings).picture(len(clip.numbers), processor.patches),)
 
     def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
@@ -147,12 +144,7 @@ class PictureFamily:
     def frame_tokens(
         self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
     ) -> FrameTokens:
-        """How the language model counts a clip.
-
-        Args:
-            sizes: width and height of the set's clips, read where frames keep sides of their own.
-            num_frames: taken of a clip.
-        """
+        """How a clip counts of which `num_frames` are taken; `sizes` (width, height) are of the set's clips."""
         return tile_frames(self.video(settings), processor.patches)
 
     def most_tiles(self, processor: Processor, resizing: Resizing) -> int:
@@ -208,12 +200,8 @@ class PictureFamily:
         patch_size: int,
         **statistics: Any,
     ) -> Processor:
-        """A processor for a model that the project makes itself, for pictures of `image_size` pixels.
-
-        Args:
-            tokenizer: gets the marks that it lacks.
-            kind: of the target.
-            statistics: `image_mean` and `image_std` of pixels in [0, 1].
+        """A processor for a model that the project makes itself, for pictures of `image_size` pixels with `image_mean`
+        and `image_std` of pixels in [0, 1]. The tokenizer gets the marks that it lacks; `kind` is the target's.
         """
         raise NotImplementedError(f"the project makes no target of {self.name}")
 
@@ -269,9 +257,7 @@ class Processor:
 
     @property
     def num_image_tokens(self) -> int:
-        """Tokens of one tile: towers hand over every patch and drop CLS where they have one. At least so many of a
-        picture that is read whole.
-        """
+        """Tokens of one tile, which are its patches without CLS; at least so many of a picture that is read whole."""
         return 1 if self.reads_whole else self.patches**2
 
     @property
@@ -281,9 +267,7 @@ class Processor:
 
     @property
     def tokenizer_hash(self) -> str:
-        """SHA-256 over the backend's whole definition (pieces, merges, normalizer, added tokens); drafts are checked
-        against their target's.
-        """
+        """SHA-256 over pieces, merges, normalizer and added tokens; drafts are checked against their target's."""
         definition = json.loads(self.tokenizer.backend_tokenizer.to_str())
         definition.pop("truncation", None)
         definition.pop("padding", None)
@@ -333,9 +317,7 @@ def tile_side(images: object) -> int:
 
 
 def text_processor(tokenizer: PreTrainedTokenizerFast, key: str) -> Processor:
-    """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token. Raises `UserError`: the
-    tokenizer has no end token or no offsets.
-    """
+    """Llama's and Qwen's. Raises `UserError`: the tokenizer has no end token or no offsets."""
     if not tokenizer.is_fast:
         raise UserError(f"{key}: label masks need character offsets", hint="use a repository with tokenizer.json")
     if tokenizer.eos_token_id is None:

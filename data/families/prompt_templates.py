@@ -49,11 +49,7 @@ class Template:
 
     def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
         """Supervises each answer and the token that ends it; Qwen's official masker also takes a turn's outer tokens.
-
-        Args:
-            system: the system sentence; empty: none.
-            open_ended: leave out the last answer, ending where it would begin.
-            marks: of the pictures.
+        No system sentence: ""; `open_ended` leaves out the last answer and ends where it would begin.
         """
         text = self.head.format("system") + system + self.end + self.between if system else ""
         spans, last = [], len(pairs) - 1

@@ -52,9 +52,7 @@ class QwenFamily(WholeFamily):
         return rounded(size, processor.image_size, least or limits["shortest_edge"], most or limits["longest_edge"])
 
     def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        """One picture, or of Qwen3-VL one for each pair of frames. Raises `UserError`: the clip does not say how many
-        frames a second has, which positions or times are made of.
-        """
+        """One picture, or of Qwen3-VL one for each pair of frames, which bears its time."""
         unit, count = processor.image_size, len(clip.numbers)
         size = rounded(clip.size, unit, *settings.pixel_limits(count, unit))
         grid = grid_of(size, processor, frames=-(-count // _FRAMES), seconds=_FRAMES * clip.seconds_per_frame)
@@ -148,9 +146,7 @@ QWEN3_VL = QwenFamily(
 
 
 def rounded(size: Size, unit: int, least: int, most: int) -> Size:
-    """Width and height in multiples of `unit`, of `least` to `most` pixels, about as oblong as before. Raises
-    `UserError`: one side is more than 200 times the other.
-    """
+    """Width and height in multiples of `unit`, of `least` to `most` pixels, about as oblong as before."""
     check_oblong(size)
     width, height = size
     wide, high = (round(side / unit) * unit for side in size)

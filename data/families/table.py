@@ -29,8 +29,6 @@ ONE_MARK: ImageRule = "llava15"
 
 
 def picture_family_of(model_type: str, tower: str | None = None) -> PictureFamily | None:
-    """The family by whose rules a model of this type, with a vision tower of that type, reads pictures; None: no known
-    one.
-    """
+    """The family by whose rules a model of this type, with such a tower, reads pictures; None: no known one."""
     kind = model_type.removesuffix("_moe")
     return next((family for family in _ALL if family.of_model(kind, tower)), None)

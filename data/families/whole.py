@@ -33,9 +33,7 @@ class WholeFamily(PictureFamily, ABC):
 
     @abstractmethod
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
-        """Width and height that a picture of `size` pixels is resized to, with at least and at most so many pixels;
-        None: as the processor's files say.
-        """
+        """Width and height that a picture is resized to, of `least` to `most` pixels; None: as the files say."""
 
     def ordered(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:
         """Patches [P,C*S*S] of normalised frames [F,rows*S,columns*S,C], in the order of tokens: row by row."""
@@ -74,7 +72,5 @@ def check_oblong(size: Size) -> None:
     """Raises `UserError` where one side is more than 200 times the other."""
     width, height = size
     if max(size) > _MOST_OBLONG * min(size):
-        raise UserError(
-            f"a picture of {width} x {height} pixels, and one side may be {_MOST_OBLONG} times the other",
-            hint="cut or remove the picture",
-        )
+        problem = f"a picture of {width} x {height} pixels, and one side may be {_MOST_OBLONG} times the other"
+        raise UserError(problem, hint="cut or remove the picture")

@@ -1,10 +1,8 @@
 """The files of pictures and clips that records name: where they may lie, and how they are opened.
 
 Records come from strangers. A name stays inside the data section's folder, and what it leads to is a regular file: a
-pipe would hang the reader, and a device has no end.
-
-A picture or clip inside a record file (an Arrow table, a tar) is `Embedded`: it is opened like a path, and its bytes
-are read only then.
+pipe would hang the reader, and a device has no end. What lies inside a record file (an Arrow table, a tar) is
+`Embedded`: it is opened like a path, and its bytes are read only then.
 """
 
 from __future__ import annotations

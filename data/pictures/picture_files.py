@@ -9,7 +9,6 @@ alpha is dropped, as by the official recipes' `convert("RGB")`.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ...core.errors import first_line
+from ...core.file_kinds import HEAD, other_kind
 from .media_files import BadMedia, MediaFile, open_media
 from .tiles import Size
 
@@ -96,7 +96,7 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
             if data.seek(0, os.SEEK_END) > MAX_BYTES:
                 raise BadMedia(f"an image file of more than {MAX_BYTES:,} bytes", reason="file too large")
             data.seek(0)
-            head = data.read(_HEAD)
+            head = data.read(HEAD)
             data.seek(0)
             with Image.open(data, formats=FORMATS) as image:
                 check_area(image.size, MAX_PIXELS)
@@ -111,8 +111,9 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
         problem = f"corrupt image: {error}"
         raise BadMedia(problem, reason="too many pixels", where=str(file), hint=_REPLACE) from error
     except UnidentifiedImageError as error:  # its own text names an address in memory
-        kind = next((f"{name}, which is " for begins, name in _OTHERS.items() if re.match(begins, head)), "")
-        problem = f"corrupt image: {kind}none of {', '.join(FORMATS)}" + ("" if kind else ", or damaged in its head")
+        kind = other_kind(head)
+        what = f"{kind[0]}, which is " if kind else ""
+        problem = f"corrupt image: {what}none of {', '.join(FORMATS)}" + ("" if kind else ", or damaged in its head")
         raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
     # Pillow's parsers raise many kinds of exceptions for damaged bytes (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
@@ -120,19 +121,6 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
         raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
 
 
-_HEAD = 64  # bytes that say which other format it is
-_OTHERS = {
-    rb"(?s)....ftyp(heic|heix|heif|mif1|msf1|hevc)": "HEIC",
-    rb"(?s)....ftyp(avif|avis)": "AVIF",
-    rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51": "JPEG 2000",
-    rb"\xff\x0a|\0\0\0\x0cJXL ": "JPEG XL",
-    rb"%PDF": "PDF",
-    rb"%!PS|\xc5\xd0\xd3\xc6": "EPS",
-    rb"\s*<(\?xml|svg)": "SVG",
-    rb"\s*<(!doctype|!DOCTYPE|html)": "a web page",
-    rb"version https://git-lfs": "a pointer of Git LFS",
-    rb"\Z": "an empty file",
-}
 _REPLACE = "replace or remove the file"
 
 
@@ -157,11 +145,18 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         bits = _tag(image, _BITS_PER_SAMPLE)  # some TIFFs use 12
         return _grey(np.asarray(image) >> ((16 if bits is None else int(bits[0])) - 8), image)
+    if image.mode not in ("I", "F"):
+        return image.convert("RGB")
+    values = np.asarray(image)
+    least, most = values.min(), values.max()
     if image.mode == "I":
-        return _grey(_of_integers(np.asarray(image), image), image)
-    if image.mode == "F":
-        return _grey(_of_floats(np.asarray(image)), image)
-    return image.convert("RGB")
+        if least < 0 or most > 0xFFFF:
+            raise _out_of_range(f"integers from {least:,} to {most:,}", "0 to 255, or 0 to 65,535")
+        # PGM files of more than 8 bits are read as 16 bits whatever their largest value.
+        return _grey(values if most <= 255 and image.format != "PPM" else values >> 8, image)
+    if not (least >= 0 and most <= 255):  # not-a-number is no more
+        raise _out_of_range(f"floats from {least:g} to {most:g}", "0 to 1, or 0 to 255")
+    return _grey(np.floor(values * 255 + 0.5) if most <= 1 else values, image)
 
 
 def _grey(values: np.ndarray, image: Image.Image) -> Image.Image:
@@ -169,21 +164,6 @@ def _grey(values: np.ndarray, image: Image.Image) -> Image.Image:
     if _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow turns those of 8 bits alone
         values = 255 - values
     return Image.fromarray(values).convert("RGB")
-
-
-def _of_integers(values: np.ndarray, image: Image.Image) -> np.ndarray:
-    least, most = int(values.min()), int(values.max())
-    if least < 0 or most > 0xFFFF:
-        raise _out_of_range(f"integers from {least:,} to {most:,}", "0 to 255, or 0 to 65,535")
-    # PGM files of more than 8 bits are read as 16 bits whatever their largest value.
-    return values if most <= 255 and image.format != "PPM" else values >> 8
-
-
-def _of_floats(values: np.ndarray) -> np.ndarray:
-    least, most = float(values.min()), float(values.max())
-    if not (least >= 0 and most <= 255):  # not-a-number is no more
-        raise _out_of_range(f"floats from {least:g} to {most:g}", "0 to 1, or 0 to 255")
-    return np.floor(values * 255 + 0.5) if most <= 1 else values
 
 
 def _out_of_range(found: str, expected: str) -> BadMedia:

@@ -60,9 +60,7 @@ class VideoSettings(Section):
         return self
 
     def pixel_limits(self, num_frames: int, unit: int) -> tuple[int, int]:
-        """The fewest and the most pixels of a frame of Qwen-VL, whose tokens are of `unit` x `unit` pixels, two frames
-        each.
-        """
+        """The fewest and most pixels of a Qwen-VL's frame; tokens are of `unit` x `unit` pixels, two frames each."""
         least, most = self.min_pixels or 128 * unit**2, self.max_pixels or 768 * unit**2
         share = self.max_tokens * unit**2 * 2 // num_frames
         return min(least, most), max(min(most, share), min(int(least * 1.05), most))
@@ -85,13 +83,9 @@ def frame_numbers(total: int, rate: float, settings: VideoSettings) -> list[int]
 
 
 def numbers_in_time(begins: Sequence[float], end: float, settings: VideoSettings) -> list[int]:
-    """Which frames are taken of a clip whose frames do not follow at one rate, ascending; each at most once.
-
-    The times to look at are those of `frame_numbers`; each takes the frame that a player shows then.
-
-    Args:
-        begins: [N] seconds from the first frame to each, ascending.
-        end: seconds to the end of the last one.
+    """Which frames are taken of a clip whose frames do not follow at one rate, ascending; each at most once. The times
+    to look at are those of `frame_numbers`; each takes the frame that a player shows then. `begins` [N] are seconds
+    from the first frame to each, ascending, and `end` to the end of the last one.
     """
 
     def shown(times: np.ndarray) -> list[int]:
@@ -134,11 +128,8 @@ class Clip:
         if stored < announced and not (step and length and self._begins[-1] + 2 * step > length):
             raise _broken(path, f"ends after {stored} of {announced} frames")
         if self.total < settings.min_frames:
-            raise UserError(
-                f"the clip has {self.total} frames, fewer than min_frames {settings.min_frames}",
-                where=str(path),
-                hint="remove the record, or lower video.min_frames",
-            )
+            problem = f"the clip has {self.total} frames, fewer than min_frames {settings.min_frames}"
+            raise UserError(problem, where=str(path), hint="remove the record, or lower video.min_frames")
         if step and abs(rate * step - 1) > 0.02:  # of the file with what an edit list hides, or with gaps
             rate = 1 / step
         if settings.fps is not None and not rate:
@@ -167,10 +158,8 @@ class Clip:
         return self.total / self.rate / len(self.numbers)
 
     def frames(self, *, check: Callable[[Size], None] | None = None) -> list[Image.Image]:
-        """The taken frames, RGB. Raises `UserError`: a frame cannot be decoded, or they are too large.
-
-        Args:
-            check: raises `BadMedia` for a size of frames (width, height) that is not wanted, before any is decoded.
+        """The taken frames, RGB. Raises `UserError`: one cannot be decoded, they are too large, or `check` refuses
+        their size (width, height), before any is decoded.
         """
         wanted, frames = set(self.numbers), []
         width, height = self.size
@@ -192,9 +181,7 @@ class Clip:
 
 @contextmanager
 def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
-    """A container and its stream of pictures, which no cover picture is. What goes wrong while they are read ends in a
-    `UserError`.
-    """
+    """A container and its stream of pictures, no cover picture. What goes wrong ends in a `UserError`."""
     import av
     from av.stream import Disposition
 
@@ -241,11 +228,6 @@ def write_clip(path: Path, frames: Sequence[Image.Image], *, fps: int) -> None:
         container.mux(stream.encode())
 
 
-PRESETS = {
-    "0.5k": 500, "1.5k": 1_500, "4.5k": 4_500, "6k": 6_000, "13k": 13_000, "15k": 15_000, "17k": 17_000, "25k": 25_000,
-}  # fmt: skip
-
-
 def visual_tokens(budget: int | str) -> int:
     """Tokens of a budget: any number, or one with k after it. Raises `UserError` for what is neither."""
     text = str(budget).strip().lower()
@@ -254,9 +236,7 @@ def visual_tokens(budget: int | str) -> int:
     except ValueError:
         number = 0.0
     if not 1 <= number < float("inf"):
-        raise UserError(
-            f"{budget!r} is no number of visual tokens", hint=f"give a number, or one of {', '.join(PRESETS)}"
-        )
+        raise UserError(f"{budget!r} is no number of visual tokens", hint="give a number, such as 700 or 25k")
     return round(number)
 
 
@@ -287,8 +267,6 @@ class FrameTokens:
 
 
 def tile_frames(settings: VideoSettings, patches: int) -> FrameTokens:
-    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline), of `patches` along a
-    side.
-    """
+    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline)."""
     one, two = (settings.picture(count, patches).num_tokens for count in (1, 2))
     return FrameTokens(two - one, per_clip=2 * one - two)

@@ -189,9 +189,7 @@ def _cut(choice: JsonObject) -> Unusable | None:
 
 
 def _record(asked: JsonObject, answer: JsonObject | None, name: str, pictures: LoggedPictures) -> JsonObject:
-    """Args:
-    answer: None: the request is a question alone.
-    """
+    """The record of a request and its answer; None: it is a question alone."""
     images: list[str] = []
     messages = [*asked["messages"], *([] if answer is None else [{"role": "assistant"} | answer])]
     turns = [_turn(message, number, pictures, images) for number, message in enumerate(messages)]
@@ -316,9 +314,7 @@ class _Groups:
 
 
 def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Number, from 1, and bytes of each line that is not blank; None for one of more than `MOST_BYTES`. Raises
-    `UserError`: it is no regular file, cannot be read, or is something else than a log.
-    """
+    """Number, from 1, and bytes of each line that is not blank; None for one of more than `MOST_BYTES`."""
     if log.exists() and not log.is_file():
         what = "a folder" if log.is_dir() else "no regular file (a device or a pipe)"
         raise UserError(f"{what}, and a log is a file of JSON lines", where=str(log), hint="write the log to a file")

@@ -21,9 +21,7 @@ _DAMAGED = (zipfile.BadZipFile, ValueError, EOFError, KeyError, TypeError, Runti
 
 
 def read_arrays(path: Path, kinds: Mapping[str, type[np.generic]]) -> dict[str, np.ndarray] | None:
-    """The arrays of these names and dtypes that `write_arrays` kept; None where there are none, or they are damaged,
-    which is said.
-    """
+    """The arrays that `write_arrays` kept, by name and dtype; None: none are there, or damaged ones, which is said."""
     if not path.is_file():
         return None
     try:

@@ -15,7 +15,7 @@ from PIL import Image
 from ...core.errors import UserError
 from ...core.json_types import Json, JsonMapping, JsonObject
 from ...core.pictures import MARKS
-from ..pictures.media_files import located, open_media
+from ..pictures.media_files import MediaFile, located, open_media
 from ..pictures.picture_files import mime_type
 from .record import paths
 
@@ -70,10 +70,8 @@ class LoggedPictures:
             raise Unusable(f"a picture's address of scheme {parsed.scheme}", "data: URLs and local files are read")
         path = (self._root / (unquote(parsed.path) if parsed.scheme else url)).resolve()
         if not path.is_relative_to(self._root):
-            raise Unusable(
-                "a picture outside the folder of pictures",
-                f"{url}: name a folder that holds it: --images (it is {self._root} now)",
-            )
+            problem = "a picture outside the folder of pictures"
+            raise Unusable(problem, f"{url}: name a folder that holds it: --images (it is {self._root} now)")
         if not path.is_file():
             raise Unusable("a picture that is not there", f"{url}: paths start at --images, {self._root}")
         if path.stat().st_size > MOST_BYTES:
@@ -121,7 +119,8 @@ class Conversation:
             what = "clips" if paths(record, "video") else "tools"
             raise UserError(f"the record has {what}, and a server is asked texts and pictures alone", where=self.name,
                             hint="leave such records out")  # fmt: skip
-        pictures = iter([_url(self.images, name, self.allow_outside) for name in paths(record, "image")])
+        files = (located(self.images, name, allow_outside=self.allow_outside) for name in paths(record, "image"))
+        pictures = iter([_url(file) for file in files])
         return [{"role": _ROLES[turn["from"]], "content": _content(turn["value"], pictures)} for turn in turns]
 
 
@@ -136,8 +135,7 @@ def _content(text: str, pictures: Json) -> str | list[JsonObject]:
     return [part for part in parts if part.get("text") != ""]
 
 
-def _url(folder: Path, name: Json, allow_outside: bool) -> str:
-    file = located(folder, name, allow_outside=allow_outside)
+def _url(file: MediaFile) -> str:
     kind = mime_type(file)
     with open_media(file, "image") as data:
         return f"data:{kind};base64,{base64.b64encode(data.read()).decode()}"

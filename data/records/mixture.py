@@ -150,9 +150,7 @@ def expand(names: Sequence[Name]) -> list[Share]:
 
 
 def identities(names: Iterable[Name | JsonObject]) -> list[str]:
-    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there. Names
-    may be what sections were read from.
-    """
+    """Hashes of mixtures and of the files behind them, for a fingerprint; "absent" where one is not there."""
     hashes = []
     for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
         hashes.append(source.identity())
@@ -162,9 +160,7 @@ def identities(names: Iterable[Name | JsonObject]) -> list[str]:
 
 
 def are_present(names: Iterable[Name], *, opens_fast: bool = False) -> bool:
-    """Whether all files are on disk, those that mixtures name included; with `opens_fast` none of them must be
-    converted first.
-    """
+    """Whether all files are on disk, of mixtures too; with `opens_fast` none must be converted first."""
     return all(source.is_present() and (source.opens_fast or not opens_fast) for source in _behind(names))
 
 
@@ -250,9 +246,7 @@ class _Mixture(Section):
 
 
 def _entries(path: Path, file: Path) -> list[Share]:
-    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder. What is read is
-    `file`, which may be the package's in place of `path`.
-    """
+    """The shares of a mixture that `file` holds for `path`, in whose folder relative paths start."""
     hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
     shares: list[Share] = []
     for number, entry in enumerate(read_yaml(file, _Mixture, hint=hint).datasets, 1):

@@ -33,20 +33,13 @@ def braces(name: str, *, key: str | None = None, where: str | None = None) -> li
     if Path(name).exists():
         return [Path(name)]
     try:
-        names = expanded(name) if "{" in name else [name]
+        if (count := _count(name)) > MOST_NAMES:
+            raise ValueError(f"they are {count:,} names, and at most {MOST_NAMES:,} are read")
+        names = list(braceexpand(name)) if "{" in name else [name]
     except ValueError as error:
         raise UserError(f"braces that do not expand: {name!r} ({error})", key=key, where=where,
                         hint="write them as {a,b}.json") from error  # fmt: skip
     return [Path(match) for one in names for match in (sorted(glob(one)) if is_pattern(one) else []) or [one]]
-
-
-def expanded(name: str) -> list[str]:
-    """A name with its braces expanded, a bounded number of them. Raises `ValueError`: braces that do not close, or more
-    than `MOST_NAMES` names.
-    """
-    if (count := _count(name)) > MOST_NAMES:
-        raise ValueError(f"they are {count:,} names, and at most {MOST_NAMES:,} are read")
-    return list(braceexpand(name))
 
 
 def _count(name: str) -> int:

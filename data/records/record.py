@@ -28,7 +28,10 @@ def check_record(record: object) -> str | None:
         return f"not an object with id and conversations{found}"
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
-        return _without_turns(record)
+        if "messages" in record:
+            return "no conversations, but messages: a chat log, which `draftsmith logs` reads"
+        others = [encodable(str(key)) for key in record if key not in ("id", "image", "video", "conversations")]
+        return "no conversations" + (f" (it has {', '.join(sorted(others)[:6])})" if others else "")
     for key, kind in _HANDED.items():
         if not isinstance(record.get(key) or kind(), kind):
             return f"{key} is no {'list' if kind is list else 'object'}"
@@ -39,14 +42,6 @@ def check_record(record: object) -> str | None:
         if any(encodable(name) != name for name in names if isinstance(name, str)):
             return f"{key} {_BROKEN}"
     return _check_turns(turns, len(images), len(clips))
-
-
-def _without_turns(record: JsonObject) -> str:
-    """Names what a record of another layout has in their place."""
-    if "messages" in record:
-        return "no conversations, but messages: a chat log, which `draftsmith logs` reads"
-    others = [encodable(str(key)) for key in record if key not in ("id", "image", "video", "conversations")]
-    return "no conversations" + (f" (it has {', '.join(sorted(others)[:6])})" if others else "")
 
 
 def _check_turns(turns: list[Json], images: int, clips: int) -> str | None:
@@ -107,9 +102,7 @@ def num_learned(record: JsonObject) -> int:
 
 
 def paths(record: JsonObject, key: str) -> list[Json]:
-    """The paths (or `Embedded` bytes) that a record names under `key` (image, video): none, one, or a list. A clip's
-    mark is <image> or <video>.
-    """
+    """The paths (or `Embedded` bytes) that a record names under `key` (image, video): none, one, or a list."""
     named = record.get(key)
     return [] if not named else named if isinstance(named, list) else [named]
 

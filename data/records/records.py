@@ -96,16 +96,6 @@ class RecordFile(_Extra):
     def __str__(self) -> str:
         return str(self.reader)
 
-    @property
-    def name(self) -> str:
-        """In the names of samples."""
-        return self.reader.name
-
-    @property
-    def folder(self) -> Path:
-        """That relative paths of pictures start at, unless the data section names one."""
-        return self.reader.folder
-
     def read(self, index: int) -> JsonObject:
         """Record `index`; of one that is listed in `problems` maybe no dict."""
         return self.reader.read(int(self.columns["offsets"][index]), int(self.columns["sizes"][index]))
@@ -120,9 +110,7 @@ class RecordFile(_Extra):
 
 
 def open_records(path: Path, cache: Path) -> RecordFile:
-    """Index `path`, or take the index from `cache` where the file is unchanged. Raises `UserError`: the file is
-    missing, empty or not JSON; the message names the place.
-    """
+    """Index `path`, or take the index from `cache`. Raises `UserError`: it is missing, empty or not JSON."""
     if not path.is_file():
         raise NotFound("data file not found", where=str(path), hint="check `path` of the data section")
 
@@ -164,9 +152,7 @@ def of_any_copy() -> Iterator[None]:
 
 
 def file_identity(path: Path) -> str:
-    """Hash of a file's name, size and content; of its first and last MiB and its time of writing where it is larger
-    than 64 MiB.
-    """
+    """Hash of a file's name, size and content; above 64 MiB of its first and last MiB and its time of writing."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{path.name}/{size}/".encode())
     with open_data(path) as file:

@@ -80,11 +80,9 @@ def again(folder: Path) -> str:
 
 
 def claim(folder: Path, identity: JsonMapping) -> None:
-    """Make `folder` the place of these shards; to be called by each process before its first shard. Raises `UserError`:
-    the folder belongs to another identity (the message names the field), or to nobody known.
-
-    Args:
-        identity: what the samples depend on, of JSON types; nothing that differs from rank to rank.
+    """Make `folder` the place of these shards; to be called by each process before its first shard. `identity` is what
+    the samples depend on, of JSON types, and nothing that differs from rank to rank. Raises `UserError`: the folder
+    belongs to another identity (the message names the field), or to nobody known.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark, wanted = folder / IDENTITY, json.loads(json.dumps(identity))
@@ -184,12 +182,9 @@ def unfinished(folder: Path, count: int, *, in_step: bool = False) -> list[int]:
 
 
 def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: JsonMapping | None = None) -> None:
-    """Write `manifest.json` over all shards; once, after every process has written its shards. Raises `UserError`: a
-    shard is missing, cut or one too many; the folder is another identity's.
-
-    Args:
-        num_shards: how many there must be.
-        measured: what was found out about the samples, for whoever reads the manifest; JSON types.
+    """Write `manifest.json` over all `num_shards` shards, with what was measured of the samples; once, after every
+    process has written its shards. Raises `UserError`: one is missing, cut or one too many; the folder is another
+    identity's.
     """
     claim(folder, identity)
     indices = _indices(folder)
@@ -255,9 +250,7 @@ class ShardReader:
         return key, tensors, info
 
     def tensors(self, index: int, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """The tensors of a sample, or those of these names alone. Raises `UserError`: one differs from what was
-        written; it names the file.
-        """
+        """The tensors of a sample, or those of these names. Raises `UserError` for one that was edited."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         place = int(np.searchsorted(self._ends, index, side="right"))

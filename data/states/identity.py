@@ -19,7 +19,7 @@ from ...core.weights_identity import weights_identity
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..families.processor import Processor
-from .dtypes import StatesDtype
+from .storage import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
 Acceptable = Literal["transformers", "image_backend", "template", "target", "processor", "pictures", "engine"]
@@ -37,11 +37,8 @@ def states_identity(
     dtype: StatesDtype | None,
     engine: JsonMapping | None = None,
 ) -> JsonObject:
-    """Return the settings that cached states depend on, as JSON. A None is not known: it is left out and not compared.
-
-    Args:
-        target: its name, revision and weights, see `target_identity`.
-        engine: that computed them; None: the target's own passes, of which an identity says nothing.
+    """Return the settings that cached states depend on, as JSON. A None is not known: it is left out and not compared;
+    no `engine` is the target's own passes. `target` is of `target_identity`.
     """
     import transformers
 
@@ -85,9 +82,7 @@ def processor_settings(processor: Processor) -> JsonObject:
 
 
 def target_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
-    """Identify a target's weights, loaded from `source`: published ones by path, revision and commit, a directory by
-    its files alone.
-    """
+    """A target's weights: published ones by path, revision and commit, a directory by its files alone."""
     from huggingface_hub import try_to_load_from_cache
 
     if (folder := Path(source)).is_dir():

@@ -21,8 +21,8 @@ from ...core.finite import check_states
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..shards.shards import Sample, write_shard
-from .dtypes import StatesDtype, decode, encode
 from .samples import Counts, draw_of
+from .storage import StatesDtype, decode, encode
 
 # Whole numbers of each record that its shard's index lists: the sample's number, its places, 1 where it has pictures,
 # its supervised tokens, and the hash of its name, which decides whether it is held out.
@@ -188,8 +188,8 @@ class StatesWriting:
         write_shard(self.folder, index, samples, {}, columns=COLUMNS)
 
     def samples(self, batch: Batch, states: TargetStates, numbers: Sequence[int]) -> Iterator[Sample]:
-        """Yield key, tensors and info of each row of `batch` but fillers; `numbers` are those of its samples. Raises
-        `NotFinite`: states of a sample hold NaN or infinity.
+        """Yield key, tensors and info of each row of `batch` but fillers. Raises `NotFinite`: states hold NaN or
+        infinity.
         """
         check_states(states, batch.sample_ids[: len(numbers)])
         for row, number in enumerate(numbers):

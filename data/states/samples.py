@@ -84,9 +84,7 @@ class StatesSamples:
         world_size: int = 1,
         watch: Callable[[Iterable[int]], Iterable[int]] = iter,
     ) -> np.ndarray:
-        """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start. `watch` wraps their
-        numbers, to see how far this is.
-        """
+        """[k,3] of this rank's samples (every `world_size`-th, by `watch`), kept in `path` for the next start."""
         path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npz")
         mine = range(rank, len(self), world_size)
         arrays = read_arrays(path, {"counts": np.int32})

@@ -184,9 +184,7 @@ def _folders(about: BenchmarkSet, config: str | None) -> list[str]:
 
 
 def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folder: Path) -> str:
-    """Where a clip lies, from the suite's folder; the first place that it may have, where it is in none. Raises
-    `UserError`: its name leads out of the set's folder.
-    """
+    """Where a clip lies, or may lie first, from the suite's folder. Raises `UserError`: outside the set's folder."""
     if called.startswith("/") or ".." in Path(called).parts:
         raise UserError(f"set {name} names a clip outside of its folder: {called!r}", hint="report this to its authors")
     inside: Iterable[Path] = (Path(MEDIA, name, place) for place in _folders(about, config))

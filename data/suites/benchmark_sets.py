@@ -164,9 +164,7 @@ def names_of(medium: Medium) -> list[str]:
 
 
 def set_name(called: str) -> str:
-    """The name of a set that is called by it, by another of its names, or by a Hub id, old or new. Raises `UserError`:
-    no set is called so.
-    """
+    """The set of this name, other name or Hub id, old or new. Raises `UserError`: no set is called so."""
     known = {name: name for name in BENCHMARK_SETS}
     for name, about in BENCHMARK_SETS.items():
         known |= dict.fromkeys((*about.aliases, *about.ids), name)
@@ -191,12 +189,8 @@ _YES_NO = "Please answer yes or no."  # in MME's questions, which would end the 
 def wording(
     way: Ask, question: str, options: tuple[str, ...] = (), *, describe: str, explain: str = EXPLAIN, hint: str = ""
 ) -> str:
-    """The text of a prompt, without its marks.
-
-    Args:
-        options: without letters.
-        describe: what asks for a description.
-        explain: what stands after a question that is to be answered with an explanation.
+    """The text of a prompt, without its marks and with options without letters; `describe` asks for a description, and
+    `explain` stands after a question that is to be answered with an explanation.
     """
     if way == "describe" or not question:
         return describe

@@ -135,9 +135,7 @@ class Suite:
     def second_turns(
         self, name: str, task: Task, convention: Convention, limit: int | None, answers: Sequence[str]
     ) -> list[JsonObject]:
-        """Records that go on from the target's answers to the first turns, as decoded. Rows without an answer have no
-        second turn.
-        """
+        """Records that go on from the target's decoded answers; a row without an answer has no second turn."""
         firsts = self.first_turns(name, convention, limit)
         assert len(firsts) == len(answers), (name, len(firsts), len(answers))
         questions = self._questions(task, convention) if task in QUESTIONS else []
@@ -260,12 +258,9 @@ def suite_identity(folder: Path) -> str:
 
 
 def prompt(name: str, question: str, convention: Convention, *, num_images: int, num_clips: int = 0) -> str:
-    """The first turn of a row, with its image marks; the template adds the roles. Raises `UserError`: the convention
-    has no prompt for a set of this name.
-
-    Args:
-        question: in the data's own words. Sets of several pictures have their marks in it, others need not.
-        num_clips: their mark is <video>, or <image>, too.
+    """The first turn of a row, with its image marks; the template adds the roles. The question is in the data's own
+    words; sets of several pictures have their marks in it, others need not. A clip's mark is <video>, or <image>, too.
+    Raises `UserError`: the convention has no prompt for a set of this name.
     """
     bare = question.replace(f"{IMAGE_MARK}\n", "").replace(IMAGE_MARK, "").strip()
     marks = f"{IMAGE_MARK}\n" * num_images + f"{VIDEO_MARK}\n" * num_clips

@@ -70,13 +70,9 @@ def fetch(
     published: Mapping[str, Published] = PUBLISHED,
     questions: Mapping[Task, Published] = PUBLISHED_QUESTIONS,
 ) -> Path:
-    """A suite directory with the first rows of each set, and questions for those of `tasks` that have some.
-
-    Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is unknown, out of reach,
-    or has other columns than expected.
-
-    Args:
-        sets: name -> at most so many rows; None: as many as the set has.
+    """A suite directory with the first rows of each set (at most so many; None: all), and questions for those of
+    `tasks` that have some. Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is
+    unknown, out of reach, or has other columns than expected.
     """
     if folder.is_dir():
         return folder
@@ -100,11 +96,9 @@ def load_rows(name: str, repository: str, config: str | None, split: str, *, rev
     try:
         return datasets.load_dataset(repository, config, split=split, revision=revision)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot load set {name} ({repository}): {first_line(error)}",
-            key="suite.data.path",
-            hint="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
-        ) from error
+        problem = f"cannot load set {name} ({repository}): {first_line(error)}"
+        hint = "without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json"
+        raise UserError(problem, key="suite.data.path", hint=hint) from error
 
 
 def row_of(name: str, table: Any, place: int) -> JsonObject:

@@ -43,7 +43,16 @@ def published_records(name: str, path: Path) -> list[JsonObject]:
     """
     records: list[JsonObject] = []
     for file in published_files(name, path):
-        rows = _parquet(name, file) if file.suffix == ".parquet" else _lines(file)
+        if file.suffix == ".parquet":
+            from pyarrow import parquet  # takes half a second
+
+            try:
+                rows: Iterable[JsonMapping] = parquet.read_table(file).to_pylist()
+            except (OSError, ValueError) as error:
+                hint = f"fetch the set again: {TURN_SETS[name].cure}"
+                raise UserError(f"no parquet file: {first_line(error)}", where=str(file), hint=hint) from error
+        else:
+            rows = _lines(file)
         records += [record(name, row, where=f"{file}, row {number}") for number, row in enumerate(rows, 1)]
     return records
 
@@ -58,9 +67,7 @@ def hub_records(name: str) -> list[JsonObject]:
 
 
 def record(name: str, row: JsonMapping, *, where: str) -> JsonObject:
-    """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels; `where` is its
-    place, for errors.
-    """
+    """A row as LLaVA JSON: its first question, the further ones under `turns`, its labels."""
     about = TURN_SETS[name]
     if missing := [key for key in (about.id, "turns", *about.labels.values()) if key not in row]:
         raise UserError(f"no key {missing[0]!r}; the row has {', '.join(map(str, row))}", where=where, hint=about.cure)
@@ -88,13 +95,3 @@ def _picture(folder: str, called: object, where: str) -> str:
 
 def _lines(file: Path) -> Iterable[JsonMapping]:
     return read_json_lines(file, JsonObject, hint="one JSON object in each line, as the set's authors publish it")
-
-
-def _parquet(name: str, file: Path) -> Iterable[JsonMapping]:
-    from pyarrow import parquet  # takes half a second
-
-    try:
-        return parquet.read_table(file).to_pylist()  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:
-        raise UserError(f"no parquet file: {first_line(error)}", where=str(file),
-                        hint=f"fetch the set again: {TURN_SETS[name].cure}") from error  # fmt: skip

@@ -65,9 +65,7 @@ class Measured:
 
 
 def check(config: QualityConfig, extractors: Extractors | None = None) -> None:
-    """Raises `UserError` for weights or real images that are not there; to be called before images are generated.
-    Metrics of `extractors` bring their own network and need no weights.
-    """
+    """Raises `UserError` for weights or real images that are not there; metrics of `extractors` need none."""
     for metric in config.metrics:
         if metric not in (extractors or {}):
             for name in NEEDS[metric]:
@@ -85,18 +83,14 @@ def measure(
     extractors: Extractors | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Measured]:
-    """Measure pictures by each metric of the recipe, one network in memory at a time.
+    """Results by metric (`precision_recall` gives `precision` and `recall`), one network in memory at a time. Raises
+    `UserError` where a metric lacks weights, captions, real images, or enough images.
 
     Args:
         images: generated, uint8 [H,W,3]; a list, or a `Folder` that reads them when asked for.
         captions: what each image was asked for, in the images' order.
         reference: real images in place of the recipe's folder.
         extractors: networks in place of the published ones, by metric.
-
-    Returns:
-        results by metric; `precision_recall` gives `precision` and `recall`.
-
-    Raises `UserError` where a metric lacks weights, captions, real images, or enough images.
     """
     extractors = extractors or {}
     check(config, extractors)
@@ -110,10 +104,9 @@ def measure(
             raise UserError(problem, where="reference", hint="name a folder of real images")
         if metric in ("clip", "hpsv2") and (captions is None or len(captions) != len(images)):
             count = "none" if captions is None else len(captions)
-            raise UserError(
-                f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}",
-                hint=f"measure images that were asked for in words, or leave {metric!r} out of metrics",
-            )
+            problem = f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}"
+            hint = f"measure images that were asked for in words, or leave {metric!r} out of metrics"
+            raise UserError(problem, hint=hint)
     task = _Task(images, captions or (), () if reference is None else reference, config.batch_size, device)
     results: dict[str, Measured] = {}
     for metric in config.metrics:

@@ -50,10 +50,8 @@ def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) ->
     """
     for name, features in (("real", real), ("generated", generated)):
         if len(features) <= neighbours:
-            raise UserError(
-                f"precision and recall need more than {neighbours} {name} images, found {len(features)}",
-                hint="give more images",
-            )
+            problem = f"precision and recall need more than {neighbours} {name} images, found {len(features)}"
+            raise UserError(problem, hint="give more images")
     real, generated = real.double(), generated.double()
     return _share_inside(generated, real, neighbours), _share_inside(real, generated, neighbours)
 

@@ -11,8 +11,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -22,12 +23,12 @@ from ...core.batch import CodeBatch
 from ...core.errors import UserError
 from ...core.json_types import Json, JsonObject
 from ...core.section import Section
-from ...core.states import Taps, TargetStates
+from ...core.states import Taps
 from ...data.shards.codes import ShardData, ShardSample, ShardSamples
 from ...models.decoding.neighbours import NeighbourTable, load_neighbours
 from ...models.decoding.warp import Warp
 from ...models.drafters.eagle_images import ImageEagleHead, causal_mask
-from ...models.targets.base import DrawingTarget
+from ...models.targets.guided import GuidedTarget
 from ..lantern import Lantern, LanternConfig, Proximity
 
 AT_ONCE = 256  # cells whose scores are held in full before they are warped
@@ -78,14 +79,9 @@ class Curves:
     q: Tensor  # [M,V] float32, the head's for the cells from the second on, from true features
     tokens: Tensor  # [n] int64, what was drawn
 
-    @property
-    def drafted(self) -> Tensor:
-        """[M,V] the target's where the head has one too."""
-        return self.p[1:]
-
 
 @torch.no_grad()
-def teacher_forced(target: DrawingTarget, head: ImageEagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
+def teacher_forced(target: GuidedTarget, head: ImageEagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
     """What decoding sees, had it drawn this picture: p before each token, q at the root of a cycle that starts there.
 
     Args:
@@ -106,20 +102,15 @@ def teacher_forced(target: DrawingTarget, head: ImageEagleHead, condition: Tenso
     assert sequence.feature is not None and sequence.ids is not None
     last = sequence.ids.shape[1] - count - 1  # the prompt's last place, whose feature scores the first code
     p = _distributions(target, sequence.feature[:, last:-1], 0, warp)
-    q = _distributions(target, _predicted(head, sequence)[:, last:], 1, warp)
-    return Curves(p, q, sequence.ids[0, last + 1 :])
-
-
-def _predicted(head: ImageEagleHead, sequence: TargetStates) -> Tensor:
-    """[R,T-2,D] features of the places from the second on, but for the last, which nothing follows."""
-    assert sequence.feature is not None and sequence.ids is not None
+    # Features of the places from the second on, but for the last, which nothing follows.
     assert sequence.mask is not None and sequence.positions is not None
     features, mask = sequence.feature[:, :-2], causal_mask(head, sequence.mask[:, :-2])
     predicted = head.predict(features.to(head.dtype), sequence.ids[:, 1:-1], sequence.positions[0, :, :-2], mask)
-    return predicted.to(features.dtype)
+    q = _distributions(target, predicted.to(features.dtype)[:, last:], 1, warp)
+    return Curves(p, q, sequence.ids[0, last + 1 :])
 
 
-def _distributions(target: DrawingTarget, feature: Tensor, first: int, warp: Warp) -> Tensor:
+def _distributions(target: GuidedTarget, feature: Tensor, first: int, warp: Warp) -> Tensor:
     """[R,N,D] -> [N,V]; the first of them scores image token number `first`."""
     probs = []
     for start in range(0, feature.shape[1], AT_ONCE):
@@ -147,9 +138,9 @@ def overlap(p: Tensor, q: Tensor) -> Tensor:
 # ---- LANTERN's rule on one draft a cell
 
 
-def lantern(k: int, delta: float, divergence: str = "tvd") -> LanternConfig:
+def lantern(k: int, delta: float, divergence: Literal["tvd", "jsd"] = "tvd") -> LanternConfig:
     """The rule by the paper's bound."""
-    return LanternConfig.model_validate({"kind": "lantern", "k": k, "delta": delta, "divergence": divergence})
+    return LanternConfig(kind="lantern", k=k, delta=delta, divergence=divergence)
 
 
 def relaxed(config: LanternConfig, table: NeighbourTable, p: Tensor, drafts: Tensor) -> Proximity:
@@ -175,20 +166,16 @@ def bound_cost(
     outcome = relaxed(config, table, p, drafts)
     rule, times = Lantern(config, table, greedy=False), []
     rows = torch.arange(CYCLE_NODES, device=p.device) % len(drafts)
+    wait = partial(torch.cuda.synchronize, p.device) if p.device.type == "cuda" else lambda: None
     for _ in range(repeats + 1):
-        _wait(p.device)
+        wait()
         start = time.perf_counter()
         rule.proximity(p, rows, drafts[rows])
-        _wait(p.device)
+        wait()
         times.append(1e3 * (time.perf_counter() - start))
     assert config.delta is not None
     accept, size = float(outcome.mass.mean()), float(outcome.size.float().mean())
     return BoundCost(config.divergence, config.delta, accept, size, statistics.median(times[1:]))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # ---- many pictures
@@ -227,16 +214,13 @@ class CellStatistics:
     bounds: tuple[BoundCost, ...]
     first: Curves
 
-    def accuracy(self, k: int) -> float:
-        """Share of cells where the target's most likely token is among the head's k most likely."""
-        return float((self.rank_best <= k).float().mean())
-
     def summary(self) -> JsonObject:
         """Means over pictures and cells, for the report; settings are the config's, in its order."""
         return {
             "pictures": len(self.top1),
-            "accuracy_top1": self.accuracy(1),
-            "accuracy_top3": self.accuracy(3),
+            # Cells where the target's most likely token is among the head's k most likely.
+            "accuracy_top1": float((self.rank_best <= 1).float().mean()),
+            "accuracy_top3": float((self.rank_best <= 3).float().mean()),
             "target_top1": float(self.top1.mean()),
             "target_top10": float(self.top10.mean()),
             "expected_acceptance": float(self.overlap.mean()),
@@ -260,7 +244,7 @@ class CellStatistics:
 
 def read_pictures(
     config: AnalysisConfig,
-    target: DrawingTarget,
+    target: GuidedTarget,
     head: ImageEagleHead,
     pictures: Sequence[ConditionAndCodes],
     warp: Warp,
@@ -277,7 +261,7 @@ def read_pictures(
     bounds: tuple[BoundCost, ...] = ()
     for condition, codes in pictures[: config.pictures]:
         curves = teacher_forced(target, head, condition, codes, warp)
-        p, q, drafts = curves.drafted, curves.q, curves.q.argmax(-1)
+        p, q, drafts = curves.p[1:], curves.q, curves.q.argmax(-1)
         if first is None:
             first = Curves(curves.p.cpu(), curves.q.cpu(), curves.tokens.cpu())
             pairs = [(name, d) for pair in EQUAL_BOUNDS for name, d in zip(("tvd", "jsd"), pair, strict=True)]

@@ -42,64 +42,42 @@ def drawn_section(
         contrast: by temperature, then by method, plain decoding among them: `contrasts` [I,n] of all pictures.
     """
     places = {t: by_place(s, contrast[t][PLAIN][: len(s.top1)]) for t, s in by_temperature.items()}
-    content = [
-        prediction_table(config, {**encoded, **{f"drawn, T = {t:g}": s for t, s in by_temperature.items()}}),
-        acceptance_table(config, by_temperature),
-        bounds_table(config, by_temperature),
-        places_table(places, _widest(config)),
+    widest, chance = f"LANTERN k={config.k[-1]}, delta={config.delta[-1]:g}", "first draft's chance"
+    names = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", f"{chance}, exact",
+             f"{chance}, {widest}")  # fmt: skip
+    lines: list[tuple[Value, ...]] = []
+    for name, statistics in {**encoded, **{f"drawn, T = {t:g}": s for t, s in by_temperature.items()}}.items():
+        s = statistics.summary()
+        lines.append((name, s["pictures"], s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"],
+                      s["expected_acceptance"], s["first_draft_exact"], s["first_draft_lantern"][-1][-1]))  # fmt: skip
+    note = (f"Drawn pictures are plain decoding's; the head reads the target's features. {COLD} A first draft's chance "
+            "is the probability that the rule accepts the head's first draft of a cell, whether or not a cycle starts "
+            "there.")  # fmt: skip
+    columns = (text("pictures"), Column("n", "d"), *(Column(name, ".1%") for name in names))
+    content = [Table("How well the head predicts the target", columns, tuple(lines),
+                     "LANTERN, figures 2b and 2c; ADT-Tree, figure 1", note)]  # fmt: skip
+    lines = [
+        (temperature, name, *values)
+        for temperature, s in by_temperature.items()
+        for name, values in (
+            ("exact", [float(s.exact.mean())] * len(config.delta)),
+            *zip((f"k = {k}" for k in config.k), s.accept.mean((0, 3)).tolist(), strict=True),
+        )
     ]
+    columns = (Column("T", "g"), text("rule"), *(Column(f"delta = {delta:g}", ".4f") for delta in config.delta))
+    content.append(Table("First draft's chance under LANTERN", columns, tuple(lines), "LANTERN, table 1"))
+    # Bounds on TVD and JSD that accept about as much, and their cost.
+    columns = (Column("T", "g"), text("divergence"), Column("delta", "g"), Column(chance, ".1%"),
+               Column("size of A", ".1f"), Column("ms"))  # fmt: skip
+    lines = [(t, *bound) for t, statistics in by_temperature.items() for bound in statistics.bounds]
+    note = f"Bounds that LANTERN reports as equivalent, at k = {max(config.k)}; median ms for 59 drafts."
+    content.append(Table("Bounds of LANTERN", columns, tuple(lines), "LANTERN, tables 3 and 9", note))
+    content.append(places_table(places, widest))
     drafted = {t: {name: c for name, c in of.items() if name != PLAIN} for t, of in contrast.items()}
     if (table := mixed_table(rows, drafted)) is not None:
         content.append(table)
     data = {f"{t:g}": s.summary() | {"places": places[t]} for t, s in by_temperature.items()}
     return ReportSection("Analysis of the pictures", tuple(content), "analysis", data)
-
-
-def _widest(config: AnalysisConfig) -> str:
-    """The last setting of LANTERN in words."""
-    return f"k={config.k[-1]}, delta={config.delta[-1]:g}"
-
-
-def prediction_table(config: AnalysisConfig, pictures: Mapping[str, CellStatistics]) -> Table:
-    """A line for each kind of pictures: the head's own data where it was read, and those drawn at each temperature."""
-    chance = "first draft's chance"
-    names = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", f"{chance}, exact",
-             f"{chance}, LANTERN {_widest(config)}")  # fmt: skip
-    lines: list[tuple[Value, ...]] = []
-    for name, statistics in pictures.items():
-        s = statistics.summary()
-        shares = (s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"], s["expected_acceptance"],
-                  s["first_draft_exact"], s["first_draft_lantern"][-1][-1])  # fmt: skip
-        lines.append((name, s["pictures"], *shares))
-    note = (f"Drawn pictures are plain decoding's; the head reads the target's features. {COLD} A first draft's chance "
-            "is the probability that the rule accepts the head's first draft of a cell, whether or not a cycle starts "
-            "there.")  # fmt: skip
-    columns = (text("pictures"), Column("n", "d"), *(Column(name, ".1%") for name in names))
-    source = "LANTERN, figures 2b and 2c; ADT-Tree, figure 1"
-    return Table("How well the head predicts the target", columns, tuple(lines), source, note)
-
-
-def acceptance_table(config: AnalysisConfig, by_temperature: Mapping[float, CellStatistics]) -> Table:
-    """The first draft's mean chance for each k and delta."""
-    lines = tuple(
-        (temperature, "exact" if k is None else f"k = {k}", *values)
-        for temperature, s in by_temperature.items()
-        for k, values in (
-            (None, [float(s.exact.mean())] * len(config.delta)),
-            *zip(config.k, s.accept.mean((0, 3)).tolist(), strict=True),
-        )
-    )
-    columns = (Column("T", "g"), text("rule"), *(Column(f"delta = {delta:g}", ".4f") for delta in config.delta))
-    return Table("First draft's chance under LANTERN", columns, lines, "LANTERN, table 1")
-
-
-def bounds_table(config: AnalysisConfig, by_temperature: Mapping[float, CellStatistics]) -> Table:
-    """Bounds on TVD and JSD that accept about as much, and their cost."""
-    columns = (Column("T", "g"), text("divergence"), Column("delta", "g"), Column("first draft's chance", ".1%"),
-               Column("size of A", ".1f"), Column("ms"))  # fmt: skip
-    lines = tuple((t, *bound) for t, statistics in by_temperature.items() for bound in statistics.bounds)
-    note = f"Bounds that LANTERN reports as equivalent, at k = {max(config.k)}; median ms for 59 drafts."
-    return Table("Bounds of LANTERN", columns, lines, "LANTERN, tables 3 and 9", note)
 
 
 # ---- kinds of cells
@@ -148,7 +126,7 @@ def by_place(statistics: CellStatistics, contrast: Tensor) -> dict[str, dict[str
 def places_table(by_temperature: Mapping[float, Mapping[str, Mapping[str, float]]], widest: str) -> Table:
     """A line for each temperature and place."""
     heads = ("share of cells", "target top-1", "target top-10", "head top-1", "first draft's chance, exact",
-             f"first draft's chance, LANTERN {widest}")  # fmt: skip
+             f"first draft's chance, {widest}")  # fmt: skip
     lines: tuple[tuple[float | str, ...], ...] = tuple(
         (t, place, *of.values()) for t, places in by_temperature.items() for place, of in places.items()
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,33 +90,17 @@ def write_answers(
     ]
 
 
-class DrawsSideBySide(Protocol):
-    """An image generator that draws B pictures side by side."""
-
-    num_codes: int
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[Any, Tensor]:
-        """Run the conditions of B pictures; returns a session of them, and scores [B,V] of their first tokens."""
-        ...
-
-    def feed(self, session: Any, tokens: Tensor) -> Tensor:
-        """Scores [B,V] after one more token [B] of each picture."""
-        ...
-
-
 @torch.inference_mode()
 def draw_pictures(
-    target: DrawsSideBySide, requests: Sequence[ImageRequest], warp: Warp, *, seeds: Sequence[int]
+    target: Any, requests: Sequence[ImageRequest], warp: Warp, *, seeds: Sequence[int]
 ) -> list[list[int]]:
     """Tokens of whole pictures, drawn side by side: those of `eval.loop.generate` without a drafter, whatever B is.
 
     Args:
+        target: a `GuidedTarget`.
         seeds: of each picture's draws; unused where `warp` is greedy.
     """
-    length = target.num_codes
+    length: int = target.num_codes
     uniforms = torch.stack([_uniforms(length, seed) for seed in seeds]).to(target.device)  # [B,n]
     session, scores = target.prefill_batch(requests, capacity=length)
     tokens = [_pick(scores, warp, uniforms[:, 0])]

@@ -5,14 +5,13 @@ It stands apart because a recipe is read without transformers, and `cache.py` is
 
 from __future__ import annotations
 
-from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
 from .cache import Cache, CacheLayer
 
 
-class SizedLayer(CacheLayerMixin):
+class SizedLayer:
     """What transformers asks of a layer, by `length` (committed positions) and `capacity`."""
 
     length: int
@@ -35,15 +34,13 @@ class SizedLayer(CacheLayerMixin):
         return self.capacity
 
 
-class ModelCacheLayer(CacheLayer, SizedLayer):
+class ModelCacheLayer(CacheLayer, SizedLayer, CacheLayerMixin):  # type: ignore[misc]
     """A layer that answers what transformers asks of one."""
 
     is_croppable = True
-    keys: Tensor
-    values: Tensor
 
     def __init__(self, capacity: int):
-        SizedLayer.__init__(self)
+        CacheLayerMixin.__init__(self)
         CacheLayer.__init__(self, capacity)
 
 

@@ -7,7 +7,6 @@ Letters: C codes, K neighbours, D width of a code, N tokens.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -77,10 +76,8 @@ def load_neighbours(
         return NeighbourTable(nearest(codebook, k, metric=metric, seed=seed), offset)
     values = codebook.detach().float().cpu().contiguous().numpy()
     sha256 = hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()
-    facts = {"sha256": sha256, "metric": metric, "k": str(k)}
-    facts |= {"seed": str(seed)} if metric == "random" else {}
-    kind = f"random{seed}" if metric == "random" else metric
-    path = folder / f"neighbours-{facts['sha256'][:16]}-{kind}-{k}.safetensors"
+    facts = {"sha256": sha256, "metric": metric, "k": str(k)} | ({"seed": str(seed)} if metric == "random" else {})
+    path = folder / f"neighbours-{sha256[:16]}-{metric}{facts.get('seed', '')}-{k}.safetensors"
     codes = _read(path, facts)
     if codes is None:
         codes = nearest(codebook, k, metric=metric, seed=seed)
@@ -95,28 +92,22 @@ def nearest(codebook: Tensor, k: int, *, metric: Metric, seed: int = 0) -> Tenso
     "l2" reads the codebook as it stands: the published tables use the stored rows, also where the tokenizer
     normalises them to decode. "cosine" normalises them, which ranks as l2 between normalised rows does.
     """
-    ids = []
-    for start, distances in _distances(codebook, metric, seed):
-        rows = torch.arange(len(distances))
-        distances[rows, rows + start] = float("inf")
-        ids.append(distances.argsort(dim=-1, stable=True)[:, :k].int())
-    return torch.cat(ids)
-
-
-def _distances(codebook: Tensor, metric: Metric, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """(first row, distances [R,C] float64) of a few rows at a time."""
-    points = codebook.detach().double()
+    points, ids = codebook.detach().double(), []
     if metric == "cosine":
         points = torch.nn.functional.normalize(points, dim=-1)
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(points), ROWS):
-        block = points[start : start + ROWS]
+        rows = torch.arange(len(points[start : start + ROWS]))
         if metric == "random":
-            shape = (len(block), len(points))
-            yield start, torch.rand(shape, generator=generator, dtype=torch.float64).to(points.device)
+            shape = len(rows), len(points)
+            distances = torch.rand(shape, generator=generator, dtype=torch.float64).to(points.device)
         else:
             # By differences: products would round equal distances apart.
-            yield start, torch.cdist(block, points, compute_mode="donot_use_mm_for_euclid_dist")
+            block = points[start : start + ROWS]
+            distances = torch.cdist(block, points, compute_mode="donot_use_mm_for_euclid_dist")
+        distances[rows, rows + start] = float("inf")
+        ids.append(distances.argsort(dim=-1, stable=True)[:, :k].int())
+    return torch.cat(ids)
 
 
 def _read(path: Path, facts: dict[str, str]) -> Tensor | None:

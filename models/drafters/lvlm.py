@@ -310,7 +310,7 @@ def load_strangers(
 def _folder_of_ours(config: LvlmConfig) -> Path | None:
     """The folder of a published draft with our manifest; None: it has none, or cannot be reached, as loading tells."""
     try:
-        manifest = Checkpoint(config.path, config.revision).file(MANIFEST)
+        manifest = Checkpoint(str(config.path), config.revision).file(MANIFEST)
     except UserError:
         return None
     if manifest is None or Path(str(config.path)).is_dir():

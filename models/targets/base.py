@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.states import Taps, TargetStates, uploaded
-from ..decoding.batched import DrawsSideBySide
 from ..decoding.decoder import PromptRows
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
@@ -143,46 +141,6 @@ def check_layers(taps: Taps, num_layers: int) -> None:
             f"states after layer {behind[0]} are wanted, and the target has {num_layers}",
             hint=f"name layers from 0 (the embedding) to {num_layers}",
         )
-
-
-class SeeingTarget(Target, Protocol):
-    """A language model that reads pictures: several prefills of a request can share one pass of its vision tower."""
-
-    def embed_prompt(self, request: Request) -> Any:
-        """What the model receives of a request, the tower's output included: `embedded` of this request's prefills."""
-        ...
-
-    def prefill(self, request: Any, taps: Taps, *, capacity: int, embedded: Any = None) -> tuple[Any, TargetStep]:
-        """Run the prompt as every target does; `embedded` None embeds the request anew."""
-        ...
-
-    def watched(self, taps: Taps) -> Taps:
-        """`taps` with what `visual_attention` reads."""
-        ...
-
-    def visual_attention(self, session: Any, step: TargetStep) -> float:
-        """Share of its attention that the last committed place, where `step` ends, gives to the pictures."""
-        ...
-
-
-class DrawingTarget(Target, DrawsSideBySide, Protocol):
-    """An image generator, which also draws B pictures side by side: R rows (2 under guidance) for each of them."""
-
-    guidance: Guidance
-
-    @property
-    def grid(self) -> int:
-        """Codes along a side of a picture."""
-        ...
-
-    @property
-    def config(self) -> object:
-        """The transformer's."""
-        ...
-
-    def codes(self, tokens: Sequence[int]) -> Tensor:
-        """[n] int64: the codes of a picture's tokens."""
-        ...
 
 
 @dataclass(frozen=True)

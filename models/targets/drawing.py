@@ -19,7 +19,8 @@ from ...core.errors import UserError
 from ...core.import_paths import Kinded
 from ...core.json_types import JsonMapping, JsonObject
 from ..decoding.rows import Guidance
-from .base import DrawingTarget, TargetShape
+from .base import TargetShape
+from .guided import GuidedTarget
 
 Folders = Mapping[str, Path]
 Conditions = Callable[[str, int | None], Tensor]  # caption, label -> what the target is asked by
@@ -38,15 +39,11 @@ class Drawer:
 class Generator(Drawer):
     """A frozen target with its two translators: all that decoding pictures needs."""
 
-    target: DrawingTarget
+    target: GuidedTarget
     condition: Conditions
 
     def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
-        """What the target is asked for: the condition made from the caption or the label, the caption, and `name`.
-
-        Raises:
-            UserError: the target is class-conditional, and the label is None or no class of it.
-        """
+        """What the target is asked for. Raises `UserError` where it is asked by class, and has none of this label."""
         return ImageRequest(self.condition(caption, label), caption, name)
 
 
@@ -73,11 +70,7 @@ class ImageTargetSection(Kinded):
 
     @classmethod
     def named_shape(cls, section: JsonObject) -> JsonObject:
-        """What a manifest's section of the target says of the shape, as keys of the model's config.
-
-        Raises:
-            ValidationError: it is no section.
-        """
+        """What a manifest's section says of the shape, as keys of the model's config. Raises `ValidationError`."""
         return {}
 
     def provides(self) -> set[str]:
@@ -116,7 +109,7 @@ class ImageTargetSection(Kinded):
         """Parameters of each part that the section describes, without weights."""
         raise NotImplementedError
 
-    def load(self, folders: Folders, *, device: torch.device) -> DrawingTarget:
+    def load(self, folders: Folders, *, device: torch.device) -> GuidedTarget:
         """The frozen target alone: what a head needs while it trains."""
         raise NotImplementedError
 
@@ -125,10 +118,8 @@ class ImageTargetSection(Kinded):
         raise NotImplementedError
 
     def sample_condition(self, words: object = None) -> Callable[[Any], Tensor]:
-        """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it.
-
-        Args:
-            words: the tokenizer of captions, where a text encoder is trained along.
+        """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it; `words`
+        is the tokenizer of captions, where a text encoder is trained along.
         """
         raise NotImplementedError
 
@@ -139,10 +130,7 @@ class ImageTargetSection(Kinded):
 
     def training(self, part: str, folder: Path | None, *, seed: int, words: object, **revival: object) -> nn.Module:
         """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it.
-
-        Args:
-            words: as of `sample_condition`.
-            revival: of an image tokenizer's dead codes.
+        `revival` is of an image tokenizer's dead codes.
         """
         raise NotImplementedError
 
@@ -151,11 +139,7 @@ class ImageTargetSection(Kinded):
         raise NotImplementedError
 
     def generator(self, folders: Folders, *, device: torch.device) -> Generator:
-        """Everything that decoding pictures needs.
-
-        Args:
-            folders: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
-        """
+        """Everything that decoding pictures needs: what stages trained is in `folders`, the recipe has the rest."""
         target, condition = self.load(folders, device=device), self.conditions(folders, device=device)
         return Generator(**vars(self.drawer(folders, device=device)), target=target, condition=condition)
 

@@ -62,9 +62,9 @@ class Family:
     """Models of one model_type of transformers."""
 
     kind: str  # as a recipe's `target` names it; of a section of another package, any name
-    model: (
-        Any  # a class, or the name of transformers': its module is heavy, and is imported when the class is asked for
-    )
+    # A class, or what finds it when it is asked for: a name of transformers', whose modules are heavy, or a function of
+    # a model's config.
+    model: Any
     training: type[ModelTraining]
     target: type[LanguageTarget]
     pictures: Pictures | None = None  # None: it reads text alone
@@ -102,14 +102,11 @@ class Family:
         """The cached forward over its models."""
         return self.target.decoder_class
 
-    @property
-    def model_class(self) -> Any:
-        """transformers' class, or one of ours in its place."""
-        return transformers_class(self.model) if isinstance(self.model, str) else self.model
-
     def class_of(self, config: PreTrainedConfig) -> Any:
-        """The class that holds the weights of a config."""
-        return self.model_class
+        """The class that holds the weights of a config: transformers', or one of ours in its place."""
+        if isinstance(self.model, str):
+            return transformers_class(self.model)
+        return self.model if isinstance(self.model, type) else self.model(config)
 
 
 def tower_type(config: PreTrainedConfig) -> str | None:

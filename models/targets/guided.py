@@ -18,7 +18,7 @@ from ..decoding.cache import Cache
 from ..decoding.decoder import DecoderStates
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree, upload_tree
-from .base import Prompt, TargetStep, check_layers
+from .base import Prompt, Target, TargetStep, check_layers
 
 
 @dataclass
@@ -35,13 +35,21 @@ class DrawingSession:
     seen: Tensor | None
 
 
-class GuidedTarget:
-    """A frozen image generator; a family adds its model, its prompts and its ids."""
+class GuidedTarget(Target):
+    """A frozen image generator, which also draws B pictures side by side: R rows (2 under guidance) for each of them.
 
-    device: Any  # a family's own property
-    guided: Any  # its method
+    A family adds its model, its prompts and its ids.
+    """
+
+    config: Any  # the transformer's
     guidance: Guidance
     num_layers: int
+    num_codes: int  # tokens of a picture
+    grid: Any  # codes along a side of a picture: a family's own property
+
+    def codes(self, tokens: Sequence[int]) -> Tensor:
+        """[n] int64: the codes of a picture's tokens."""
+        raise NotImplementedError
 
     def _prompts(
         self, requests: Sequence[ImageRequest], taps: Taps, capacity: int

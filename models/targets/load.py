@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,6 @@ def load_weights(
     source: str | Path,
     *,
     revision: str | None,
-    dtype: torch.dtype | Literal["auto"],
     key: str,
     device: torch.device | None = None,
     device_map: str | None = None,
@@ -36,21 +35,16 @@ def load_weights(
     plan: DistributedConfig | None = None,
     tables_only: bool = False,
     attn_implementation: str = "auto",
-    whole: bool = False,
+    **settings: Any,
 ) -> PreTrainedModel:
-    """What `maker` makes of a folder or Hub id, every tensor read: transformers draws a missing one at random.
+    """`load_pretrained` of a class of transformers (`maker`), straight onto the devices.
 
     Args:
-        maker: a class of transformers with `from_pretrained`.
-        device: where to, without a `device_map`; None: they stay on the CPU. A GPU gets them straight from the file.
-            The check that all are finite reads them once where they are then: 2 GB/s on one CPU core, nothing that
-            shows on a GPU.
+        device: where to, without a `device_map`; None: they stay on the CPU. The check that all are finite reads them
+            once where they are then: 2 GB/s on one CPU core, nothing that shows on a GPU.
         device_map: accelerate's way to spread them over this node's GPUs; for a single rank.
-        offload: as of `core.placement.spread`.
         plan: how the ranks that hold it together cut it; all of them call. None: each holds all of it.
-        tables_only: as of `load_target`.
-        attn_implementation: of the language model and the tower; auto: as transformers chooses.
-        whole: refuse tensors that the config has no place for, too.
+        settings: `dtype`, and `whole` of `load_pretrained`.
 
     Raises:
         UserError: as `load_pretrained`, or the GPUs do not hold what is spread over them.
@@ -65,8 +59,8 @@ def load_weights(
     if tables_only:
         load = partial(_tables, maker, read_config(str(source), key=key, revision=revision))
     model = load_pretrained(
-        load, source, key=key, hint="check the name and the network", whole=whole, tables_only=tables_only,
-        revision=revision, dtype=dtype, **placed,
+        load, source, key=key, hint="check the name and the network", tables_only=tables_only, revision=revision,
+        **placed, **settings,
     )  # fmt: skip
     if device_map is not None:
         check_spread(model, device_map, offload=offload, key=section)
@@ -128,33 +122,30 @@ def load_target(
     """A frozen target from `source` (a trained stage's folder, or `config.path`).
 
     Args:
-        key: of `config` in the recipe, for messages.
         num_token_ids: of the target's tokenizer; ids from here on, rows that only pad the tables, are never emitted.
         tables_only: no layer and no tower is read or held. Embedding, LM head and config are all that is asked of a
             target whose states are on disk.
 
     Raises:
-        UserError: the section's own `num_token_ids` is another, the weights cannot be read, or do not fit where its
-            device map would spread them.
+        UserError: the section's own `num_token_ids` is another, or as `load_weights`.
     """
     config.check_token_ids(num_token_ids, str(source))
     dtype = resolved_dtype(config, source, device, key=key)
-    held: dict[str, Any] = {"device": device, "tables_only": tables_only, "key": f"{key}.path"}
-    held["attn_implementation"] = config.attn_implementation
+    held: dict[str, Any] = {}
     if not tables_only:  # the tables fit on each rank's device
-        held |= {"device_map": config.device_map, "offload": config.offload}
-        held["tensor_parallel_size"] = config.tensor_parallel_size
-    model = target_weights(config, source, dtype=torch_dtype(dtype), **held)
+        held = {name: dict(config)[name] for name in ("device_map", "offload", "tensor_parallel_size")}
+    model = target_weights(
+        config, source, key=f"{key}.path", dtype=torch_dtype(dtype), device=device, tables_only=tables_only,
+        attn_implementation=config.attn_implementation, **held,
+    )  # fmt: skip
     return config.target(model, num_token_ids=num_token_ids, image_token_id=image_token_id)
 
 
 def target_weights(
     config: TargetConfig, source: str | Path, *, key: str = "target.path", tensor_parallel_size: int = 1, **held: Any
 ) -> PreTrainedModel:
-    """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind.
-
-    Args:
-        held: as of `load_weights`.
+    """The model of a target's kind, from published weights or a stage's folder, `held` as of `load_weights`. Raises
+    `UserError` for another kind.
     """
     revision = None if Path(source).is_dir() else config.revision
     stored = read_config(str(source), key=key, revision=revision)
@@ -163,7 +154,7 @@ def target_weights(
         cut = f"{key.removesuffix('.path')}.tensor_parallel_size"
         check_ranks(tensor_parallel_size, key=cut)
         held["plan"] = parallel_plan(stored, tensor_parallel_size, str(source), key=cut)
-    return load_weights(config.model_class(stored.model_type, str(source)), source, revision=revision, key=key, **held)
+    return load_weights(config.record_of(stored).class_of(stored), source, revision=revision, key=key, **held)
 
 
 def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
@@ -173,31 +164,17 @@ def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
         return
     known = [name for name, tower in FAMILIES if not tower]
     hint = f"write kind: {FAMILIES[model_type, ''].kind}" if model_type in known else did_you_mean(model_type, known)
-    raise UserError(
-        f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}",
-        key="target.path",
-        hint=config.lookalikes.get(model_type, hint),
-    )
+    problem = f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}"
+    raise UserError(problem, key="target.path", hint=config.lookalikes.get(model_type, hint))
 
 
-def load_lvlm(
-    source: str | Path, *, revision: str | None, dtype: torch.dtype | Literal["auto"], key: str, **held: Any
-) -> PreTrainedModel:
-    """A draft LVLM, of the family that its own config names.
-
-    Args:
-        dtype: auto: as it is stored.
-        held: as of `load_weights`.
-
-    Raises:
-        UserError: the weights cannot be read, or are of a family that reads other pictures.
+def load_lvlm(source: str | Path, *, revision: str | None, key: str, **held: Any) -> PreTrainedModel:
+    """A draft LVLM, of the family that its own config names, `held` as of `load_weights`. Raises `UserError` for a
+    family that reads other pictures.
     """
     config = read_config(str(source), key=key, revision=revision)
     if not (family := family_of(config)).shares_pictures:
         known = [name for (name, _), family in FAMILIES.items() if family.shares_pictures]
-        raise UserError(
-            f"{key}: {str(source)!r} is of model_type {config.model_type!r}, expected {' or '.join(known)}",
-            key=key,
-            hint=did_you_mean(config.model_type, known),
-        )
-    return load_weights(family.class_of(config), source, revision=revision, dtype=dtype, key=key, **held)
+        problem = f"{key}: {str(source)!r} is of model_type {config.model_type!r}, expected {' or '.join(known)}"
+        raise UserError(problem, key=key, hint=did_you_mean(config.model_type, known))
+    return load_weights(family.class_of(config), source, revision=revision, key=key, **held)

@@ -39,11 +39,7 @@ def check_ranks(size: int, *, key: str = KEY) -> None:
 
 
 def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str = KEY) -> DistributedConfig:
-    """How transformers cuts a model of this config for `size` ranks.
-
-    Raises:
-        UserError: it cannot be cut so; names the number that stands in the way.
-    """
+    """How transformers cuts a model of this config for `size` ranks. Raises as `check_cut`."""
     from transformers.distributed import DistributedConfig
 
     text = config.get_text_config()
@@ -57,27 +53,20 @@ def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str 
 
 
 def check_cut(config: PreTrainedConfig, size: int, source: str, *, key: str = KEY) -> None:
-    """Raises `UserError` where a model of this config cannot be cut for `size` ranks.
-
-    Args:
-        source: where the config is from, for the message.
-    """
+    """Raises `UserError` where a model of this config, which is from `source`, cannot be cut for `size` ranks."""
     text = config.get_text_config()
+    kind, problem = text.model_type, ""
     if config_value(config, "quantization_config") is not None:
-        raise UserError("the weights are quantised, and tensor parallel targets are of whole numbers of heads in "
-                        "float weights", key=key, where=source, hint="name weights that are not quantised")  # fmt: skip
-    if num_experts(text):
-        raise UserError(
-            f"{text.model_type} is a mixture of experts, whose published weights transformers cannot cut as it reads "
-            "them", key=key, where=source, hint="leave the key out and spread it with device_map: auto, in one process",
-        )  # fmt: skip
-    if recurrent_layers(text):
-        raise UserError(f"{text.model_type} has recurrent layers, whose states are not cut over ranks", key=key,
-                        where=source,
-                        hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
-    if not text_of(text).lacks_parallel_plan and not config_value(text, "base_model_tp_plan"):
-        raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", key=key, where=source,
-                        hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
+        problem = "the weights are quantised, and ranks hold whole numbers of heads in float weights"
+    elif num_experts(text):
+        problem = f"{kind} is a mixture of experts, whose published weights transformers cannot cut as it reads them"
+    elif recurrent_layers(text):
+        problem = f"{kind} has recurrent layers, whose states are not cut over ranks"
+    elif not text_of(text).lacks_parallel_plan and not config_value(text, "base_model_tp_plan"):
+        problem = f"transformers has no tensor parallel plan for {kind}"
+    if problem:
+        hint = "leave the key out: device_map: auto spreads the target, in one process"
+        raise UserError(problem, key=key, where=source, hint=hint)
     for name in _CUT:
         number = config_value(text, name)
         if number is not None and number % size:

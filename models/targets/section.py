@@ -103,12 +103,8 @@ class TargetSection(Kinded):
         return set() if self.path is None else {"target", "processor"}
 
     def check_token_ids(self, number: int, tokenizer: str) -> None:
-        """Raises `UserError` where `num_token_ids` is not the tokenizer's: a target without its last ids, or with ids
-        that have no token, is another target.
-
-        Args:
-            number: of the tokenizer.
-            tokenizer: where it was read, for the message.
+        """Raises `UserError` where `num_token_ids` is not the `number` of the tokenizer, read at `tokenizer`: a target
+        without its last ids, or with ids that have no token, is another target.
         """
         if self.num_token_ids not in (None, number):
             raise UserError(
@@ -124,21 +120,17 @@ class TargetSection(Kinded):
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         """A model with random weights in float32 (the global generator draws them)."""
-        return self.families[config.model_type].new(config).float()
+        return self.record_of(config).new(config).float()
 
-    def model_class(self, model_type: str, source: str) -> Any:
-        """transformers' class of published weights.
-
-        Args:
-            model_type: of the weights' own config.
-            source: where they are, for messages.
-        """
-        return self.families[model_type].model_class
+    def record_of(self, config: PreTrainedConfig) -> Family:
+        """The record of a model by its own config; of a model_type that has none, that of the kind."""
+        record = self.families.get(config.model_type) or self.family
+        assert record is not None, "the section names no family"
+        return record
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LanguageTarget:
         """The loaded model as the decoding loop and training see it."""
-        assert self.family is not None, "the section names no family"
-        return self.family.target(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
+        return self.record_of(model.config).target(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
 
 
 class SeeingSection(TargetSection):
@@ -169,10 +161,8 @@ class SeeingSection(TargetSection):
         raise NotImplementedError
 
 
-def check_tower(vision: PreTrainedConfig, wanted: str) -> None:
-    """Raises `UserError` for an inline tower of another `model_type` than the family's."""
-    if vision.model_type != wanted:
-        raise UserError(
-            f"this family's tower is of model_type {wanted}, and this one is a {vision.model_type}",
-            key="target.vision_tower.model_type", hint=f"write {wanted}",
-        )  # fmt: skip
+def check_half(half: PreTrainedConfig, wanted: str, key: str = "vision_tower") -> None:
+    """Raises `UserError` for an inline half of another `model_type` than the family's."""
+    if half.model_type != wanted:
+        raise UserError(f"this family's {key} is of model_type {wanted}, and this one is a {half.model_type}",
+                        key=f"target.{key}.model_type", hint=f"write {wanted}")  # fmt: skip

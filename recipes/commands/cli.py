@@ -23,14 +23,12 @@ from . import (
     compare,
     convert,
     demo,
-    doctor,
     export,
     fetch,
     import_drafter,
     logs,
     recipes,
     stages,
-    verify,
     verify_engine,
 )
 from .command import Command
@@ -45,11 +43,11 @@ COMMANDS: dict[str, Command] = {
         demo.COMMAND,
         recipes.LIST,
         recipes.SHOW,
-        check.COMMAND,
+        check.CHECK,
         stages.TRAIN,
         stages.EVALUATE,
         stages.PUBLISH,
-        verify.COMMAND,
+        check.VERIFY,
         verify_engine.COMMAND,
         bench.COMMAND,
         export.COMMAND,
@@ -58,7 +56,7 @@ COMMANDS: dict[str, Command] = {
         convert.COMMAND,
         logs.COMMAND,
         compare.COMMAND,
-        doctor.COMMAND,
+        check.DOCTOR,
     )
 }
 

@@ -10,8 +10,6 @@ from typing import NoReturn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..config.files import find_named
-from ..config.load import setting_hint
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,8 @@ class Command:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        hint = f"see {self.prog} --help"
-        first, *_ = message.removeprefix("unrecognized arguments: ").split()
-        if message.startswith("unrecognized arguments: -") and "key=value" in self.format_usage():
-            hint = f"settings are key=value: {setting_hint(first)}; {hint}"
-        raise UserError(message, hint=hint)
+        settings = "settings are key=value (dry_run=true); " if "key=value" in self.format_usage() else ""
+        raise UserError(message, hint=f"{settings}see {self.prog} --help")
 
 
 NAME = Argument("name", "a recipe's name, its file, or the folder of a run", {"metavar": "NAME"})
@@ -82,13 +77,6 @@ SETTINGS = Argument(
 def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
     name = options.name.removeprefix("recipe=")
-    for setting in options.settings:
-        if setting.startswith("recipe=") or ("=" not in setting and find_named(setting) is not None):
-            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}",
-                            hint="name one; settings are key=value")  # fmt: skip
-    folder = Path(name)
-    if (folder / "recipe.yaml").is_file():
-        return [f"recipe={folder / 'recipe.yaml'}", f"output={folder}", *options.settings]
-    if folder.is_dir() and find_named(name) is None:
-        raise UserError("the folder holds no run", where=str(folder), hint="a run's folder has a recipe.yaml")
+    if (own := Path(name) / "recipe.yaml").is_file():
+        return [f"recipe={own}", f"output={name}", *options.settings]
     return [f"recipe={name}", *options.settings]

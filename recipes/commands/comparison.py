@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from safetensors import safe_open
-
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.markdown import plain
-from ...core.pretrained import reading_safetensors
+from ...core.pretrained import opened
 from ...core.results import DONE, read_mark
 from ...eval.cells import Cell, set_name
 from ...eval.intervals import student_half_width
@@ -111,7 +109,7 @@ def _memory(run: Run, drafters: Sequence[str]) -> dict[str, int]:
         if not files:
             raise _Unknown(f"stage {name} has left no model.safetensors")
         for path in files:
-            with reading_safetensors(path), safe_open(path, "pt") as file:
+            with opened(path) as file:
                 for tensor in map(file.get_slice, file.keys()):
                     count = math.prod(tensor.get_shape())
                     parameters, memory = parameters + count, memory + count * _BYTES.get(tensor.get_dtype(), 1)

@@ -33,12 +33,6 @@ def arguments(words: Sequence[str]) -> list[str]:
         name = settings.pop(0).removeprefix("demo/")
     if name not in names:
         raise UserError(f"no demo {name!r}; there are {', '.join(names)}", hint=did_you_mean(name, names))
-    for word in settings:
-        if "=" not in word:
-            raise UserError(f"{word!r} is no setting", hint="one demo, then key=value ...")
-        if word.startswith("recipe="):
-            raise UserError(f"two recipes: demo/{name} and {word.removeprefix('recipe=')}",
-                            hint="draftsmith recipe=NAME runs any recipe")  # fmt: skip
     return [f"recipe=demo/{name}", *settings]
 
 

@@ -16,8 +16,7 @@ from ...core.json_types import JsonObject, object_at, text_at
 from ...core.results import BEGUN, DONE, read_mark
 from ...core.secrets import redact_argument
 from ..config.launch import context_maker, describe, say
-from ..config.load import load
-from ..config.messages import blamed
+from ..config.load import blamed, load
 
 KIND = "publish"
 

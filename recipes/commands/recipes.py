@@ -25,9 +25,6 @@ def listing(words: tuple[str, ...] = ()) -> str:
 
 
 def _list(given: argparse.Namespace) -> int:
-    if given.names:
-        say("\n".join(recipe_names()))
-        return OK
     found = listing(tuple(given.words))
     if not found:
         raise UserError(f"no recipe with {' and '.join(given.words)}", hint="draftsmith recipes lists all")
@@ -45,10 +42,7 @@ LIST = Command(
         ("draftsmith recipes demo", "those that run on a CPU in minutes"),
         ("draftsmith recipes llamagen eagle", "recipes with both words in the name or the line"),
     ),
-    arguments=(
-        Argument("words", "only recipes with all of these words", {"nargs": "*", "metavar": "WORD"}),
-        Argument("--names", "print only the names, one on each line", {"action": "store_true"}),
-    ),
+    arguments=(Argument("words", "only recipes with all of these words", {"nargs": "*", "metavar": "WORD"}),),
     run=_list,
     only_prints=True,
 )

@@ -17,22 +17,13 @@ def chosen(arguments: list[str], command: str) -> list[str]:
     loaded = load(arguments)
     stages = loaded.recipe.stages
     own = [name for name, stage in stages.items() if stage.command == command]
-    for name in loaded.options.stages or ():
-        if name not in own:
-            raise UserError(
-                f"stage {name!r} is of kind {stages[name].kind}",
-                where=str(loaded.path),
-                hint=f"draftsmith {stages[name].command} runs it, and draftsmith recipe=NAME runs stages of any kind",
-            )
-    if not own:
-        kinds = ", ".join(f"{name} ({stage.kind})" for name, stage in stages.items())
-        raise UserError(
-            f"the recipe has no stage for draftsmith {command}",
-            where=str(loaded.path),
-            hint=f"its stages are {kinds}; "
-            + ("draftsmith evaluate runs them" if command == "train" else f"add one of kind {command}"),
-        )
     names = loaded.options.stages or own
+    if not names or not {*names} <= {*own}:
+        commands = ", ".join(f"{name} by draftsmith {stage.command}" for name, stage in stages.items())
+        raise UserError(
+            f"draftsmith {command} does not run {', '.join(names) or 'a stage of this recipe'}", where=str(loaded.path),
+            hint=f"its stages are run: {commands}; draftsmith recipe=NAME runs stages of any kind",
+        )  # fmt: skip
     return [*(a for a in arguments if a.split("=")[0].lstrip("-") != "stages"), f"stages=[{','.join(names)}]"]
 
 

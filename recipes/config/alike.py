@@ -1,4 +1,5 @@
-"""Whether all ranks of a run were started with the same command, recipe, data and code.
+"""What a run was started with: versions and the checkout's state; and whether all ranks were started alike, with the
+same command, recipe, data and code.
 
 On a cluster the command is typed on each node, and nothing in torch or DeepSpeed notices that two ranks train different
 things together. Asked once the ranks can talk, before anything is written.
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -22,10 +24,21 @@ from ...core.secrets import redact, redact_tree
 from ...data.records.records import of_any_copy
 from ...trainers.run.matching import is_done
 from ...trainers.run.stage import Planned
+from .health import version_of
 from .load import Loaded
 from .plan import plan
-from .provenance import commit, packages
 
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
 # Last words of keys that a rank may have of its own: rank 0 alone tracks, and how data is read changes no result.
 _OWN = ("num_workers", "about")
 _COMMIT = "the commit of the checkout"
@@ -33,6 +46,35 @@ _DIGITS = 12  # of a hash: all 40 of a commit look like a key, and would be hidd
 _SHOWN = 4  # keys of one message
 # What is compared -> how its value is shown, and a hash of the value itself, which may hold a secret.
 Facts = Mapping[str, tuple[str, str]]
+
+
+def versions() -> JsonObject:
+    """Python, packages (None: not installed) and the checkout's git commit with its number of changed files."""
+    changed = _git("status", "--porcelain") or ""
+    git = {"commit": commit(), "changed_files": len(changed.splitlines())}
+    return {"python": platform.python_version(), "packages": packages(), "git": git}
+
+
+def packages() -> dict[str, str | None]:
+    """The versions of those that matter; None: not installed."""
+    return {name: version_of(name) for name in PACKAGES}
+
+
+def commit() -> str | None:
+    """The checkout's; None: this is an installed wheel, or git does not answer."""
+    return _git("rev-parse", "HEAD")
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git in this checkout; None for an installed wheel, whatever checkout its environment lies in."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 class Unlike(UserError):
@@ -43,14 +85,12 @@ class Unlike(UserError):
 
 def check_alike(loaded: Loaded, planned: Sequence[Planned]) -> None:
     """All ranks call. Raises `Unlike` on every rank where one was started otherwise than rank 0."""
-    if ranks.world_size() > 1:
-        ranks.on_main(_compare, ranks.gather(started_with(loaded)), _unfinished(loaded, planned))
-
-
-def _unfinished(loaded: Loaded, planned: Sequence[Planned]) -> list[str]:
-    """The stages that will run. Data that only finished ones read may lie on one node and not on another."""
+    if ranks.world_size() == 1:
+        return
     chosen, output = loaded.options.stages, Path(loaded.recipe.output)
-    return [one.name for one in planned if (chosen is None or one.name in chosen) and not is_done(one, output)]
+    # Data that only finished stages read may lie on one node and not on another.
+    unfinished = [p.name for p in planned if (chosen is None or p.name in chosen) and not is_done(p, output)]
+    ranks.on_main(_compare, ranks.gather(started_with(loaded)), unfinished)
 
 
 def started_with(loaded: Loaded) -> Facts:
@@ -102,35 +142,31 @@ def _outside(planned: Planned) -> JsonObject:
 
 
 def _compare(every: Sequence[Facts], unfinished: Collection[str]) -> None:
-    keys = [*dict.fromkeys(key for facts in every for key in facts)]
-    # Git may not answer on one node; every other key that a rank lacks is a difference.
-    unlike = [key for key in keys if len({_hash(facts, key) for facts in every if key in facts or key != _COMMIT}) > 1]
-    finished = [key for key in unlike if key.startswith("stage ") and key[6:].partition(":")[0] not in unfinished]
-    unlike = [key for key in unlike if key not in finished]
+    unlike = []
+    for key in dict.fromkeys(key for facts in every for key in facts):
+        # Git may not answer on one node; every other key that a rank lacks is a difference.
+        values = [facts.get(key, ("not set", "")) for facts in every if key in facts or key != _COMMIT]
+        is_finished = key.startswith("stage ") and key[6:].partition(":")[0] not in unfinished
+        if len({digest for _, digest in values}) > 1 and not is_finished:
+            unlike.append(key)
     # A fingerprint is of the others: alone it says that something differs which no key has.
     named = [key for key in unlike if not key.endswith(": its fingerprint")] or unlike
-    if not named:
-        return
-    told = "; ".join(_told(every, key) for key in named[:_SHOWN])
-    more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-    raise Unlike(
-        f"the ranks of this run were not started alike: {told}{more}",
-        hint="give every node the same command, recipe, data and code; nothing was written",
-    )
+    if named:
+        described = "; ".join(_described(every, key) for key in named[:_SHOWN])
+        more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        raise Unlike(
+            f"the ranks of this run were not started alike: {described}{more}",
+            hint="give every node the same command, recipe, data and code; nothing was written",
+        )
 
 
-def _hash(facts: Facts, key: str) -> str:
-    return facts[key][1] if key in facts else ""
-
-
-def _told(every: Sequence[Facts], key: str) -> str:
+def _described(every: Sequence[Facts], key: str) -> str:
     """`seed is 0 on rank 0 and 1 on rank 1`: every value with its first ranks."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for rank, facts in enumerate(every):
-        groups.setdefault(_hash(facts, key), []).append(rank)
+        groups.setdefault(facts.get(key, ("not set", "")), []).append(rank)
     parts = []
-    for group in [*groups.values()][:3]:
+    for (value, _), group in [*groups.items()][:3]:
         number = ", ".join(map(str, group[:4])) + (", ..." if len(group) > 4 else "")
-        value = every[group[0]][key][0] if key in every[group[0]] else "not set"
         parts.append(f"{value} on rank{'s' * (len(group) > 1)} {number}")
     return f"{key} is {' and '.join(parts)}"

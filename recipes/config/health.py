@@ -25,7 +25,6 @@ from ...core import ranks
 from ...core.errors import UserError, first_line
 from ...core.tracking import wandb_login
 from .finding import Finding, fault, ok, tried, warning
-from .provenance import version_of
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
 GIB = 2**30
@@ -81,6 +80,14 @@ def pins() -> dict[str, str]:
     """name -> version of `constraints.txt`, which also lies in the wheel."""
     lines = (line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
     return {canonicalize_name(name): version for name, sign, version in lines if sign}
+
+
+def version_of(name: str) -> str | None:
+    """The version of an installed package; None: it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def packages(installed: Mapping[str, str | None]) -> Iterator[Finding]:

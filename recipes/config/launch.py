@@ -21,8 +21,7 @@ from ...core.interpolation import resolved
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.secrets import redact, redact_argument, redact_output, redact_tree
 from .exit_codes import FAULTS, OK
-from .load import Loaded, leave_at_once, load, read_words
-from .messages import blamed
+from .load import Loaded, blamed, leave_at_once, load, read_words
 
 if TYPE_CHECKING:
     from ...trainers.run.stage import Planned
@@ -136,11 +135,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         ranks.on_main(_refuse_foreign, output)
     words = [word for word in arguments if not word.lstrip("-").startswith("verbose=")]  # changes no result
     restart = pending_restart(planned, output, options.restart, words, say)
-    if restart is not None:
-        ranks.on_main(_check_data, loaded, planned, command, restart)
+    ranks.on_main(_check_data, loaded, planned, command, restart)
     ranks.on_main(check_stages, planned, output, options.stages, restart)
-    if restart is None:
-        ranks.on_main(_check_data, loaded, planned, command, None)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
         hf_logging.disable_progress_bar()
@@ -249,7 +245,7 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     """
     if not ranks.is_main():
         return
-    from .provenance import versions
+    from .alike import versions
 
     output.mkdir(parents=True, exist_ok=True)
     before = read_yaml(output / ABOUT, JsonObject, hint="") if (output / ABOUT).is_file() else {}

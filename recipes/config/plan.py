@@ -127,20 +127,14 @@ def _maker(
 def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: Path) -> None:
     """Raises `UserError` for data of a stage that does not write it: a mistyped split."""
     for data in data_sections(stage):
-        maker = None if data.maker is None else earlier.get(data.maker)
-        if maker is None:
-            continue
-        written, named = maker.stage.written(data.is_suite), dict(data.section).get("path")
-        if not written:  # suites that are switched off, or another kind's: the stage that reads them says so
-            continue
-        for wanted in listed(named):
-            if fnmatch.filter(written, str(wanted)) or "{" in str(wanted):
-                continue
-            raise UserError(
-                f"stages.{name}.{data.key} takes {str(wanted)!r} of stage {data.maker}, which writes "
-                + ", ".join(written),
-                key=f"stages.{name}.{data.key}.path", where=str(path), hint=did_you_mean(str(wanted), written),
-            )  # fmt: skip
+        maker = earlier.get(data.maker or "")
+        # None of suites that are switched off, or of another kind's: the stage that reads them says so.
+        written = maker.stage.written(data.is_suite) if maker else ()
+        for wanted in map(str, listed(dict(data.section).get("path")) if written else ()):
+            if not fnmatch.filter(written, wanted) and "{" not in wanted:
+                key = f"stages.{name}.{data.key}"
+                problem = f"{key} takes {wanted!r} of stage {data.maker}, which writes {', '.join(written)}"
+                raise UserError(problem, key=f"{key}.path", where=str(path), hint=did_you_mean(wanted, written))
 
 
 def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[Planned]) -> JsonObject:
@@ -213,10 +207,10 @@ def _data_identity(section: object) -> list[str]:
         source = held["source"]
         if source["kind"] == "coco":
             return [_path_identity(Path(source["annotations"]))]
+        if source["kind"] != "webdataset":
+            return []
         try:
-            return (
-                [file_identity(path) for path in expand_paths(source["path"])] if source["kind"] == "webdataset" else []
-            )
+            return [file_identity(path) for path in expand_paths(source["path"])]
         except UserError:
             return [ABSENT]  # a dry run needs no data; the stage itself says what is missing
     if {"path", "from_stage"} <= held.keys():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,9 +11,8 @@ from pathlib import Path
 from ...core.errors import NotFound, UserError, counted, page
 from ...core.results import DATASET_FOLDER
 from ...core.section import Section, parts
-from ...data.captioned.items import Captioned, Refused
 from ...data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
-from ...data.captioned.sources import CaptionedSource, Source, read
+from ...data.captioned.sources import CaptionedSource, Source, read, repeated, write_digests
 from ...data.dataset import ConversationData
 from ...data.records.mixture import are_present, missing_files, missing_hint
 from ...data.records.table_records import TableRecords
@@ -25,7 +25,7 @@ from ...trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ...trainers.run.context import Context
 from ...trainers.run.stage import Planned, Stage
 from ...trainers.run.stage_records import data_files
-from ...trainers.stages.encode import EncodeStage, resolved
+from ...trainers.stages.encode import EncodeStage, resolved, usable_pictures
 from .finding import Finding, fault, ok, warning
 from .preflight_samples import DataSection, records_findings
 
@@ -178,33 +178,29 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
     """The first items, read and decoded as the stage does it."""
     source: CaptionedSource = resolved(data.section, None if data.maker is None else context.inputs["data"])
     first = source.model_copy(update={"max_samples": min(count, source.max_samples or count)})
-    refused, example, looked = Counter[str](), "", 0
-    digests, target = set[bytes](), image_section(context.target)
-    try:
-        if source.kind == "classes":
-            target.check_labels(source.class_labels())
-        for item in read(first):
-            looked += 1
-            problem: object = item
-            if isinstance(item, Captioned):
-                digest = hashlib.sha256(item.image).digest()
-                if stage.deduplicate and digest in digests:
-                    problem = Refused(item.number, item.key, "duplicate", item.where, "the same bytes came before")
-                else:
-                    problem = stage.decoded(item, target.image_size)
-                digests.add(digest)
-                if "codes" in stage.write and not isinstance(problem, Refused):
-                    target.check_labels([(item.caption, item.label)])
-            if isinstance(problem, Refused):
-                refused[problem.reason] += 1
-                example = example or f"; the first: {problem.where}: {problem.detail}"
-    except NotFound as error:
-        return _absent(subject, [error.where or error.problem], context, is_fetched=True)
-    why = ", ".join(f"{n} {reason}" for reason, n in refused.most_common())
-    if looked == refused.total():
+    refused, usable, target, example = Counter[str](), 0, image_section(context.target), ""
+    with tempfile.TemporaryDirectory() as folder:
+        digests, log = Path(folder) / "digests", Path(folder) / "refused.jsonl"
+        try:
+            if source.kind == "classes":
+                target.check_labels(source.class_labels())
+            write_digests(read(first), digests)
+            again = repeated([digests]) if stage.deduplicate else {}
+            lenient = stage.model_copy(update={"on_error": "skip"})
+            for picture in usable_pictures(read(first), lenient, again, refused, log, target.image_size):
+                usable += 1
+                if "codes" in stage.write:
+                    target.check_labels([(picture.item.caption, picture.item.label)])
+        except NotFound as error:
+            return _absent(subject, [error.where or error.problem], context, is_fetched=True)
+        if log.is_file():
+            note = json.loads(log.read_text().splitlines()[0])
+            example = f"; the first: {note['where']}: {note['detail']}"
+    looked, why = usable + refused.total(), ", ".join(f"{n} {reason}" for reason, n in refused.most_common())
+    if not usable:
         what = f"none of the first {looked} items can be used ({why or 'there is none'}){example}"
         return fault(subject, what, "fix the source")
-    about = f"{looked - refused.total()} of the first {looked} items can be used"
+    about = f"{usable} of the first {looked} items can be used"
     if not refused:
         return ok(subject, about)
     about += f" ({why}){example}"

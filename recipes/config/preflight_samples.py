@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import huggingface_hub
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...core.batch import TEXT, Batch, Request
@@ -147,7 +147,7 @@ def _fetched(name: str, revision: str | None) -> str:
     if Path(name).is_dir():
         return ""
     try:
-        huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=SMALL)
+        snapshot_download(name, revision=revision, allow_patterns=SMALL)
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         fetch = f"hf download {name} --include {' '.join(map(repr, SMALL))}"
         return f"the tokenizer and configs of {name} are not here: {fetch} ({first_line(error)})"

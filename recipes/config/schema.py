@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, fiel
 from ...core.errors import Refused, UserError, nearest
 from ...core.fields import Place, Seed, file_name
 from ...core.import_paths import OUTSIDE
-from ...core.json_types import JsonObject, object_at
+from ...core.json_types import JsonObject, object_at, text_at
 from ...core.section import Section, kinds, sections, within, written_kind
 from ...core.tracking import TrackingConfig
 from ...data.captioned.prompts import PromptSource
@@ -198,7 +198,7 @@ def _as_meant(name: str, stage: Any, target: AnyTarget, drafter: DrafterConfig |
     """A stage with what follows from target and drafter: a text target, whose family says nothing of its prompts, has
     its own template, and a `train` stage trains one of several things.
     """
-    kind = written_kind(stage)
+    kind = text_at(stage, "kind")
     if target.reads_text_alone and isinstance(form := stage.get("format", {}) if kind else None, dict):
         written = [k for section in sections(AnyStage) if "format" in section.model_fields for k in kinds(section)]
         stage = stage | {"format": {"template": "chat"} | form} if kind in written else stage

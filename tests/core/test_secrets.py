@@ -14,7 +14,7 @@ from draftsmith.core.errors import UserError, first_line
 from draftsmith.core.results import read_sums
 from draftsmith.core.secrets import HIDDEN, redact, redact_argument, redact_output, redact_tree, secret_in, shortened
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.config.provenance import versions
+from draftsmith.recipes.config.alike import versions
 from draftsmith.trainers.run.matching import _shown
 from fails import fails_with
 

@@ -9,9 +9,8 @@ import torch
 from draftsmith.core.states import Taps
 from draftsmith.data.order import RisingVisualOrder
 from draftsmith.data.shards.shards import ShardReader
-from draftsmith.data.states import estimate
-from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels
-from draftsmith.data.states.estimate import check_disk, record_bytes
+from draftsmith.data.states import storage
+from draftsmith.data.states.storage import BLOCK, DTYPES, check_disk, decode, encode, loud_channels, record_bytes
 from draftsmith.models.losses import divergence
 from fails import fails_with
 from states_fake import COUNT, EAGLE3, SPARROW, D, counts, write
@@ -56,7 +55,7 @@ def test_the_estimate_is_the_size_on_disk(tmp_path, wanted, dtype):
 
 
 def test_a_full_disk_stops_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
     check_disk(tmp_path / "not" / "there", 0.5e9)
     refused = fails_with(r"take 2 GB and the disk has 1 GB free", check_disk, tmp_path / "states", 2e9)
     assert "fp8" in str(refused) and not list(Path(tmp_path).iterdir())

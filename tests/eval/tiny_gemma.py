@@ -4,8 +4,7 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.gemma.model import gemma_config
-from draftsmith.models.targets.gemma.section import GemmaTarget
+from draftsmith.models.targets.gemma.section import GemmaTarget, GemmaTargetConfig
 from draftsmith.models.targets.table import family_of
 from transformers import Gemma4TextConfig, Gemma4VisionConfig
 
@@ -42,7 +41,8 @@ def model(shape: str, seed: int = 0, **text):
     torch.manual_seed(seed)
     tower = tower_values() | {"standardize": shape == "large", "use_clipped_linears": shape == "small"}
     values = text_values(shape) | text
-    config = gemma_config(Gemma4TextConfig(**values), Gemma4VisionConfig(**tower), IDS)
+    halves = Gemma4TextConfig(**values), Gemma4VisionConfig(**tower)
+    config = GemmaTargetConfig(kind="gemma4", path="tiny").joined(*halves, IDS)
     made = family_of(config).new(config).float().eval()
     with torch.no_grad():  # norms of ones and scalars of one would hide which of them is read
         for name, parameter in made.named_parameters():

@@ -6,8 +6,8 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.internvl.section import InternVLTarget, internvl_config
-from draftsmith.models.targets.mistral.section import MistralTarget, mistral_config
+from draftsmith.models.targets.internvl.section import InternVLTarget, InternVLTargetConfig
+from draftsmith.models.targets.mistral.section import MistralTarget, MistralTargetConfig
 from draftsmith.models.targets.table import family_of
 from transformers import (
     InternVLVisionConfig,
@@ -62,9 +62,10 @@ def model(kind: str, seed: int = 0, **text):
     language = KINDS[kind](**(text_values() | own | text))
     if is_whole(kind):
         vision = PixtralVisionConfig(**tower_values(kind))
-        config = mistral_config(kind.split()[0], language, vision, IDS)
+        config = MistralTargetConfig(kind=kind.split()[0], path="tiny").joined(language, vision, IDS)
     else:
-        config = internvl_config(language, InternVLVisionConfig(**tower_values(kind)), IDS)
+        vision = InternVLVisionConfig(**tower_values(kind))
+        config = InternVLTargetConfig(kind="internvl", path="tiny").joined(language, vision, IDS)
     made = family_of(config).new(config).float().eval()
     # Random towers say little: louder pictures make blindness visible.
     made.model.multi_modal_projector.linear_2.weight.data *= 40

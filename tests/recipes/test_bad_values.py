@@ -20,8 +20,7 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.recipes import resolved
 from draftsmith.recipes.config.dry_run import dry_run
 from draftsmith.recipes.config.launch import run_recipe
-from draftsmith.recipes.config.load import checked, find_recipe, load, recipe_names
-from draftsmith.recipes.config.messages import Written, blamed, placed
+from draftsmith.recipes.config.load import Written, blamed, checked, find_recipe, load, placed, recipe_names
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.models import target_shape
 from fails import fails_with
@@ -54,7 +53,8 @@ REFUSED = {
         ("makes none", "stages.language.data.from=target"),
         # An inline config would not help here, whatever is wrong with it.
         ("evaluate.target.path: is missing",
-         f"{STAGE}.target={{kind: llava, language_model: {{}}, vision_tower: {{}}}}"),
+         f"{STAGE}.target={{kind: llava, language_model: {{model_type: llama}}, "
+         "vision_tower: {model_type: clip_vision_model}}"),
         ("a.drafter.vision_tower: ",
          f"{STAGE}.methods={{a: {{drafter: {{kind: lvlm, path: x/y, vision_tower: target}}}}}}"),
         ("stands beside drafter.language_model and drafter.vision_tower", "drafter.path=some/draft"),
@@ -113,7 +113,7 @@ REFUSED = {
         ("did you mean 'train'", f"{TRAIN}.kind=trian"),
         ("stages.new: its kind is missing", "stages.new={data: {path: mine.json}}"),
         ("does not name language_model", f"{TRAIN}.lora={{rank: 4}}"),
-        ("temperatures: [NUMBER]", f"{STAGE}.temperature=1.0"),
+        ("did you mean 'temperatures'", f"{STAGE}.temperature=1.0"),
         ("fits none of the temperatures", f"{STAGE}.methods.M.draw=sample"),
         ("stands beside drafter.language_model and drafter.vision_tower", "drafter.path=some/draft"),
         (f"{DATA}.pth: unknown key", f"{DATA}={{kind: datasets, pth: x}}"),

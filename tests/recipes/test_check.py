@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 
-import huggingface_hub
 import pytest
 from draftsmith.models.folders import shipped_folder
 from draftsmith.recipes.commands.cli import main
@@ -121,7 +120,7 @@ def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypa
         patterns.append((name, allow_patterns))
         raise ConnectionError("no network")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    monkeypatch.setattr(preflight_samples, "snapshot_download", fetch)
     preflight_samples._fetched.cache_clear()
     settings = [f"stages.finetune.data.path={path}", "stages.finetune.data.images=null", "stages=[finetune]"]
     _, text = check(capsys, "llava15-68m", *settings, f"output={tmp_path / 'run'}")

@@ -120,7 +120,7 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     result = yaml.safe_load(prints(capsys, ["show", str(run), "--no-defaults"], OK))
     assert result["seed"] == 9 and result["output"] == str(run)
     (tmp_path / "other").mkdir()
-    assert "the folder holds no run" in prints(capsys, ["show", str(tmp_path / "other")], MISTAKE)
+    assert "is a folder, and no recipe" in prints(capsys, ["show", str(tmp_path / "other")], MISTAKE)
 
 
 @pytest.mark.parametrize(("command", "settings", "expected"), [

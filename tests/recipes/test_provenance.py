@@ -2,7 +2,7 @@
 
 import subprocess
 
-from draftsmith.recipes.config import provenance
+from draftsmith.recipes.config import alike
 
 
 def test_a_wheel_in_an_environment_inside_a_users_own_checkout_does_not_name_its_commit(tmp_path, monkeypatch):
@@ -13,10 +13,10 @@ def test_a_wheel_in_an_environment_inside_a_users_own_checkout_does_not_name_its
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "theirs"], check=True)
     theirs = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
 
-    monkeypatch.setattr(provenance, "__file__", str(package / "recipes" / "config" / "provenance.py"))
-    assert provenance.versions()["git"] == {"commit": None, "changed_files": 0}
+    monkeypatch.setattr(alike, "__file__", str(package / "recipes" / "config" / "alike.py"))
+    assert alike.versions()["git"] == {"commit": None, "changed_files": 0}
 
     (package / "theirs.py").touch()
     # The package that is the checkout itself: a clone.
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "recipes" / "config" / "provenance.py"))
-    assert provenance.versions()["git"] == {"commit": theirs, "changed_files": 1}
+    monkeypatch.setattr(alike, "__file__", str(tmp_path / "recipes" / "config" / "alike.py"))
+    assert alike.versions()["git"] == {"commit": theirs, "changed_files": 1}

@@ -13,7 +13,6 @@ from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards.shards import ShardReader, read_manifest
-from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
 from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
@@ -113,7 +112,7 @@ def test_text_embeddings_and_scores_are_never_kept(made, tmp_path):
 
 
 def test_a_disk_that_is_too_small_stops_the_stage_with_nothing_written(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26 + 30_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26 + 30_000))
     fails_with("and the disk has", cached, made, tmp_path / "cache")
     assert not (tmp_path / "cache" / "states").exists()
 

@@ -215,7 +215,7 @@ def test_a_wheelhouse_installs_without_a_network(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     command = str(venv / "bin" / "draftsmith")
     for arguments, expected in (
-        (["recipes", "--names"], "demo/lvlm\n"),
+        (["recipes"], "  demo/lvlm "),
         (["show", "llava15-160m", "--no-defaults"], "# extended lvlm/llava15-68m.yaml"),
     ):
         run = subprocess.run(

@@ -119,19 +119,6 @@ def test_what_cannot_be_is_refused_by_name(changes, words):
         stage(**changes)
 
 
-OLD = {
-    "modes": (["M", "MT*"], "methods: {NAME: {drafter: STAGE, mode: MODE}}"),
-    "gamma": (7, "tree: {kind: chain, gamma: NUMBER}"),
-    "suite": ({"data": {"path": "hub"}, "quality": {}}, "kind: tabed"),
-}
-
-
-@pytest.mark.parametrize("key", OLD)
-def test_an_old_key_is_told_as_it_is_written_now(key):
-    value, words = OLD[key]
-    fails_with(f"{key}: now written .*{words}", stage, **{key: value}, error=ValidationError)
-
-
 @pytest.mark.parametrize(("setting", "words"), [
     ("drafters.mine={path: x}", r"drafters\.mine: its kind is missing"),
     ("methods.M={drafter: null, vata: true}", r"vata is no decoding setting of this drafter \(kind lvlm has mode\)"),

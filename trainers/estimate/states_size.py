@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import UserError, counted
-from ...data.states.dtypes import DTYPES
-from ...data.states.estimate import Size, check_disk, record_bytes, samples_per_shard, shown
+from ...data.states.storage import DTYPES, Size, check_disk, record_bytes, samples_per_shard, shown
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
 from ...models.targets.table import language_section

@@ -121,7 +121,11 @@ def lvlm_parts(
         def step() -> None:
             # Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies.
             batch = synthetic_batch(shorter, rows, length, patches)
-            states = _kept(int(batch.predicting.sum()), kept) if kept else module.states(batch)
+            if kept:  # what a regenerate stage gives that kept so many tokens' log-probabilities
+                ids = torch.ones(int(batch.predicting.sum()), kept, dtype=torch.int64)
+                states = TargetStates(kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META))
+            else:
+                states = module.states(batch)
             _backward(module, module(batch, states))
 
         return most_bytes(step)
@@ -156,14 +160,13 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
         states = _states(taps, shape.hidden_size, dtype, batch.ids, places)
         _backward(training, training(batch, replace(states, positions=batch.positions)))
 
-    activations = _head_step(recipe, config, shape, step, (rows, length), stage.objective, stage.packing)
-    if isinstance(activations, str):
-        return Memory(parts, uncounted=f"{config.kind} ({activations})")
-    if not stage.reads_tables:  # the target's pass is over when the head begins, and has left its states
-        taps = config.taps_for(shape, training=True)
-        passed = target_step(language_section(recipe.target), target, dtype, taps, rows, length)
-        activations = max(activations, passed)
-    return Memory({**parts, "activations": activations})
+    memory = _with_step(parts, recipe, config, shape, step, (rows, length), stage.objective, stage.packing)
+    if stage.reads_tables or memory.uncounted:
+        return memory
+    # The target's pass is over when the head begins, and has left its states.
+    taps = config.taps_for(shape, training=True)
+    passed = target_step(language_section(recipe.target), target, dtype, taps, rows, length)
+    return Memory({**parts, "activations": max(memory.parts["activations"], passed)})
 
 
 def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | None:
@@ -181,10 +184,7 @@ def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | Non
         sizes = count, section.prompt_places, section.num_codes
         _backward(training, training(*_codes(*sizes, shape, taps, held_dtype(section))))
 
-    activations = _head_step(recipe, config, shape, step, (micro_of(stage, recipe), 1))
-    if isinstance(activations, str):
-        return Memory(parts, uncounted=f"{config.kind} ({activations})")
-    return Memory({**parts, "activations": activations})
+    return _with_step(parts, recipe, config, shape, step, (micro_of(stage, recipe), 1))
 
 
 def _rows(stage: RecordsSettings | StatesSettings, recipe: WholeRecipe, max_length: int | None) -> tuple[int, int]:
@@ -203,16 +203,12 @@ def _frozen_bytes(recipe: WholeRecipe, weights: int) -> float:
     return held_bytes(section) * weights / spread
 
 
-def _head_step(
-    recipe: WholeRecipe,
-    config: DrafterConfig,
-    shape: TargetShape,
-    step: Callable[[nn.Module, Taps, int, int], None],
-    size: tuple[int, int],
-    objective: HeadObjective | None = None,
-    packing: PackingConfig | None = None,
-) -> float | str:
-    """Bytes that a head's step makes, from counts of few rows of some length; or why they cannot be counted.
+def _with_step(
+    parts: dict[str, float], recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape,
+    step: Callable[[nn.Module, Taps, int, int], None], size: tuple[int, int],
+    objective: HeadObjective | None = None, packing: PackingConfig | None = None,
+) -> Memory:  # fmt: skip
+    """With the bytes that a head's step makes, from counts of few rows of some length; or why they cannot be counted.
 
     Args:
         step: of a training, with taps, over rows of a length.
@@ -237,7 +233,10 @@ def _head_step(
         except Exception as error:  # a drafter of somebody else's may ask its target for anything
             return f"{type(error).__name__}: {first_line(error)}"
 
-    return once(f"{config!r} {objective!r} {shape} {own} {held} {packing} {recipe.target} {size}", counted)
+    activations = once(f"{config!r} {objective!r} {shape} {own} {held} {packing} {recipe.target} {size}", counted)
+    if isinstance(activations, str):
+        return Memory(parts, uncounted=f"{config.kind} ({activations})")
+    return Memory({**parts, "activations": activations})
 
 
 def target_step(section: Any, config: PreTrainedConfig, dtype: str, taps: Taps, rows: int, length: int) -> float:
@@ -302,12 +301,6 @@ def synthetic_batch(config: PreTrainedConfig, rows: int, length: int, patches: i
 def _states(taps: Taps, width: int, dtype: str, batch: Tensor, length: int) -> TargetStates:
     made = lambda: torch.empty(len(batch), length, width, dtype=torch_dtype(dtype), device=META)  # noqa: E731
     return TargetStates(made() if taps.feature else None, {layer: made() for layer in taps.layers})
-
-
-def _kept(supervised: int, count: int) -> TargetStates:
-    """What a regenerate stage gives that kept so many tokens' log-probabilities."""
-    ids = torch.ones(supervised, count, dtype=torch.int64)
-    return TargetStates(kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META))
 
 
 def _codes(

@@ -35,9 +35,7 @@ BLIND = " (text only)"
 def measure_quality(
     config: QualitySection, run: TabedRun, drafts: Mapping[str, object], score: Mapping[Metric, Scorer]
 ) -> JsonObject:
-    """Let target and drafts (name -> model) answer every set with the pictures and without; write `quality.json` and
-    `quality.md`.
-    """
+    """Let target and drafts answer every set, seeing and blind; write `quality.json` and `quality.md`."""
     folder, models = run.context.folder, answering(config, run, drafts)
     measured: list[JsonObject] = []
     for name in config.sets:

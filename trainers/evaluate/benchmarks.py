@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -20,16 +20,7 @@ from ...eval.quality import QualityConfig
 
 HUB = "hub"
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 B = TypeVar("B", bound="Benchmark")
-
-
-class Opens(Protocol[T_co]):
-    """What reads conversations up to their last answers, each in its own form."""
-
-    def files(self, name: str, data: ConversationData) -> Iterable[T_co]: ...
-    def sets(self, section: SetsBenchmark) -> Iterable[T_co]: ...
 
 
 class Benchmark(Section):
@@ -41,8 +32,10 @@ class Benchmark(Section):
     # Whether each request is a conversation up to its last answer, which `opened` reads.
     asks_conversations: ClassVar[bool] = False
 
-    def opened(self, name: str, opens: Opens[T]) -> Iterable[T]:
-        """Its conversations as `opens` reads them; none: something else reads it."""
+    def opened(self, name: str, opens: Any) -> Iterable[Any]:
+        """Its conversations up to their last answers, as `files` or `sets` of `opens` read them; none: something else
+        reads it.
+        """
         return ()
 
     def set_names(self, name: str) -> list[str] | None:
@@ -69,7 +62,7 @@ class FilesBenchmark(DataBenchmark):
     kind: Literal["files"] = "files"
     asks_conversations: ClassVar[bool] = True
 
-    def opened(self, name: str, opens: Opens[T]) -> Iterable[T]:
+    def opened(self, name: str, opens: Any) -> Iterable[Any]:
         return opens.files(name, self.data)
 
 
@@ -150,7 +143,7 @@ class SetsBenchmark(SuiteBenchmark):
     # Of `hub`: the folder in which each set's archives of clips are unpacked, in a folder of the set's name.
     media: Place | None = None
 
-    def opened(self, name: str, opens: Opens[T]) -> Iterable[T]:
+    def opened(self, name: str, opens: Any) -> Iterable[Any]:
         return opens.sets(self)
 
     @property

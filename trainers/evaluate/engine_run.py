@@ -90,7 +90,7 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
             hint=f"{python} -m pip install ./serving/{PACKAGE} (in a checkout), or measure at temperature 0",
         )  # fmt: skip
     plans = [Served(), *_methods(stage, context, python, pictures=most_pictures > 0)]
-    ends = stage.ends(*end_ids(processor, stage.format))
+    ends = end_ids(processor, stage.format) if stage.stop_at_end else ()
     drafting = [plan.drafting for plan in plans if plan.drafting is not None]
     rows, early = list[Row](), list[str]()
     drafted = max(int((plan.speculative or {}).get("num_speculative_tokens", 0)) for plan in plans)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ...core.errors import Refused, UserError, did_you_mean
 from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP, shorthand
-from ...core.json_types import object_at, text_at, value_at
+from ...core.json_types import object_at, text_at
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.contrasts import Comparison
@@ -29,7 +31,7 @@ from .benchmarks import (
     clip_sets,
     of_class,
 )
-from .methods import PRESETS, RENAMED, Method, check_method, decoding_with, named_members
+from .methods import PRESETS, Method, check_method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
@@ -45,7 +47,6 @@ _OF_OUR_LOOP = (
 )  # fmt: skip
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
 _OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
-_PROBES_OF_TEXT = ("states", "importance", "binding")
 
 
 class EvaluateSettings(Stage):
@@ -107,24 +108,13 @@ class EvaluateSettings(Stage):
     # What one change does: name -> two of the measured drafters (or methods), the one with the change first.
     contrasts: dict[FileName, tuple[str, str]] = Field(default_factory=dict)
 
-    @field_validator("target", mode="before")
-    @classmethod
-    def _published(cls, target: object) -> object:
-        """Said before what is wrong with an inline config, which would be of no use here."""
-        if value_at(target, "kind") is not None and value_at(target, "path") is None:
-            problem = "is missing: what a stage trains is the recipe's own target"
-            raise Refused("path", problem, "name the folder or the Hub id of its weights, or leave target out")
-        return target
-
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, values: object) -> object:
-        """Old keys are refused; presets become methods; methods without a tree get the stage's."""
+        """Presets become methods; methods without a tree get the stage's."""
         written = object_at(values)
         if written is None:
             return values
-        if renamed := [f"{key}: now written {text}" for key, text in RENAMED.items() if key in written]:
-            raise ValueError("; ".join(renamed))
         given, preset = object_at(written.get("methods") or {}), text_at(written.get("preset") or "")
         if given is None or preset is None:
             return values  # the fields' own types say what is wrong
@@ -142,17 +132,26 @@ class EvaluateSettings(Stage):
         check_benchmarks(self.benchmarks, template=self.format.template)
         if not self.draws and any(benchmark.draws for benchmark in self.benchmarks.values()):
             raise ValueError("benchmarks of text and of prompts of an image generator want an evaluation each")
+        if self.target is not None and self.target.path is None:
+            problem = "is missing: what a stage trains is the recipe's own target"
+            raise Refused("target.path", problem, "name the folder or the Hub id of its weights, or leave target out")
         listed = self.listed_lengths()
-        for length in (length for lengths in listed.values() for length in lengths):
+        for length in itertools.chain(*listed.values()):
             check_length(length)
         if isinstance(self.lengths, dict):
             _known("lengths", {*self.lengths}, clip_sets(self.benchmarks))
-        once = {**listed, "temperatures": self.temperatures, "max_new_tokens": self.max_new_tokens}
-        for key, values in once.items():
+        for key, values in {**listed, "temperatures": self.temperatures, "max_new_tokens": self.max_new_tokens}.items():
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
         if self.probes.importance is not None:
             self.probes.importance.check(self.benchmarks)
+        for name in ("states", "importance", "binding") if self.draws else ("analysis",):
+            if dict(self.probes)[name] != Probes.model_fields[name].default:
+                what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
+                raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
+        if not self.is_timed and self.probes.analysis is not None:
+            what = "nothing reads it: the benchmark is untimed, and its pictures are scored alone"
+            raise Refused("probes.analysis", what, "leave it out, or leave out untimed")
         return self
 
     def unread(self) -> Mapping[str, str]:
@@ -165,27 +164,14 @@ class EvaluateSettings(Stage):
         return unread
 
     @model_validator(mode="after")
-    def _probed(self) -> EvaluateSettings:
-        for name in _PROBES_OF_TEXT if self.draws else ("analysis",):
-            if dict(self.probes)[name] != Probes.model_fields[name].default:
-                what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
-                raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
-        if not self.is_timed and self.probes.analysis is not None:
-            what = "nothing reads it: the benchmark is untimed, and its pictures are scored alone"
-            raise Refused("probes.analysis", what, "leave it out, or leave out untimed")
-        return self
-
-    @model_validator(mode="after")
     def _allowed(self) -> EvaluateSettings:
         for name, method in self.methods.items():
             used = [t for t in self.temperatures if method.allowed(t)]
             if not used:
                 raise ValueError(f"methods.{name} fits none of the temperatures")
-            for temperature in used:
-                try:
+            with _told_of(f"methods.{name}"):
+                for temperature in used:
                     method.check("drawn" if self.draws else "text", temperature)
-                except UserError as error:
-                    raise Refused(f"methods.{name}", error.problem, error.hint) from error
         for temperature in self.temperatures:
             if not any(method.allowed(temperature) for method in self.methods.values()):
                 raise ValueError(f"temperature {temperature:g} is used by no method")
@@ -193,11 +179,10 @@ class EvaluateSettings(Stage):
 
     @model_validator(mode="after")
     def _named(self) -> EvaluateSettings:
-        modes = [(name, method.mode) for name, method in self.methods.items() if method.mode is not None]
-        if self.captioner is None and (wants := [name for name, mode in modes if "C" in mode.members]):
-            raise ValueError(f"methods.{wants[0]}: mode C needs a captioner: add `captioner`, or leave the method out")
-        drafters = {name for method in self.methods.values() for name in method.names}
-        drafters |= self._members()
+        for name, method in self.methods.items():
+            if self.captioner is None and method.mode is not None and "C" in method.mode.members:
+                raise ValueError(f"methods.{name}: mode C needs a captioner: add `captioner`, or leave the method out")
+        drafters = {name for method in self.methods.values() for name in method.names} | self._members()
         if unused := [name for name in self.drafters if name not in drafters]:
             raise Refused("", f"drafters.{unused[0]} drafts in no method", did_you_mean(unused[0], sorted(drafters)))
         if self.compare is not None:
@@ -205,10 +190,9 @@ class EvaluateSettings(Stage):
         _known("contrasts", {name for pair in self.contrasts.values() for name in pair}, drafters | {*self.methods})
         for name, pair in self.contrasts.items():
             counts = [len(self.methods[one].names) or 1 for one in pair if one in self.methods]
-            if len(counts) == 2 and counts[0] != counts[1]:
-                raise ValueError(
-                    f"contrasts.{name} compares {counts[0]} drafters with {counts[1]}, and they pair one by one"
-                )
+            if len({*counts}) == 2:
+                what = f"{counts[0]} drafters with {counts[1]}, and they pair one by one"
+                raise ValueError(f"contrasts.{name} compares {what}")
         return self
 
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
@@ -225,27 +209,17 @@ class EvaluateSettings(Stage):
             if method.drafter is None and method.drafters is None and drafter is not None:
                 _check_settings(name, method, drafter)
         for key, section in self._own_drafters():
-            try:
+            with _told_of(key):
                 section.check_settings(target.draws_images)
-            except Refused as refused:
-                raise refused.under(key) from refused
-        if target.draws_images:
-            self._check_codebook(target.codebook_size)
-        else:
+        if not target.draws_images:
             self.engine.check_evaluation(self, target, drafter)
-
-    def _check_codebook(self, size: int) -> None:
-        """Refuses neighbours that the codebook does not have."""
-        asked: dict[str, Callable[[int], object]] = {
-            f"methods.{name}.rule.k": method.rule.check_codebook for name, method in self.methods.items()
-        }
-        if self.probes.analysis is not None:
-            asked["probes.analysis.k"] = self.probes.analysis.check
-        for key, check in asked.items():
-            try:
-                check(size)
-            except UserError as error:
-                raise Refused(key, error.problem, error.hint) from error
+            return
+        for name, method in self.methods.items():
+            with _told_of(f"methods.{name}.rule.k"):
+                method.rule.check_codebook(target.codebook_size)
+        with _told_of("probes.analysis.k"):
+            if self.probes.analysis is not None:
+                self.probes.analysis.check(target.codebook_size)
 
     @model_validator(mode="after")
     def _fitting_drafters(self) -> EvaluateSettings:
@@ -254,7 +228,6 @@ class EvaluateSettings(Stage):
         for key, section in self._own_drafters():
             if self.clock == "thread" and section.base_kind == "pruned":
                 raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
-        for key, section in self._own_drafters():
             for field in section.beside_path() if isinstance(section, PublishedDrafter) else ():
                 problem = f"nothing reads it beside {key}.path, whose weights bring it with them"
                 raise Refused(f"{key}.{field}", problem, "leave one of them out (null)")
@@ -303,11 +276,9 @@ class EvaluateSettings(Stage):
 
     def listed_lengths(self) -> dict[str, list[Any]]:
         """Key -> lengths, of those that there are."""
-        if isinstance(self.lengths, dict):
-            listed = {f"lengths.{name}": lengths for name, lengths in self.lengths.items()}
-        else:
-            listed = {"lengths": self.lengths}
-        return {key: [*lengths] for key, lengths in listed.items() if lengths}
+        of_all = not isinstance(self.lengths, dict)
+        listed = {"": self.lengths} if isinstance(self.lengths, list) else self.lengths
+        return {"lengths" if of_all else f"lengths.{name}": [*lengths] for name, lengths in listed.items() if lengths}
 
     @property
     def drawing(self) -> PromptsBenchmark:
@@ -331,13 +302,7 @@ class EvaluateSettings(Stage):
 
     def _members(self) -> set[str]:
         """Drafters that ensembles name."""
-        return {
-            drafter for name, method in self.methods.items() for drafter in named_members(method, self.methods, (name,))
-        }
-
-    def ends(self, *eos_ids: int) -> tuple[int, ...]:
-        """Tokens that end an answer, of those that the target has."""
-        return eos_ids if self.stop_at_end else ()
+        return {n for name, method in self.methods.items() for n in named_members(method, self.methods, (name,))}
 
     @property
     def answer_format(self) -> PromptFormat | None:
@@ -352,13 +317,20 @@ class EvaluateSettings(Stage):
 
 
 def _check_settings(name: str, method: Method, drafter: DrafterConfig) -> None:
-    try:
+    with _told_of(f"methods.{name}"):
         decoding_with(drafter, method.settings, None)
         check_method(method, drafter)
+
+
+@contextmanager
+def _told_of(key: str) -> Iterator[None]:
+    """Errors of what is checked here name `key`."""
+    try:
+        yield
     except Refused as refused:
-        raise refused.under(f"methods.{name}") from refused
+        raise refused.under(key) from refused
     except UserError as error:
-        raise Refused(f"methods.{name}", error.problem, error.hint) from error
+        raise Refused(key, error.problem, error.hint) from error
 
 
 def _known(key: str, names: set[str], known: set[str]) -> None:

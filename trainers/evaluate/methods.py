@@ -128,10 +128,6 @@ class Method(Section):
             return False
         return temperature > 0 or (self.draw == "top-k" and self.rule.kind not in ("block", "replaced"))
 
-    def rule_name(self, temperature: float) -> str:
-        """The rule as reports name it: `exact` is `greedy` at temperature 0 and `sampling` above."""
-        return ("sampling" if temperature else "greedy") if self.rule.kind == "exact" else self.rule.kind
-
     def policy(self, *, grid: int | None = None, seed: int = 0) -> TreePolicy:
         """The policy that the `tree` section builds. `grid`: codes along one side; None for text."""
         return self.tree.build(grid=grid, seed=seed)
@@ -146,28 +142,22 @@ class Method(Section):
             UserError: tree or rule are of another medium, or the combination would not be exact.
         """
         if medium == "text" and not self.tree.for_text:
-            raise UserError(
-                f"tree: {self.tree.kind} follows the rows of an image, and this target writes text",
-                hint="use 30-4-8 (EAGLE-2's), sage, static or chain",
-            )
+            raise UserError(f"tree: {self.tree.kind} follows the rows of an image, and this target writes text",
+                            hint="use 30-4-8 (EAGLE-2's), sage, static or chain")  # fmt: skip
         if medium == "text" and self.rule.kind in ("lantern", "replaced"):
             raise UserError(
                 f"rule: {self.rule.kind} reads which image codes are similar, and words have no such neighbours",
                 hint="use rule: exact, which speculative decoding of text keeps to",
             )
         if medium == "drawn" and self.visual_skip is not None:
-            raise UserError(
-                "visual_skip follows the target's attention on the prompt's pictures, and here are none",
-                hint="leave visual_skip out",
-            )
+            raise UserError("visual_skip follows the target's attention on the prompt's pictures, and here are none",
+                            hint="leave visual_skip out")  # fmt: skip
         policy = self.policy(grid=1)  # of any side
+        exact = "sampling" if temperature else "greedy"
         check_combination(
-            temperature=temperature,
-            draw=self.draw,
-            policy=policy.name,
-            prunes_by_token=policy.prunes_by_token,
-            rule=self.rule_name(temperature),
-        )
+            temperature=temperature, draw=self.draw, policy=policy.name, prunes_by_token=policy.prunes_by_token,
+            rule=exact if self.rule.kind == "exact" else self.rule.kind,
+        )  # fmt: skip
 
     def rule_at(self, temperature: float, codes: Codes | None = None) -> Rule:
         """The rule at a temperature. `codes`: of a target that draws; None: it writes text."""
@@ -226,24 +216,6 @@ def decoding_with(config: DrafterConfig, settings: JsonMapping, key: str | None)
     except ValueError as error:
         raise UserError(str(error), key=key, hint="leave the setting out, or name another drafter") from error
 
-
-# Keys of an evaluation of before -> the same as it is written now.
-RENAMED = {
-    "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
-    "from": "methods: {NAME: {drafter: STAGE}}, or drafters: [STAGE, ...] in place of drafter",
-    "gamma": "tree: {kind: chain, gamma: NUMBER}; other trees have sizes of their own",
-    "rule": "methods: {NAME: {rule: exact}} (the default; greedy at temperature 0, sampling above)",
-    "draw": "methods: {NAME: {draw: sample}}",
-    "temperature": "temperatures: [NUMBER]",
-    "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
-    "looks": "probes: {states: true, ...} (importance and requests keep their names)",
-    "binding": "probes: {binding: ...}",
-    "analysis": "probes: {analysis: ...}",
-    "prompts": "benchmarks: {prompts: {prompts: ...}}",
-    "quality": "benchmarks: {prompts: {prompts: ..., quality: ...}}",
-    "reader": "benchmarks: {prompts: {prompts: ..., reader: true}}",
-    "shown": "benchmarks: {prompts: {prompts: ..., shown: NUMBER}}",
-}
 
 # LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it. Trees have 60
 # nodes with the root: LANTERN's appendix B.2 passes 60 tokens to the target, and ADT-Tree gives no number.

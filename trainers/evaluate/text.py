@@ -64,7 +64,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     target = pair.target
     options = DraftingOptions(substitutes=substitutes_of(stage, context, processor))
     drafters = Drafters(stage, context, pair, options=options)
-    ends = stage.ends(*end_ids(processor, stage.format))
+    ends = end_ids(processor, stage.format) if stage.stop_at_end else ()
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
     capture(stage.graphs, target, measuring.drafting, stage.capacity)
     measuring.announce(sets, others=bool(suites or talks))

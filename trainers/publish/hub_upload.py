@@ -7,12 +7,12 @@ before it is redacted, and no exception of the client is chained: their requests
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import UserError
+from ...core.errors import UserError, causes
 from ...core.results import CARD, SUMS, check_sums, sha256_of
 from ...core.secrets import HIDDEN, shortened
 from ...models.drafters.manifest import MANIFEST
@@ -96,7 +96,7 @@ class Hub:
         except Exception as error:  # its exceptions hold requests: only their text goes on, redacted
             hint = "check the network, the room for what is fetched back, and https://status.huggingface.co, and run "
             hint += "the same command again"
-            if any(getattr(getattr(e, "response", None), "status_code", 0) in (401, 403, 404) for e in _causes(error)):
+            if any(getattr(getattr(e, "response", None), "status_code", 0) in (401, 403, 404) for e in causes(error)):
                 hint = f"check the name, and that your token may write to {to.repo.split('/')[0]} (hf auth whoami)"
             problem = UserError(f"{to.repo}, {self._step}: {self._clean(error)}", hint=hint)
         raise problem  # outside the handler, which would chain the exception
@@ -158,7 +158,7 @@ class Hub:
     def _clean(self, error: BaseException) -> str:
         """What an exception and its causes say, in a line each, without the token."""
         lines = []
-        for cause in [*_causes(error)][:3]:
+        for cause in [*causes(error)][:3]:
             text = str(cause).replace(self.token or HIDDEN, HIDDEN)
             lines.append(" ".join(shortened(text, 500).split()) or type(cause).__name__)
         return " <- ".join(dict.fromkeys(lines))
@@ -178,13 +178,6 @@ def usable_token(token: str | None = None) -> str:
         hint = "unset HF_HUB_OFFLINE, or set upload=false"
         raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint=hint)
     return token
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and its causes, the last one first."""
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _compare(folder: Path, fetched: Path) -> None:

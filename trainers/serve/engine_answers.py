@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import safe_open
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import read_json
-from ...core.pretrained import reading_safetensors
+from ...core.pretrained import opened
 
 _CURE = (
     "the engine, or the worker that asks it, is at fault: its log lies beside the file; another version of the engine, "
@@ -174,7 +173,7 @@ def _check(answer: Answer, asked: Asked, job: Job, where: str) -> None:
 def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:
     """Hidden states [T,L,D] of a prompt. Raises `UserError` with what is wrong with the file. `shape`: (L, D)."""
     expected, where = (len(asked.ids), *shape), f"{path}, {asked.name}"
-    with reading_safetensors(path, hint=_CURE), safe_open(path, "pt") as file:
+    with opened(path, hint=_CURE) as file:
         if missing := {"hidden_states", "token_ids"} - {*file.keys()}:
             raise UserError(f"the engine's states lack {min(missing)}", where=where, hint=_CURE)
         found = tuple(file.get_slice("hidden_states").get_shape())  # before anything of that size is read

@@ -31,11 +31,10 @@ from ...data.families.processor import Processor
 from ...data.shards.shards import Sample
 from ...data.sources import SHARDS as ANSWERS
 from ...data.sources import AnsweredSamples, Answers, AnswersConfig, learns_records
-from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
-from ...data.states.estimate import Size, record_bytes
 from ...data.states.identity import states_identity, target_identity
 from ...data.states.records import StatesWriting, batches
 from ...data.states.samples import Counts, SeededCollate, StatesSamples
+from ...data.states.storage import DTYPES, Size, StatesDtype, decode, encode, record_bytes
 from ...models.drafters.base import DrafterConfig
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape

@@ -20,9 +20,9 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, finished, shard_path, unfinished
 from ...data.sources import AnswersConfig, learns_records
-from ...data.states.estimate import check_disk, samples_per_shard, shown
 from ...data.states.records import Deal
 from ...data.states.samples import SeededCollate
+from ...data.states.storage import check_disk, samples_per_shard, shown
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
 from ...models.targets.table import AnyTarget

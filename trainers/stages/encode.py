@@ -36,6 +36,7 @@ from ..run.stage import Planned, Stage
 from ..train.engine import init_distributed
 
 Write = Literal["pixels", "codes", "features"]
+_DUPLICATE = "duplicate"
 
 
 class EncodeStage(Stage):
@@ -137,7 +138,7 @@ class EncodeStage(Stage):
                 counts: Counter[str] = Counter()
                 watched = context.stop.watch(self._items(source, index), "inside a shard")
                 log = context.folder / f"refused-{index:06d}.jsonl"
-                pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
+                pictures = usable_pictures(line.counted(watched), self, duplicates, counts, log, encoder.size)
                 write_shard(folder, index, encoder.samples(pictures), counts)
         if ranks.is_main():
             finish(folder, identity, num_shards=num_shards)
@@ -179,7 +180,7 @@ class _Picture:
     pixels: Tensor  # [3,S,S] uint8
 
 
-def _usable(
+def usable_pictures(
     items: Iterator[Captioned | Refused],
     stage: EncodeStage,
     duplicates: Mapping[int, int],
@@ -190,31 +191,23 @@ def _usable(
     """Decoded pictures; the others are counted by their reason and listed."""
     notes = []
     for item in items:
-        refused = item
-        if isinstance(item, Captioned):
-            if (first := duplicates.get(item.number)) is not None:
-                counts["duplicate"] += 1
-                again = Refused(item.number, item.key, "duplicate", item.where, f"the same bytes as item {first}")
-                notes.append(_noted(again))
-                continue
-            image = stage.decoded(item, size)
-            if not isinstance(image, Refused):
-                yield _Picture(item, torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1))
-                continue
+        if isinstance(item, Refused):
+            refused = item
+        elif (first := duplicates.get(item.number)) is not None:
+            refused = Refused(item.number, item.key, _DUPLICATE, item.where, f"the same bytes as item {first}")
+        elif isinstance(image := stage.decoded(item, size), Refused):
             refused = image
-        assert isinstance(refused, Refused)
-        if stage.on_error == "strict":
+        else:
+            yield _Picture(item, torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1))
+            continue
+        if stage.on_error == "strict" and refused.reason != _DUPLICATE:
             hint = "remove it, or set on_error: skip"
             raise UserError(f"{refused.reason}: {refused.detail}", where=refused.where, hint=hint)
         counts[refused.reason] += 1
-        notes.append(_noted(refused))
+        note = {"key": refused.key, "reason": refused.reason, "where": refused.where, "detail": refused.detail}
+        notes.append(json.dumps(note) + "\n")
     if notes:
         log.write_text("".join(notes))
-
-
-def _noted(item: Refused) -> str:
-    values = {"key": item.key, "reason": item.reason, "where": item.where, "detail": item.detail}
-    return json.dumps(values) + "\n"
 
 
 class _Encoder:

@@ -20,8 +20,8 @@ from ...data.loader import Collate, Loader
 from ...data.shards.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
-from ...models.targets.base import DrawingTarget
 from ...models.targets.drawing import TEXT_ENCODER
+from ...models.targets.guided import GuidedTarget
 from ...models.targets.table import ImageTargetConfig, image_section
 from ..readers import Reader, captioned, new_reader
 from ..run.context import Context
@@ -80,7 +80,7 @@ def _open_head(stage: CodesSettings, context: Context, seed: int, samples: Shard
     )
 
 
-def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[DrawingTarget, Requests | None]:
+def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[GuidedTarget, Requests | None]:
     device, check = context.device(), stage.decoding
     if check is None:
         return image_section(context.target).load(context.inputs, device=device), None

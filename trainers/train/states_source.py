@@ -25,10 +25,10 @@ from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
 from ...data.order import rows_of_rank
 from ...data.shards.shards import Sample, claim, finish, finished, shard_path
-from ...data.states.estimate import check_disk, shown
 from ...data.states.identity import Acceptable
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ...data.states.samples import Chosen
+from ...data.states.storage import check_disk, shown
 from ..run.stopping import Stop
 from ..serve.engines import EngineSection
 from ..serve.states_builder import Builder, Measured, StatesStore, looked_ahead

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class CausalTraining(ModelTraining):
-    """The training forward over a model of text alone: no pictures.
-
-    Raises:
-        UserError: `trainable` names a part that it has not.
-    """
+    """The training forward over a model of text alone. Raises `UserError` where `trainable` names another part."""
 
     def __init__(self, model: PreTrainedModel, trainable: Sequence[Part], **settings: Any):
         if other := {*trainable} - {"language_model"}:
@@ -117,11 +113,3 @@ class CausalTargetConfig(TargetSection):
         text = read_config(self.language_model, key="target.language_model")
         ids.put_into(text)
         return text
-
-    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-    def model_class(self, model_type: str, source: str) -> Any:
-        return CAUSAL.model_class

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from ....core.errors import UserError
 from ...hub import config_value
-from ...parts import TokenIds
-from ..section import check_tower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -25,30 +23,8 @@ if TYPE_CHECKING:
 GEMMA = "gemma4"  # model_type
 
 
-def gemma_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
-    """Join two configs into a Gemma 4. Raises `UserError` where one is another family's, or as `check_text`."""
-    import transformers
-
-    check_tower(vision, "gemma4_vision")
-    if text.model_type != "gemma4_text":
-        raise UserError(f"this family's language model is of model_type gemma4_text, and this is a {text.model_type}",
-                        key="target.language_model.model_type", hint="write gemma4_text")  # fmt: skip
-    check_text(text)
-    ids.put_into(text)
-    return transformers.Gemma4Config(
-        text_config=text.to_dict() | {"vocab_size_per_layer_input": ids.vocab_size},
-        vision_config=vision.to_dict(), audio_config=None, image_token_id=ids.image,
-        video_token_id=None, audio_token_id=None, boi_token_id=ids.vision_start, eoi_token_id=ids.vision_end,
-        tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", True)),
-    )  # fmt: skip
-
-
 def check_text(text: PreTrainedConfig) -> None:
-    """Raises `UserError` for a language model that our forward does not run exactly.
-
-    Args:
-        text: transformers' text config.
-    """
+    """Raises `UserError` for a text config whose model our forward does not run exactly."""
     if config_value(text, "enable_moe_block"):
         raise UserError(
             "this Gemma 4 is a mixture of experts (26B-A4B), whose experts were never compared here with transformers' "
@@ -66,9 +42,13 @@ def check_text(text: PreTrainedConfig) -> None:
         )  # fmt: skip
 
 
-@functools.cache
-def soundless() -> type[PreTrainedModel]:
+def soundless(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """transformers' class without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
+    return _soundless()
+
+
+@functools.cache
+def _soundless() -> type[PreTrainedModel]:
     import transformers
 
     class Gemma4ForConditionalGeneration(transformers.Gemma4ForConditionalGeneration):  # type: ignore[misc]
@@ -87,10 +67,8 @@ def soundless() -> type[PreTrainedModel]:
 
 
 def layer_tables(decoder: Any, ids: Tensor, visual: Tensor | None = None) -> Tensor | None:
-    """[B,T,L*E] of the layers' own tables for ids [B,T]; None: the model has none.
-
-    Args:
-        visual: [B,T] bool: places that have no token, where the pad token's row stands.
+    """[B,T,L*E] of the layers' own tables for ids [B,T], where places of `visual` [B,T] bool, which have no token, take
+    the pad token's row; None: the model has none.
     """
     if not decoder.config.hidden_size_per_layer_input:
         return None

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ....core.errors import Refused
+from ...hub import config_value
 from ...inline import UnevenModel
 from ...parts import TokenIds
 from ..family import Family, Text
-from ..section import SeeingSection
+from ..section import SeeingSection, check_half
 from ..whole_pictures import WholePictures, WholeTarget
 from .decoder import GemmaDecoder, GemmaTraining
-from .model import GEMMA, check_text, gemma_config, soundless
+from .model import GEMMA, check_text, soundless
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 
 class GemmaTarget(WholeTarget):
@@ -39,18 +40,10 @@ class GemmaPictures(WholePictures):
         return isqrt(280)
 
 
-class GemmaFamily(Family):
-    """Its towers of sounds are left out."""
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        return soundless()
-
-
 # model_type -> record.
 FAMILIES = {
-    GEMMA: GemmaFamily(
-        GEMMA, "Gemma4ForConditionalGeneration", GemmaTraining, GemmaTarget, GemmaPictures(),
+    GEMMA: Family(
+        GEMMA, soundless, GemmaTraining, GemmaTarget, GemmaPictures(),
         texts=dict.fromkeys(
             ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), Text(scales_embeddings=True)
         ),
@@ -82,4 +75,15 @@ class GemmaTargetConfig(SeeingSection):
         return self
 
     def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
-        return gemma_config(text, vision, ids)
+        import transformers
+
+        check_half(vision, "gemma4_vision")
+        check_half(text, "gemma4_text", "language_model")
+        check_text(text)
+        ids.put_into(text)
+        return transformers.Gemma4Config(
+            text_config=text.to_dict() | {"vocab_size_per_layer_input": ids.vocab_size},
+            vision_config=vision.to_dict(), audio_config=None, image_token_id=ids.image,
+            video_token_id=None, audio_token_id=None, boi_token_id=ids.vision_start, eoi_token_id=ids.vision_end,
+            tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", True)),
+        )  # fmt: skip

@@ -20,38 +20,12 @@ from ..causal.section import check_windows
 from ..family import Family, Pictures
 from ..language import LanguageTarget
 from ..llava.model import LlavaDecoder, LlavaTraining
-from ..section import SeeingSection, check_tower
+from ..section import SeeingSection, check_half
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 INTERNVL = "internvl"  # model_type
-
-
-def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
-    """Join two configs into an InternVL.
-
-    Raises:
-        UserError: the tower is another family's, or its patches do not merge 2 x 2.
-    """
-    from transformers import InternVLConfig
-
-    check_tower(vision, "internvl_vision")
-    across = vision.image_size[0] // vision.patch_size[0]
-    if across % 2 or vision.image_size[0] % vision.patch_size[0]:
-        raise UserError(
-            f"a tile of {vision.image_size[0]} pixels has {across} patches of {vision.patch_size[0]}, and 2 x 2 become "
-            "one token",
-            key="target.vision_tower.image_size", hint="write an even multiple of patch_size",
-        )  # fmt: skip
-    ids.put_into(text)
-    return InternVLConfig(
-        text_config=text.to_dict(),
-        vision_config=vision.to_dict(),
-        image_token_id=ids.image,
-        image_seq_length=(across // 2) ** 2,
-        tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
-    )
 
 
 def see_tiles(model: PreTrainedModel, pixels: Tensor) -> Tensor:
@@ -133,4 +107,21 @@ class InternVLTargetConfig(SeeingSection):
     kind: Literal["internvl"]
 
     def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
-        return internvl_config(text, vision, ids)
+        from transformers import InternVLConfig
+
+        check_half(vision, "internvl_vision")
+        across = vision.image_size[0] // vision.patch_size[0]
+        if across % 2 or vision.image_size[0] % vision.patch_size[0]:
+            raise UserError(
+                f"a tile of {vision.image_size[0]} pixels has {across} patches of {vision.patch_size[0]}, and 2 x 2 "
+                "become one token",
+                key="target.vision_tower.image_size", hint="write an even multiple of patch_size",
+            )  # fmt: skip
+        ids.put_into(text)
+        return InternVLConfig(
+            text_config=text.to_dict(),
+            vision_config=vision.to_dict(),
+            image_token_id=ids.image,
+            image_seq_length=(across // 2) ** 2,
+            tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
+        )

@@ -59,22 +59,15 @@ class LlavaTarget(LanguageTarget):
         return request
 
 
-class LlavaFamily(Family):
-    """Drafts among them may read a target's projected features."""
-
-    def class_of(self, config: PreTrainedConfig) -> Any:
-        return model_class(config)
-
-
 # Engines cut the pictures of LLaVA-NeXT and OneVision into tiles by themselves, and hand no states to heads.
 _ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash", "patched"), "sglang": ("eagle",)}}
 # model_type -> record.
 FAMILIES: dict[str, Family] = {
-    name: LlavaFamily(
-        name, model, LlavaTraining, LlavaTarget, Pictures(), one_tile=name == "llava", shares_pictures=True,
+    name: Family(
+        name, model_class, LlavaTraining, LlavaTarget, Pictures(), one_tile=name == "llava", shares_pictures=True,
         engines=_ENGINES.get(name, {}), is_compared=True,
     )
-    for name, model in MODELS.items()
+    for name in MODELS
 }  # fmt: skip
 
 

@@ -23,28 +23,13 @@ from ...parts import TokenIds
 from ..causal.section import check_windows
 from ..family import Family, tower_type
 from ..llava.model import LlavaTraining
-from ..section import SeeingSection, check_tower
+from ..section import SeeingSection, check_half
 from ..whole_pictures import WholeDecoder, WholePictures, WholePicturesTraining, WholeTarget, merge_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower
-
-
-def mistral_config(kind: str, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
-    """Join two configs into a Mistral 3 or a Pixtral. Raises `UserError` where the tower is another family's."""
-    from transformers import LlavaConfig, Mistral3Config
-
-    check_tower(vision, TOWER)
-    ids.put_into(text)
-    joined: JsonObject = {
-        "text_config": text.to_dict(), "vision_config": vision.to_dict(), "image_token_index": ids.image,
-        "vision_feature_layer": -1, "tie_word_embeddings": bool(config_value(text, "tie_word_embeddings", False)),
-    }  # fmt: skip
-    if kind == MISTRAL3:
-        return Mistral3Config(**joined)
-    return LlavaConfig(**joined, vision_feature_select_strategy="full", image_seq_length=1)
 
 
 class MistralDecoder(WholeDecoder):
@@ -123,4 +108,14 @@ class MistralTargetConfig(SeeingSection):
     kind: Literal["mistral3", "pixtral"]
 
     def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
-        return mistral_config(self.base_kind, text, vision, ids)
+        from transformers import LlavaConfig, Mistral3Config
+
+        check_half(vision, TOWER)
+        ids.put_into(text)
+        joined: JsonObject = {
+            "text_config": text.to_dict(), "vision_config": vision.to_dict(), "image_token_index": ids.image,
+            "vision_feature_layer": -1, "tie_word_embeddings": bool(config_value(text, "tie_word_embeddings", False)),
+        }  # fmt: skip
+        if self.base_kind == MISTRAL3:
+            return Mistral3Config(**joined)
+        return LlavaConfig(**joined, vision_feature_select_strategy="full", image_seq_length=1)

@@ -25,11 +25,7 @@ from .delta_rule import Step
 
 
 class HybridDecoder(QwenDecoder):
-    """A Qwen3.5 in eval mode, dense or a mixture of experts.
-
-    Args:
-        resume: where text goes on after a clip.
-    """
+    """A Qwen3.5 in eval mode, dense or a mixture of experts."""
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
         super().__init__(model, num_token_ids=num_token_ids, resume=resume)
@@ -47,14 +43,7 @@ class HybridDecoder(QwenDecoder):
         return HybridCache(self.recurs, capacity, self._window)
 
     def run(
-        self,
-        prompts: PromptRows,
-        cache: Cache,
-        *,
-        layers: Sequence[int] = (),
-        attention: Sequence[int] = (),
-        queries: Tensor | None = None,
-        chunk: int | None = None,
+        self, prompts: PromptRows, cache: Cache, *, attention: Sequence[int] = (), **settings: Any
     ) -> DecoderStates:
         """Run prompts as every decoder does. Raises `UserError` where attention is wanted of a layer that has none."""
         from .recurrent import HybridCache
@@ -66,7 +55,7 @@ class HybridDecoder(QwenDecoder):
                 hint=f"name layers that attend: {[n for n, recurs in enumerate(self.recurs) if not recurs]}",
             )
         with cache.running_prompt(prompts.mask):
-            return super().run(prompts, cache, layers=layers, attention=attention, queries=queries, chunk=chunk)
+            return super().run(prompts, cache, attention=attention, **settings)
 
     def _mask_of_layers(self, full: Tensor | None) -> object:
         # Each kind of layer reads its own; given so, transformers makes none itself.

@@ -22,16 +22,11 @@ from .delta_rule import Step, Written, behind, over_chain, over_tree
 
 
 class RecurrentLayer(SizedLayer):
-    """State and window of the convolution after `base` committed places, and what places from there on have written.
-
-    Args:
-        window: W, places before a place that its convolution reads.
+    """State and window of the convolution (the W places before a place that it reads) after `base` committed places,
+    and what places from there on have written.
     """
 
-    is_croppable = False
-
     def __init__(self, capacity: int, window: int):
-        super().__init__()
         self.capacity, self.window = capacity, window
         self.reset()
 
@@ -113,25 +108,9 @@ class RecurrentLayer(SizedLayer):
         if self.state is not None and self.inputs is not None:
             self.state, self.inputs = self.state[list(rows)], self.inputs[list(rows)]
 
-    # What transformers' base class wants of a layer; its models do not ask a recurrent one of ours.
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the first pass knows the shapes."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Raises `AssertionError`: a recurrent layer has no keys."""
-        raise AssertionError("a recurrent layer has no keys and values")
-
 
 class HybridCache(ModelCache):
-    """The cache of a decoder of whose layers some recur.
-
-    Args:
-        recurs: of each layer.
-        window: of the recurrent layers' convolutions.
-    """
+    """The cache of a decoder some of whose layers recur (`recurs`), over convolutions of `window` places."""
 
     def __init__(self, recurs: Sequence[bool], capacity: int, window: int):
         super().__init__(len(recurs), capacity)

@@ -98,7 +98,7 @@ def test_p_is_what_plain_decoding_samples_from(name, warp):
     curves = teacher_forced(target, head_of(target), condition, target.codes(result.tokens), warp)
     seen = torch.stack([warp(scores) for scores in rule.roots] if warp.greedy else rule.roots)
     assert curves.p.shape == (CELLS, target.vocab_size)
-    torch.testing.assert_close(curves.drafted, seen, atol=2e-5, rtol=0)
+    torch.testing.assert_close(curves.p[1:], seen, atol=2e-5, rtol=0)
     assert curves.tokens.tolist() == result.tokens
     _, prefill = target.prefill(ImageRequest(condition), EAGLE.drafter(head_of(target), target).taps, capacity=1)
     torch.testing.assert_close(curves.p[0], warp(prefill.logits[-1]), atol=2e-5, rtol=0)
@@ -118,7 +118,7 @@ def test_q_is_what_the_head_drafts_from_at_a_root(name, warp):
     assert len(starts) == len(drafter.roots)
     torch.testing.assert_close(curves.q[starts], warp.truncate(torch.stack(drafter.roots)), atol=2e-5, rtol=0)
     seen = torch.stack([warp(scores) for scores in rule.roots] if warp.greedy else rule.roots)
-    torch.testing.assert_close(curves.drafted[starts], seen, atol=2e-5, rtol=0)
+    torch.testing.assert_close(curves.p[1:][starts], seen, atol=2e-5, rtol=0)
 
 
 def test_cells_are_scored_in_parts(monkeypatch):
@@ -141,7 +141,7 @@ def test_the_head_is_told_apart_from_its_target_and_guidance_matters():
     plain = LlamaGenTarget(target.model, Guidance(1.0))
     unguided = teacher_forced(plain, head_of(target), condition, codes, Warp(1.0))
     assert (curves.p[1:] - curves.p[:-1]).abs().amax(-1).min() > 1e-3
-    assert (curves.drafted - curves.q).abs().amax(-1).min() > 1e-3
+    assert (curves.p[1:] - curves.q).abs().amax(-1).min() > 1e-3
     # The interval of 6 guides tokens 0 to 7 and no later one.
     assert (curves.p - unguided.p).abs().amax(-1)[:8].min() > 1e-3
     torch.testing.assert_close(curves.p[8:], unguided.p[8:], atol=1e-5, rtol=0)
@@ -229,7 +229,7 @@ def test_a_reading_is_the_numbers_of_its_pictures():
     assert statistics.top1.shape == (2, CELLS) and statistics.accept.shape == (2, 2, 2, CELLS - 1)
     for picture in range(2):
         curves = teacher_forced(target, head, *drawn[picture], warp)
-        p, q, drafts = curves.drafted, curves.q, curves.q.argmax(-1)
+        p, q, drafts = curves.p[1:], curves.q, curves.q.argmax(-1)
         assert statistics.rank_best[picture].tolist() == ranks(q, p.argmax(-1)).tolist()
         assert statistics.rank_drawn[picture].tolist() == ranks(q, drawn[picture][1][1:]).tolist()
         assert torch.equal(statistics.overlap[picture], overlap(p, q))
