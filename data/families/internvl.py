@@ -117,9 +117,8 @@ INTERNVL = InternVLFamily(
 
 
 def tiles_of(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int]:
-    """Tiles across and down: the grid whose shape is nearest to the picture's, of `least` to `most`.
-
-    Of equally near ones the largest of which the picture covers more than half (transformers' GotOcr2 processor).
+    """Tiles across and down: the grid whose shape is nearest to the picture's, of `least` to `most`. Of equally near
+    ones the largest of which the picture covers more than half (transformers' GotOcr2 processor).
     """
     width, height = size
     grids = [(wide, high) for wide in range(1, most + 1) for high in range(1, most // wide + 1) if wide * high >= least]
