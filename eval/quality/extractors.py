@@ -8,7 +8,7 @@ Pillow's, which widens them when it shrinks. Letters: B images, S side in pixels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +41,6 @@ class Folder(Sequence[Picture]):
 
     def __getitem__(self, index):  # type: ignore[override]  # no slices
         return np.asarray(load_image(self.paths[index]))
-
-    def __iter__(self) -> Iterator[Picture]:
-        return (self[index] for index in range(len(self)))
 
 
 def as_is(picture: Picture) -> Picture:
