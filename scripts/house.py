@@ -42,8 +42,8 @@ EXTRAS = {
     "baseline drafters": tuple(
         f"models/drafters/{n}.py"
         for n in (
-            "dflash", "dflash2", "dflash_confidence", "dflash_files", "dflash_module", "dflash_proposal",
-            "dflash_training", "dflash_settings", "dflash_walk", "dspark", "hivis", "llamagen", "msd", "mtp", "peagle",
+            "dflash", "dflash2", "dflash_files", "dflash_module", "dflash_proposal",
+            "dflash_training", "dflash_settings", "dspark", "hivis", "llamagen", "msd", "mtp", "peagle",
             "pruned", "vispec",
         )
     ),
