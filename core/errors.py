@@ -128,7 +128,7 @@ def page(name: str) -> str:
 
 
 class Refused(ValueError):
-    """Pydantic wraps it like any ValueError, and `recipes/config/messages.py` prints its parts.
+    """Pydantic wraps it like any ValueError, and `recipes/config/load.py` prints its parts.
 
     Args:
         key: dotted, below the section that raises it.

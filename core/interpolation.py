@@ -49,15 +49,10 @@ def resolved(tree: JsonObject) -> JsonObject:
 
 def check_foreign(tree: Json, where: str) -> None:
     """Raises `UserError` where somebody else's recipe asks for more than plain variables and a few keys."""
-    count = 0
-    for _, value in walk(tree):
-        text = text_at(value) or ""
-        if secret := next(filter(ENVIRONMENT.match, _VARIABLE.findall(text)), None):
-            raise UserError(f"a published recipe asks for {secret[:80]!r}, a variable that is named like a secret",
-                            where=where, hint="copy the recipe to a folder of your own if you trust it")  # fmt: skip
-        count += len(_KEY.findall(text))
-        if count > MOST_KEYS or "${" in _KEY.sub("", _VARIABLE.sub("", text)):
-            raise UserError(
-                f"a published recipe has more in ${{...}} than variables and at most {MOST_KEYS} keys", where=where,
-                hint="it may use ${oc.env:NAME} and ${key} alone; copy it to a folder of your own if you trust it",
-            )  # fmt: skip
+    texts = [text for _, value in walk(tree) if "${" in (text := text_at(value) or "")]
+    is_more = any("${" in _KEY.sub("", _VARIABLE.sub("", text)) for text in texts)
+    is_secret = any(ENVIRONMENT.match(name) for text in texts for name in _VARIABLE.findall(text))
+    if is_more or is_secret or sum(len(_KEY.findall(text)) for text in texts) > MOST_KEYS:
+        problem = f"a published recipe has more in ${{...}} than variables without secrets and at most {MOST_KEYS} keys"
+        hint = "it may use ${oc.env:NAME} and ${key} alone; copy it to a folder of your own if you trust it"
+        raise UserError(problem, where=where, hint=hint)

@@ -59,11 +59,7 @@ class Index:
 
 @contextmanager
 def without_bars(*, in_terminals: bool = False) -> Iterator[None]:
-    """Without transformers' bars over the tensors that it loads, which are noise in a log and in a notebook.
-
-    Args:
-        in_terminals: nor there, where a person waits for an answer and not for weights.
-    """
+    """Without transformers' bars over the tensors that it loads, noise in a log; `in_terminals`: nor there."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled() and (in_terminals or not sys.stderr.isatty())
@@ -77,14 +73,8 @@ def without_bars(*, in_terminals: bool = False) -> Iterator[None]:
 
 
 def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
-    """Check the files of a directory that loaders pick up by their names; a Hub id passes.
-
-    Args:
-        weights: and those of weights; False: the small ones alone.
-
-    Raises:
-        UserError: one is cut, not JSON or not an object; of weights the header is damaged, or the data cut. It names
-            the file.
+    """Raises `UserError` with the file where one that loaders pick up by its name is cut, not JSON or not an object; of
+    `weights` where the header is damaged, or the data cut. A Hub id passes.
     """
     folder = Path(source)
     ggufs = [folder] if folder.suffix == ".gguf" and folder.is_file() else sorted(folder.glob("*.gguf"))
@@ -133,7 +123,6 @@ def check_all_read(info: JsonMapping, source: str | Path, *, key: str | None = N
 
     Args:
         info: the loading info of a `from_pretrained`.
-        key: of the recipe, which names `source`.
         whole: refuse tensors that the config has no place for, too.
     """
     problems = [f"{name} is {[*shape]}, expected {[*wanted]}" for name, shape, wanted in info["mismatched_keys"]]
@@ -172,22 +161,17 @@ def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Pat
     )  # fmt: skip
 
 
-def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = CPU) -> dict[str, Tensor]:
-    """All tensors of a file. Raises `UserError` where it is missing or damaged.
-
-    Args:
-        device: where to; on the way to a GPU the host holds one of them at a time.
-    """
+def read_safetensors(path: Path, *, hint: str = RESTORE) -> dict[str, Tensor]:
+    """All tensors of a file. Raises as `opened`."""
     with opened(path, hint=hint) as file:
-        return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
 def opened(path: Path, *, hint: str = RESTORE) -> Iterator[Any]:
     """A safetensors file, whose header is read: `keys()`, `get_slice(name)` (type and shape), `get_tensor(name)`.
 
-    Raises:
-        UserError: it is missing, its header is damaged, or it is not as long as the header says.
+    Raises `UserError` where it is missing, its header is damaged, or it is not as long as the header says.
     """
     try:
         open_regular(path).close()  # safetensors would wait for a pipe
@@ -243,9 +227,7 @@ def reading_pretrained(
 class Checkpoint:
     """A model's folder, or one on the Hub of which only the files that are asked for are fetched.
 
-    Args:
-        source: directory or Hub id.
-        key, where: of errors, where another place than the source is at fault.
+    `key` and `where` are of errors, where another place than the source is at fault.
     """
 
     source: str | Path
@@ -279,8 +261,7 @@ class Checkpoint:
     def weights(self, wanted: Callable[[str], bool] = bool) -> list[Path]:
         """The safetensors that transformers would open, of several those with a wanted tensor; none: pickles alone.
 
-        Raises:
-            UserError: the index is damaged, or names a file that is missing or outside the folder.
+        Raises `UserError` where the index is damaged, or names a file that is missing or outside the folder.
         """
         if single := self.file(SINGLE):
             return [single]
@@ -299,8 +280,7 @@ class Checkpoint:
     def tensors(self, wanted: Callable[[str], bool] = bool, device: torch.device = CPU) -> dict[str, Tensor]:
         """The tensors whose names are wanted, as they are stored; an empty dict: there are none of these names.
 
-        Raises:
-            UserError: there are no safetensors, they cannot be read, or a tensor is not finite.
+        Raises `UserError` where there are no safetensors, they cannot be read, or a tensor is not finite.
         """
         state, paths = dict[str, Tensor](), self.weights(wanted)
         if not paths and self.file(INDEX) is None:
@@ -326,10 +306,7 @@ class Checkpoint:
 
     def generation_ends(self) -> tuple[int, ...]:
         """`eos_token_id` of `generation_config.json`, or where there is no such file of `config.json`, as transformers
-        reads them; in ascending order, empty where they name none.
-
-        Raises:
-            UserError: it is neither an id nor a list of ids, or cannot be read.
+        reads them; in ascending order, empty where they name none. Raises `UserError` for what is no id.
         """
         path = self.file("generation_config.json") or self.file(CONFIG)
         values = self.values(path.name) if path else {}

@@ -1,7 +1,7 @@
 """Base of every config class: a recipe section that is checked before anything is allocated.
 
 Each section lives beside the code that reads it. pydantic refuses unknown keys, wrong types and values out of range;
-`recipes/config/messages.py` adds file and key to its report.
+`recipes/config/load.py` adds file and key to its report.
 """
 
 from __future__ import annotations

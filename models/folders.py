@@ -64,10 +64,8 @@ def read_values(folder: Path) -> JsonObject:
 
 
 def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None, device: torch.device = CPU) -> State:
-    """All expected tensors, finite and one by one, so that a change of type or place holds no second copy of the file.
-
-    Args:
-        dtype: None: as they are stored.
+    """All expected tensors, finite and one by one, so that a change of type or place holds no second copy of the file;
+    `dtype` None: as they are stored.
     """
     path = folder / WEIGHTS
     if not path.is_file():

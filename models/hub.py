@@ -55,11 +55,7 @@ def has_windows(text: PreTrainedConfig) -> bool:
 
 
 def sees_window(values: JsonMapping) -> bool:
-    """Whether some layers see a window of positions alone.
-
-    Args:
-        values: of transformers' text config, or of what a head's config.json says of its layer.
-    """
+    """Whether some layers see a window of positions alone, by the values of a text config or a head's config.json."""
     kinds = {*(values.get("layer_types") or ())}
     uses = values.get("sliding_window") is not None and values.get("use_sliding_window") is not False
     return bool(kinds - {"full_attention"}) or uses
@@ -99,12 +95,7 @@ def pinned_config(source: str) -> JsonObject | None:
 def read_config(
     source: ModelSource, *, key: str, revision: str | None = None, network: bool = True
 ) -> PreTrainedConfig:
-    """The config of a model.
-
-    Args:
-        key: the recipe's key, for error messages.
-        network: False reads pinned configs and local directories only (`dry_run`).
-    """
+    """The config of a model; `network` False reads pinned configs and local directories only (a dry run)."""
     from transformers import AutoConfig
 
     if isinstance(source, dict):
@@ -171,19 +162,14 @@ def load_pretrained(
     load: Callable[..., Any], source: str | Path, *, key: str | None = None, hint: str = _CURE, whole: bool = False,
     tables_only: bool = False, **arguments: Any,
 ) -> Any:  # fmt: skip
-    """A model of a folder or Hub id, every tensor read and finite: transformers draws a missing one at random.
-
-    Pickles are read with weights_only, which runs no code.
+    """A model of a folder or Hub id, every tensor read and finite; pickles are read with weights_only: no code runs.
 
     Args:
-        load: a `from_pretrained` of transformers.
-        whole: refuse tensors that the config has no place for, too.
+        load: a `from_pretrained` of transformers, which takes the other `arguments`.
         tables_only: layers, which alone are quantised, are left out.
-        arguments: of `load`: revision, dtype, ...
 
     Raises:
-        UserError: it cannot be read, is quantised by a method that is not applied, or names a tensor that is missing,
-            of another shape than the config's, or not finite.
+        UserError: it cannot be read, is quantised by a method that is not applied, or as `check_all_read`.
     """
     arguments |= {"weights_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with reading_pretrained(source, "cannot load", key=key, hint=hint):

@@ -51,11 +51,7 @@ def flat_view(request: Request) -> Request:
 
 
 def without_first(request: Request) -> Request:
-    """The request without its first token, for drafts that are trained so.
-
-    Raises:
-        UserError: that token is of a picture.
-    """
+    """The request without its first token, for drafts trained so. Raises `UserError` where that is a picture's."""
     if int(request.modality[0]) != TEXT:
         raise UserError("a prompt begins with a picture, and this draft leaves out a prompt's first token",
                         where=request.name, hint="use a template that begins with text")  # fmt: skip

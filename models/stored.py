@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 from pathlib import Path
-from typing import Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -50,11 +50,7 @@ def stored_table(
 ) -> Tensor:  # fmt: skip
     """[V,D], of a norm [D], of a target's directory or Hub id, of which only the file that holds it is fetched.
 
-    Args:
-        tied: the embedding is the LM head where none is stored.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
+    Where no LM head is stored and tables are `tied`, it is the embedding. Raises `UserError` where there is none.
     """
     names = _NAMES_OF[what] + (_EMBEDDING if tied else ())
     state = _checkpoint(source, what, where, revision).tensors(names.__contains__)
@@ -83,33 +79,20 @@ _NAMES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float1
 _KNOWN = ("float32", "bfloat16", "float16")
 
 
-class Held(Protocol):
-    """What a section says of the weights that it names."""
-
-    @property
-    def dtype(self) -> str | None: ...
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def revision(self) -> str | None: ...
-
-
-def is_on_cpu(section: Held) -> bool:
+def is_on_cpu(section: Any) -> bool:
     """Whether a `device_map`, which sections of large models have, keeps it there."""
     return getattr(section, "device_map", None) == "cpu"
 
 
-def resolved_dtype(section: Held, source: str | Path | None, device: torch.device, *, key: str) -> str:
+def resolved_dtype(section: Any, source: str | Path | None, device: torch.device, *, key: str) -> str:
     """The section's own `dtype`, or what `auto` means for these weights on this device.
 
     Args:
         section: with `dtype` and `revision`.
         source: folder or Hub id of the weights; None: they are spelt out, and were never stored.
-        key: of the section in the recipe, for messages.
 
     Raises:
-        UserError: `auto` has no answer: the weights are quantised, say nothing of their type, or are stored in
-            bfloat16 and the GPU does not compute in it.
+        UserError: as `stored_dtype`, or they are stored in bfloat16 and the GPU does not compute in it.
     """
     if section.dtype != "auto":
         return str(section.dtype)
@@ -130,10 +113,8 @@ def computes_in_bfloat16(device: torch.device) -> bool:
 
 
 def stored_dtype(source: str | Path, revision: str | None, *, key: str) -> str:
-    """float32, bfloat16 or float16: the type of most of the parameters. Of mixed weights it is the larger part's.
-
-    Raises:
-        UserError: most parameters have another type, config.json says that they are quantised, or nothing says.
+    """float32, bfloat16 or float16: the type of most of the parameters. Raises `UserError` where that is another one,
+    config.json says that they are quantised, or nothing says.
     """
     checkpoint = Checkpoint(source, revision)
     if checkpoint.file(CONFIG) is None and not Path(source).is_dir():
@@ -157,8 +138,7 @@ _FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float
 def check_types(folder: Path, module: nn.Module) -> None:
     """Compare the types of stored tensors with those that a loaded module computes in; another type of float is said.
 
-    Raises:
-        UserError: a weight is stored as whole numbers, or in a float that weights need a scale for.
+    Raises `UserError` for a weight that is stored as whole numbers, or in a float that weights need a scale for.
     """
     used = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()}
     casts: Counter[str] = Counter()

@@ -30,17 +30,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = {
-    "target.language_model": {
-        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
-    },
+LANGUAGE = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
 }  # fmt: skip
 ALONE = ("stages=[evaluate]", "restart=evaluate")
 EAGER = "stages.evaluate.graphs=false"
@@ -48,22 +47,15 @@ EAGER = "stages.evaluate.graphs=false"
 
 @dataclass(frozen=True)
 class Track:
-    """A demo recipe made small.
-
-    Args:
-        trained: its stages that train; each gets a few steps.
-        steps: of the target, and of all others.
-    """
+    """A demo recipe made small."""
 
     recipe: str
-    trained: tuple[str, ...]
+    trained: tuple[str, ...]  # its stages that train; each gets a few steps
     settings: tuple[str, ...]
-    steps: tuple[int, int]
 
     def words(self, output: Path, quick: bool) -> list[str]:
         """The recipe's arguments."""
-        first, others = (2, 2) if quick else self.steps
-        steps = [f"stages.{name}.steps={first if name == 'target' else others}" for name in self.trained]
+        steps = [f"stages.{n}.steps={2 if quick else 60 if n == 'target' else 20}" for n in self.trained]
         batches = [f"stages.{name}.batch_size=8" for name in self.trained]
         return [f"recipe={self.recipe}", f"output={output}", *steps, *batches, *self.settings]
 
@@ -77,7 +69,7 @@ TRACKS = {
     "draft": Track(
         "demo/lvlm-from-nothing", ("seeing", "target", "language", "finetune"),
         (
-            f"target.language_model={SMALL['target.language_model']}",
+            f"target.language_model={LANGUAGE}",
             *_splits("train", **_NONE, caption=60, attribute=60, sums=30, fact=10, difference=0, conversation=30),
             *_splits("align", caption=40),
             *_splits("seen", attribute=3, conversation=1, place=0, count=0, probe=0, difference=0),
@@ -86,7 +78,6 @@ TRACKS = {
             "stages.finetune.validation=null", "stages.evaluate.max_new_tokens=16", "stages.evaluate.warmup=1",
             "stages.evaluate.probes=null", "stages.evaluate.temperatures=[0.0]",
         ),
-        (60, 20),
     ),
     "image head": Track(
         "demo/visual-ar", ("vq", "reader", "target", "head", "head_without_dropout"),
@@ -95,12 +86,11 @@ TRACKS = {
             "stages.head.validation=null", "stages.head.select=last", "stages.vq.revive_every=null",
             "stages.evaluate.benchmarks.captions.prompts.max_samples=3",
         ),
-        (60, 20),
     ),
     "states head": Track(
         "demo/video", ("target", "target_long", "sparrow_text", "sparrow", "matched", "half_blind", "msd_text", "msd"),
         (
-            f"target.language_model={SMALL['target.language_model']}",
+            f"target.language_model={LANGUAGE}",
             *_splits("words", name=4, caption=4, colors=4, attribute=4, place=4, clip=4, clip_late=4, sums=4, fact=4),
             *_splits("single", name=0, colors=0, caption=30, attribute=30, place=0),
             *_splits("text", sums=20, fact=10), *_splits("clips_4", clip=12, clip_late=4),
@@ -109,7 +99,6 @@ TRACKS = {
             "stages.world.video_suite=2", "stages.answers.max_new_tokens=16", "stages.evaluate.max_new_tokens=16",
             "stages.evaluate.lengths=[4]",
         ),
-        (60, 20),
     ),
 }  # fmt: skip
 
@@ -169,27 +158,28 @@ def plan(folder: Path, tracks: Sequence[str], ranks: Sequence[int], *, quick: bo
 def evaluation_of(path: Path, ranks: Sequence[int]) -> list[Row]:
     """Evaluation alone of a run that is there, on each number of ranks; its results go on lying where they are."""
     words = [f"recipe={path}", f"output={path.parent}", *ALONE]
-    expected = {1: "greedy identical"}
-    return [Row("evaluate alone", n, expected.get(n, "tau of 1 rank"), command=launched(words, n)) for n in ranks]
+    expected = {n: "tau of 1 rank" if n > 1 else "greedy identical" for n in ranks}
+    return [Row("evaluate alone", n, expected[n], command=launched(words, n)) for n in ranks]
 
 
 def taus(evaluate: Path) -> dict[str, float]:
     """Method and benchmark -> tokens of a cycle, over all greedy requests. They do not depend on time."""
-    sums: dict[str, list[int]] = {}
-    for line in (evaluate / "rows.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row["temperature"] == 0:
-            key = f"{row['method']} {row['drafter']}, {row['benchmark']} {row['budget']}"
-            sums.setdefault(key, [])
-            sums[key] += row["emitted"]
-    return {key: sum(emitted) / max(1, len(emitted)) for key, emitted in sums.items()}
+    emitted: dict[str, list[int]] = defaultdict(list)
+    for row in greedy(evaluate):
+        emitted[f"{row['method']} {row['drafter']}, {row['benchmark']} {row['budget']}"] += row["emitted"]
+    return {key: sum(numbers) / max(1, len(numbers)) for key, numbers in emitted.items()}
+
+
+def greedy(evaluate: Path) -> list[dict[str, Any]]:
+    """The rows of greedy requests."""
+    rows = map(json.loads, (evaluate / "rows.jsonl").read_text().splitlines())
+    return [row for row in rows if row["temperature"] == 0]
 
 
 def is_identical(evaluate: Path) -> bool:
     """Whether every greedy request said what plain decoding says."""
-    rows = [json.loads(line) for line in (evaluate / "rows.jsonl").read_text().splitlines()]
-    greedy = [row for row in rows if row["temperature"] == 0 and row["identical"] is not None]
-    return bool(greedy) and all(row["identical"] for row in greedy if "LANTERN" not in row["method"])
+    rows = [row for row in greedy(evaluate) if row["identical"] is not None]
+    return bool(rows) and all(row["identical"] for row in rows if "LANTERN" not in row["method"])
 
 
 def peak_memory(text: str) -> str:
@@ -296,18 +286,20 @@ def waits(words: Sequence[str]) -> None:
 
     import torch
     from draftsmith.recipes.commands.cli import main as cli
+    from draftsmith.recipes.config.load import load
 
     if not torch.cuda.is_available():
         print("not measurable without CUDA")
         return
-    counts = {}
+    counts, names = {}, list(load(list(words)).recipe.stages)
+    until_target = ",".join(names[: names.index("target") + 1])
     for steps in (4, 12):
         output = next(word for word in words if word.startswith("output=")) + f"-{steps}"
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             code = cli([*words, output, f"stages.target.steps={steps}", "stages.target.log_every=100",
-                        "stages=[" + ",".join(before_target(words)) + "]"])  # fmt: skip
+                        f"stages=[{until_target}]"])  # fmt: skip
             torch.cuda.set_sync_debug_mode("default")
         if code:
             sys.exit(code)
@@ -346,33 +338,20 @@ def profiled(words: Sequence[str]) -> None:
     sys.exit(code)
 
 
-def before_target(words: Sequence[str]) -> list[str]:
-    """Stages up to the target's."""
-    from draftsmith.recipes.config.load import load
-
-    names = list(load(list(words)).recipe.stages)
-    return names[: names.index("target") + 1]
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--ranks", type=int, nargs="+", help="numbers of ranks; default: 1, and all GPUs of this node")
-    result.add_argument("--tracks", nargs="+", choices=[*TRACKS], default=[*TRACKS])
-    result.add_argument("--evaluate", type=Path, metavar="RECIPE", help="evaluation alone, of a run's recipe.yaml")
-    result.add_argument("--folder", type=Path, default=Path("runs/check-gpu"), help="where runs, logs and table.md go")
-    result.add_argument("--quick", action="store_true", help="two steps for each stage: whether it runs, not how well")
-    result.add_argument("--plan", action="store_true", help="print the commands in their order, and run nothing")
-    return result
-
-
 def main() -> int:
     """Run the steps; returns 1 where one failed."""
     inner = {"--all-reduce": all_reduce, "--waits": waits, "--launches": launches, "--profiled": profiled}
     if sys.argv[1:] and sys.argv[1] in inner:
         inner[sys.argv[1]](sys.argv[2:])
         return 0
-    options = parser().parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", help="numbers of ranks; default: 1, and all GPUs of this node")
+    parser.add_argument("--tracks", nargs="+", choices=[*TRACKS], default=[*TRACKS])
+    parser.add_argument("--evaluate", type=Path, metavar="RECIPE", help="evaluation alone, of a run's recipe.yaml")
+    parser.add_argument("--folder", type=Path, default=Path("runs/check-gpu"), help="where runs, logs and table.md go")
+    parser.add_argument("--quick", action="store_true", help="two steps for each stage: whether it runs, not how well")
+    parser.add_argument("--plan", action="store_true", help="print the commands in their order, and run nothing")
+    options = parser.parse_args()
     import torch
 
     ranks = options.ranks or sorted({1, max(1, torch.cuda.device_count())})

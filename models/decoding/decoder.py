@@ -83,7 +83,7 @@ class CachedDecoder:
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
         self.max_positions: int | None = config_value(config, "max_position_embeddings")
-        # Who changes the mask of some layers (`removal.unseen_from`) needs one in every pass.
+        # Who changes the mask of some layers (`tapped.unseen_from`) needs one in every pass.
         self.always_masks = False
         self.graphs: Graphs | None = None  # of passes over few positions; None: they run eagerly
         device = self.device
@@ -215,8 +215,7 @@ class CachedDecoder:
     ) -> DecoderStates:
         """Run whole prompts into an empty cache, which then holds them, `chunk` places at a time (None: at once).
 
-        Args:
-            queries: [T] bool: places whose attention is averaged, [R,heads,T]; None: all.
+        Attention is averaged over the places `queries` [T] bool, [R,heads,T]; None: over all.
         """
         length, parts = prompts.embeds.shape[1], []
         pieces = _pieces(length, chunk or length, queries if attention else None)
@@ -336,7 +335,6 @@ class CachedDecoder:
         Args:
             full: [R,1,N,K] bool: what they see; None: as a kernel knows it.
             additive: masks are added to the scores, in this type; None: they are boolean.
-            more: as of `forward`.
         """
         mask = full if full is None or additive is None else added(full, additive)
         return {"inputs_embeds": embeds, "attention_mask": self._mask_of_layers(mask), **more}

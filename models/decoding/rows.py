@@ -87,8 +87,7 @@ def fill(joint: Cache, caches: Sequence[Cache]) -> None:
 def guide(scores: Tensor, scale: float, *, banned: bool = True) -> Tensor:
     """Classifier-free guidance of scores [2,F,V], with and without the condition: uncond + s (cond - uncond), [F,V].
 
-    Args:
-        banned: whether some scores are minus infinity; to look for them takes ten times as long as the arithmetic.
+    To look for scores of minus infinity (`banned`) takes ten times as long as the arithmetic.
     """
     cond, uncond = scores
     guided = (cond - uncond).mul_(scale).add_(uncond)

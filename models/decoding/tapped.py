@@ -66,9 +66,7 @@ def check_end_attention(language_model: Any) -> None:
 def end_attention(language_model: Any, state: Tensor, cache: Cache, places: Tensor) -> Tensor:
     """[H,K] float32: the last layer's attention of the last committed place over all K.
 
-    Args:
-        state: [1,1,D], the last layer's input there.
-        places: its position, in the coordinates that the model takes.
+    `state` [1,1,D] is that layer's input there, `places` its position in the coordinates that the model takes.
     """
     layer, config = language_model.layers[-1], language_model.config
     device = cache.own_layers[-1].keys.device  # a large model's last layer may lie elsewhere than its embedding

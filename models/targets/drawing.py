@@ -43,11 +43,7 @@ class Generator(Drawer):
     condition: Conditions
 
     def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
-        """What the target is asked for: the condition made from the caption or the label, the caption, and `name`.
-
-        Raises:
-            UserError: the target is class-conditional, and the label is None or no class of it.
-        """
+        """What the target is asked for. Raises `UserError` where it is asked by class, and has none of this label."""
         return ImageRequest(self.condition(caption, label), caption, name)
 
 
@@ -74,11 +70,7 @@ class ImageTargetSection(Kinded):
 
     @classmethod
     def named_shape(cls, section: JsonObject) -> JsonObject:
-        """What a manifest's section of the target says of the shape, as keys of the model's config.
-
-        Raises:
-            ValidationError: it is no section.
-        """
+        """What a manifest's section says of the shape, as keys of the model's config. Raises `ValidationError`."""
         return {}
 
     def provides(self) -> set[str]:
@@ -126,10 +118,8 @@ class ImageTargetSection(Kinded):
         raise NotImplementedError
 
     def sample_condition(self, words: object = None) -> Callable[[Any], Tensor]:
-        """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it.
-
-        Args:
-            words: the tokenizer of captions, where a text encoder is trained along.
+        """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it; `words`
+        is the tokenizer of captions, where a text encoder is trained along.
         """
         raise NotImplementedError
 
@@ -140,10 +130,7 @@ class ImageTargetSection(Kinded):
 
     def training(self, part: str, folder: Path | None, *, seed: int, words: object, **revival: object) -> nn.Module:
         """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it.
-
-        Args:
-            words: as of `sample_condition`.
-            revival: of an image tokenizer's dead codes.
+        `revival` is of an image tokenizer's dead codes.
         """
         raise NotImplementedError
 
@@ -152,11 +139,7 @@ class ImageTargetSection(Kinded):
         raise NotImplementedError
 
     def generator(self, folders: Folders, *, device: torch.device) -> Generator:
-        """Everything that decoding pictures needs.
-
-        Args:
-            folders: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
-        """
+        """Everything that decoding pictures needs: what stages trained is in `folders`, the recipe has the rest."""
         target, condition = self.load(folders, device=device), self.conditions(folders, device=device)
         return Generator(**vars(self.drawer(folders, device=device)), target=target, condition=condition)
 

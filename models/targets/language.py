@@ -52,15 +52,12 @@ class LanguageSession:
 
 
 class LanguageTarget:
-    """Any decoder over one row.
+    """Any decoder over one row. Raises as `check_model`.
 
     Args:
         num_token_ids: ids from here on have no token, as some rows of a table that is padded.
         prefill_chunk: places of a prompt that are run at once; None: all.
         settings: further ones of the decoder.
-
-    Raises:
-        UserError: as `check_model`.
     """
 
     decoder_class: ClassVar[type[CachedDecoder]] = CachedDecoder
@@ -166,13 +163,9 @@ class LanguageTarget:
     def prefill(
         self, request: Request, taps: Taps, *, capacity: int, embedded: EmbeddedPrompt | None = None
     ) -> tuple[LanguageSession, TargetStep]:
-        """Run the prompt.
+        """Run the prompt, which at most `capacity` tokens may follow, drafted ones included.
 
-        Args:
-            capacity: number of tokens that may follow it, drafted ones included.
-
-        Raises:
-            UserError: the text may grow longer than the target's rotations are fixed for.
+        Raises `UserError` where the text may grow longer than the target's rotations are fixed for.
         """
         self._check_length(len(request.ids) + capacity, request.name)
         embedded = self.embed_prompt(request) if embedded is None else embedded
@@ -221,11 +214,8 @@ class LanguageTarget:
 
     @torch.inference_mode()
     def visual_attention(self, session: LanguageSession, step: TargetStep) -> float:
-        """Share of its attention that the last committed place gives to the prompt's visual tokens, in the last layer,
-        the mean over heads: how much the token after it hangs on the picture. 0 where the prompt has none.
-
-        Args:
-            step: that ends with this place; its taps are `watched`.
+        """Share of its attention that the last committed place, where `step` ends, gives to the prompt's visual tokens,
+        in the last layer, the mean over heads: how much the token after it hangs on the picture. 0 where it has none.
         """
         if session.visual is None:
             return 0.0

@@ -37,18 +37,13 @@ def load_weights(
     attn_implementation: str = "auto",
     **settings: Any,
 ) -> PreTrainedModel:
-    """What `maker` makes of a folder or Hub id, every tensor read: transformers draws a missing one at random.
+    """`load_pretrained` of a class of transformers (`maker`), straight onto the devices.
 
     Args:
-        maker: a class of transformers with `from_pretrained`.
-        device: where to, without a `device_map`; None: they stay on the CPU. A GPU gets them straight from the file.
-            The check that all are finite reads them once where they are then: 2 GB/s on one CPU core, nothing that
-            shows on a GPU.
+        device: where to, without a `device_map`; None: they stay on the CPU. The check that all are finite reads them
+            once where they are then: 2 GB/s on one CPU core, nothing that shows on a GPU.
         device_map: accelerate's way to spread them over this node's GPUs; for a single rank.
-        offload: as of `core.placement.spread`.
         plan: how the ranks that hold it together cut it; all of them call. None: each holds all of it.
-        tables_only: as of `load_target`.
-        attn_implementation: of the language model and the tower; auto: as transformers chooses.
         settings: `dtype`, and `whole` of `load_pretrained`.
 
     Raises:
@@ -127,14 +122,12 @@ def load_target(
     """A frozen target from `source` (a trained stage's folder, or `config.path`).
 
     Args:
-        key: of `config` in the recipe, for messages.
         num_token_ids: of the target's tokenizer; ids from here on, rows that only pad the tables, are never emitted.
         tables_only: no layer and no tower is read or held. Embedding, LM head and config are all that is asked of a
             target whose states are on disk.
 
     Raises:
-        UserError: the section's own `num_token_ids` is another, the weights cannot be read, or do not fit where its
-            device map would spread them.
+        UserError: the section's own `num_token_ids` is another, or as `load_weights`.
     """
     config.check_token_ids(num_token_ids, str(source))
     dtype = resolved_dtype(config, source, device, key=key)
@@ -151,10 +144,8 @@ def load_target(
 def target_weights(
     config: TargetConfig, source: str | Path, *, key: str = "target.path", tensor_parallel_size: int = 1, **held: Any
 ) -> PreTrainedModel:
-    """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind.
-
-    Args:
-        held: as of `load_weights`.
+    """The model of a target's kind, from published weights or a stage's folder, `held` as of `load_weights`. Raises
+    `UserError` for another kind.
     """
     revision = None if Path(source).is_dir() else config.revision
     stored = read_config(str(source), key=key, revision=revision)
@@ -178,13 +169,8 @@ def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
 
 
 def load_lvlm(source: str | Path, *, revision: str | None, key: str, **held: Any) -> PreTrainedModel:
-    """A draft LVLM, of the family that its own config names.
-
-    Args:
-        held: as of `load_weights`.
-
-    Raises:
-        UserError: the weights cannot be read, or are of a family that reads other pictures.
+    """A draft LVLM, of the family that its own config names, `held` as of `load_weights`. Raises `UserError` for a
+    family that reads other pictures.
     """
     config = read_config(str(source), key=key, revision=revision)
     if not (family := family_of(config)).shares_pictures:

@@ -39,11 +39,7 @@ def check_ranks(size: int, *, key: str = KEY) -> None:
 
 
 def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str = KEY) -> DistributedConfig:
-    """How transformers cuts a model of this config for `size` ranks.
-
-    Raises:
-        UserError: it cannot be cut so; names the number that stands in the way.
-    """
+    """How transformers cuts a model of this config for `size` ranks. Raises as `check_cut`."""
     from transformers.distributed import DistributedConfig
 
     text = config.get_text_config()
@@ -57,11 +53,7 @@ def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str 
 
 
 def check_cut(config: PreTrainedConfig, size: int, source: str, *, key: str = KEY) -> None:
-    """Raises `UserError` where a model of this config cannot be cut for `size` ranks.
-
-    Args:
-        source: where the config is from, for the message.
-    """
+    """Raises `UserError` where a model of this config, which is from `source`, cannot be cut for `size` ranks."""
     text = config.get_text_config()
     kind, problem = text.model_type, ""
     if config_value(config, "quantization_config") is not None:

@@ -74,10 +74,6 @@ class TargetSection(Kinded):
         if self.tensor_parallel_size > 1 and self.device_map is not None:
             problem = f"nothing reads it beside tensor_parallel_size: {self.tensor_parallel_size}"
             raise Refused("device_map", problem, "leave one of them out: both spread the target")
-        return self
-
-    @model_validator(mode="after")
-    def _offloads_what_is_spread(self) -> Self:
         if self.offload is not None and self.device_map in (None, "cpu"):
             raise Refused("offload", "nothing reads it without a device_map that spreads", "set device_map: auto")
         return self
@@ -103,12 +99,8 @@ class TargetSection(Kinded):
         return set() if self.path is None else {"target", "processor"}
 
     def check_token_ids(self, number: int, tokenizer: str) -> None:
-        """Raises `UserError` where `num_token_ids` is not the tokenizer's: a target without its last ids, or with ids
-        that have no token, is another target.
-
-        Args:
-            number: of the tokenizer.
-            tokenizer: where it was read, for the message.
+        """Raises `UserError` where `num_token_ids` is not the `number` of the tokenizer, read at `tokenizer`: a target
+        without its last ids, or with ids that have no token, is another target.
         """
         if self.num_token_ids not in (None, number):
             raise UserError(

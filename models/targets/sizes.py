@@ -62,11 +62,7 @@ def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
 
 
 def parameter_lines(config: PreTrainedConfig, *, vocabulary: bool = False) -> list[str]:
-    """Lines of a dry run: a part's name in 16 places, its parameters in 16, and their sum.
-
-    Args:
-        vocabulary: whether its size stands beside the sum.
-    """
+    """Lines of a dry run: a part's name in 16 places, its parameters in 16, and their sum, beside the `vocabulary`."""
     counts = parameter_counts(config)
     suffix = f"   vocabulary {config.get_text_config().vocab_size:,}" if vocabulary else ""
     lines = [f"  {name:<16} {count:>16,}" for name, count in {**counts, "total": sum(counts.values())}.items()]

@@ -74,10 +74,8 @@ def image_section(target: AnyTarget) -> ImageTargetConfig:
 
 
 def mirrored_in(folder: Path, values: JsonMapping) -> tuple[str, TargetShape]:
-    """Kind of published weights in a folder, and what heads mirror of them, by its `config.json` (`values`).
-
-    Raises:
-        UserError: no image generator says so, or keys are missing.
+    """Kind of published weights in a folder, and what heads mirror of them, by its `config.json` (`values`). Raises
+    `UserError` where no image generator says so, or keys are missing.
     """
     for kind, section in IMAGE_SECTIONS.items():
         if (shape := section.mirrored_in(folder, values)) is not None:
@@ -121,9 +119,5 @@ def text_of(config: PreTrainedConfig) -> Text:
 
 
 def training_of(model: PreTrainedModel, trainable: Sequence[Part], **settings: Any) -> ModelTraining:
-    """The training module of the model's family.
-
-    Args:
-        settings: as `ModelTraining` takes them.
-    """
+    """The training module of the model's family; `settings` as `ModelTraining` takes them."""
     return family_of(model.config).training(model, trainable, **settings)

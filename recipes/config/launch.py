@@ -21,8 +21,7 @@ from ...core.interpolation import resolved
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.secrets import redact, redact_argument, redact_output, redact_tree
 from .exit_codes import FAULTS, OK
-from .load import Loaded, leave_at_once, load, read_words
-from .messages import blamed
+from .load import Loaded, blamed, leave_at_once, load, read_words
 
 if TYPE_CHECKING:
     from ...trainers.run.stage import Planned

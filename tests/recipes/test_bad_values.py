@@ -20,8 +20,7 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.recipes import resolved
 from draftsmith.recipes.config.dry_run import dry_run
 from draftsmith.recipes.config.launch import run_recipe
-from draftsmith.recipes.config.load import checked, find_recipe, load, recipe_names
-from draftsmith.recipes.config.messages import Written, blamed, placed
+from draftsmith.recipes.config.load import Written, blamed, checked, find_recipe, load, placed, recipe_names
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.models import target_shape
 from fails import fails_with

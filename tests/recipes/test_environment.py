@@ -87,19 +87,16 @@ PUBLISHED = ("SHA256SUMS", "draftsmith.json")
 
 
 @pytest.mark.parametrize("beside", PUBLISHED)
-@pytest.mark.parametrize(("text", "problem"), [
-    ("${oc.decode:'7'}", "variables and at most 20 keys"),
-    ("${oc.select:seed}", "variables and at most 20 keys"),
-    ("x ${oc.env:NOT_SET,${oc.decode:'7'}}", "variables and at most 20 keys"),
-    ("${${seed}}", "variables and at most 20 keys"),
-    ("${oc.env:HF_TOKEN}", "'HF_TOKEN', a variable that is named like a secret"),
-    ("${oc.env:NOT_SET,${oc.env:AWS_SECRET_ACCESS_KEY}}", "named like a secret"),
+@pytest.mark.parametrize("text", [
+    "${oc.decode:'7'}", "${oc.select:seed}", "x ${oc.env:NOT_SET,${oc.decode:'7'}}", "${${seed}}", "${oc.env:HF_TOKEN}",
+    "${oc.env:NOT_SET,${oc.env:AWS_SECRET_ACCESS_KEY}}",
 ])  # fmt: skip
-def test_a_published_recipe_asks_for_plain_variables_alone(recipe, tmp_path, monkeypatch, beside, text, problem):
+def test_a_published_recipe_asks_for_plain_variables_alone(recipe, tmp_path, monkeypatch, beside, text):
     monkeypatch.setenv("HF_TOKEN", "hf_" + "S" * 34)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "S" * 34)
     argument = recipe(yaml.safe_dump({"output": f"runs/{text}"}))
     (tmp_path / beside).write_text("")
+    problem = "variables without secrets and at most 20 keys"
     assert "copy" in fails_with(problem, load, [argument]).hint
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.yaml").write_text("extends: ../mine\n")

@@ -27,10 +27,9 @@ from draftsmith.recipes.config.schema import Recipe
 from draftsmith.trainers.evaluate.probe_settings import Binding
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights
-from draftsmith.trainers.run.hardware import Hardware
 from draftsmith.trainers.run.matching import ABSENT, HIDDEN
 from draftsmith.trainers.run.run import pending_restart, run_stages
-from draftsmith.trainers.run.stage import Stage
+from draftsmith.trainers.run.stage import Hardware, Stage
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.fit import Expected

@@ -18,9 +18,9 @@ from ...core.errors import Refused, did_you_mean
 from ...core.json_types import JsonObject
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget
+from ..estimate.train_memory import Memory
 from ..estimate.train_stage import start_line
 from ..run.context import Context
-from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..train.engine import init_distributed
 from ..train.fit import fit, seed_all

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ..estimate.train_memory import image_head_memory
+from ..estimate.train_memory import Memory, image_head_memory
 from ..estimate.train_stage import describe_image_model
 from ..run.context import Context
-from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..train.loop import Training
 from ..train.on_codes import lacking, open_codes

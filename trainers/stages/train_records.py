@@ -8,10 +8,10 @@ from typing import ClassVar
 from ...core.errors import Refused
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
+from ..estimate.train_memory import Memory
 from ..estimate.train_stage import describe_lvlm, describe_target, lvlm_memory, positions_of
 from ..run.context import Context
 from ..run.deepspeed_section import EngineConfig
-from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
 from ..train.loop import Training

@@ -8,10 +8,9 @@ from ...core.errors import Refused
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget
-from ..estimate.train_memory import head_memory
+from ..estimate.train_memory import Memory, head_memory
 from ..estimate.train_stage import describe_head, head_length
 from ..run.context import Context
-from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
 from ..train.fit import FitSettings

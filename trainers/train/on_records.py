@@ -19,7 +19,7 @@ from ...data.records.skipped import Listed
 from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
-from ...models.drafters.made_for import tested_with
+from ...models.drafters.manifest import tested_with
 from ...models.folders import shipped_name
 from ...models.hub import read_config
 from ...models.lora import merge_adapters

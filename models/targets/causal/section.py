@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class CausalTraining(ModelTraining):
-    """The training forward over a model of text alone: no pictures.
-
-    Raises:
-        UserError: `trainable` names a part that it has not.
-    """
+    """The training forward over a model of text alone. Raises `UserError` where `trainable` names another part."""
 
     def __init__(self, model: PreTrainedModel, trainable: Sequence[Part], **settings: Any):
         if other := {*trainable} - {"language_model"}:
@@ -45,11 +41,9 @@ class CausalTraining(ModelTraining):
 
     @staticmethod
     def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
-        """The model's only part: the language model."""
         return {"language_model": model}
 
     def hidden_states(self, batch: Batch) -> Tensor:
-        """Final states [B,T,D]."""
         assert batch.num_dummy_images or batch.pixels is None, "pictures for a model of text"
         model = self.model.model
         return last_states(model, batch, model.get_input_embeddings()(batch.ids), batch.positions[0])

@@ -24,11 +24,7 @@ GEMMA = "gemma4"  # model_type
 
 
 def check_text(text: PreTrainedConfig) -> None:
-    """Raises `UserError` for a language model that our forward does not run exactly.
-
-    Args:
-        text: transformers' text config.
-    """
+    """Raises `UserError` for a text config whose model our forward does not run exactly."""
     if config_value(text, "enable_moe_block"):
         raise UserError(
             "this Gemma 4 is a mixture of experts (26B-A4B), whose experts were never compared here with transformers' "
@@ -71,10 +67,8 @@ def _soundless() -> type[PreTrainedModel]:
 
 
 def layer_tables(decoder: Any, ids: Tensor, visual: Tensor | None = None) -> Tensor | None:
-    """[B,T,L*E] of the layers' own tables for ids [B,T]; None: the model has none.
-
-    Args:
-        visual: [B,T] bool: places that have no token, where the pad token's row stands.
+    """[B,T,L*E] of the layers' own tables for ids [B,T], where places of `visual` [B,T] bool, which have no token, take
+    the pad token's row; None: the model has none.
     """
     if not decoder.config.hidden_size_per_layer_input:
         return None

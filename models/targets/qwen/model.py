@@ -81,11 +81,8 @@ def see_patches(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Pict
 
 
 def added_behind(deepstack: Sequence[Tensor], visual: Tensor) -> dict[str, Any]:
-    """Keywords of a Qwen3-VL's decoder that `use_places` has changed: what is added after its first layers.
-
-    Args:
-        deepstack: of each of these layers [n,D]; none in other families.
-        visual: bool, on the CPU: of the places that the decoder runs, in order, those of the n.
+    """Keywords of a Qwen3-VL's decoder that `use_places` has changed: what is added after its first layers, [n,D] each,
+    at the n of its places that are `visual` (bool, on the CPU); none in other families.
     """
     if not deepstack:
         return {}
@@ -108,11 +105,7 @@ def _added_at(hidden: Tensor, places: Tensor, states: Tensor) -> Tensor:
 
 
 class QwenDecoder(CachedDecoder):
-    """A Qwen-VL in eval mode.
-
-    Args:
-        resume: where text goes on after a clip.
-    """
+    """A Qwen-VL in eval mode; `resume` says where text goes on after a clip."""
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
         super().__init__(model, num_token_ids=num_token_ids)
@@ -146,11 +139,7 @@ class QwenDecoder(CachedDecoder):
 
 
 class QwenTraining(ModelTraining):
-    """The training forward over a Qwen-VL: the common loss over states of its own.
-
-    Args:
-        resume: where text goes on after a clip.
-    """
+    """The training forward over a Qwen-VL: the common loss over states of its own."""
 
     def __init__(
         self, model: PreTrainedModel, trainable: Sequence[Part], *, resume: Resume = "max_plus_one", **settings: Any

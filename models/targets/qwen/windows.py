@@ -42,9 +42,7 @@ def attend_in_windows(
 ) -> Tensor:
     """[1,H,S,E] of queries, keys and values [1,H,S,E], each patch attending to its own window.
 
-    Args:
-        mask: None.
-        cu_seq_lens_q: [W+1] where each window begins, and where the last ends; on the CPU.
+    `cu_seq_lens_q` [W+1] says where each window begins, and where the last ends; on the CPU.
     """
     assert mask is None, "a window sees itself whole"
     windows = [(end - start, start) for start, end in itertools.pairwise(cu_seq_lens_q.tolist()) if end > start]
@@ -74,11 +72,8 @@ def attend_in_windows(
 
 
 def tower_inputs(tower: Any, sizes: Tensor, device: torch.device) -> dict[str, Any]:
-    """What a tower of transformers computes of the sizes of its pictures, on the host: keywords of its forward.
-
-    Args:
-        sizes: [I,3] frames, rows and columns of patches, on the CPU.
-        device: of the tower.
+    """Keywords of a tower's forward that transformers computes of the sizes of its pictures, here on the host: [I,3]
+    frames, rows and columns of patches, on the CPU.
     """
     from transformers.vision_utils import (
         get_vision_cu_seqlens,

@@ -25,11 +25,7 @@ from .delta_rule import Step
 
 
 class HybridDecoder(QwenDecoder):
-    """A Qwen3.5 in eval mode, dense or a mixture of experts.
-
-    Args:
-        resume: where text goes on after a clip.
-    """
+    """A Qwen3.5 in eval mode, dense or a mixture of experts."""
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
         super().__init__(model, num_token_ids=num_token_ids, resume=resume)
@@ -41,7 +37,6 @@ class HybridDecoder(QwenDecoder):
                 _use_our_cache(module)
 
     def new_cache(self, capacity: int) -> Cache:
-        """An empty cache of `capacity` positions."""
         from .recurrent import HybridCache
 
         return HybridCache(self.recurs, capacity, self._window)

@@ -22,10 +22,8 @@ from .delta_rule import Step, Written, behind, over_chain, over_tree
 
 
 class RecurrentLayer(SizedLayer):
-    """State and window of the convolution after `base` committed places, and what places from there on have written.
-
-    Args:
-        window: W, places before a place that its convolution reads.
+    """State and window of the convolution (the W places before a place that it reads) after `base` committed places,
+    and what places from there on have written.
     """
 
     def __init__(self, capacity: int, window: int):
@@ -112,12 +110,7 @@ class RecurrentLayer(SizedLayer):
 
 
 class HybridCache(ModelCache):
-    """The cache of a decoder of whose layers some recur.
-
-    Args:
-        recurs: of each layer.
-        window: of the recurrent layers' convolutions.
-    """
+    """The cache of a decoder some of whose layers recur (`recurs`), over convolutions of `window` places."""
 
     def __init__(self, recurs: Sequence[bool], capacity: int, window: int):
         super().__init__(len(recurs), capacity)
@@ -130,7 +123,6 @@ class HybridCache(ModelCache):
 
     @property
     def length(self) -> int:
-        """Number of committed positions."""
         return int(self.layers[0].length)
 
     @property
@@ -173,7 +165,6 @@ class HybridCache(ModelCache):
             layer.move_to(length)
 
     def advance(self, count: int) -> None:
-        """Commit the first `count` positions that the last forward wrote."""
         length = self.length + count
         super().crop_to(length)
         for layer in self.recurrent:
@@ -188,13 +179,11 @@ class HybridCache(ModelCache):
         super().crop_to(length)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order."""
         super().select_rows(rows)
         for layer in self.recurrent:
             layer.select_rows(rows)
 
     def empty(self) -> None:
-        """Forget all positions."""
         super().empty()
         for layer in self.recurrent:
             layer.reset()
