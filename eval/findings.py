@@ -9,8 +9,8 @@ import numpy as np
 
 from ..core.json_types import JsonMapping
 from .cells import PLACE, Cell
-from .intervals import quartiles
 from .measured_rows import PLAIN, Frame
+from .summary import quartiles
 
 # Bound on the third quartile over the first, of times of equal work. In 106 lines of five recorded runs whose cycles'
 # parts add up to 0.89 of the cycle or more (dflash seed 0, visual-ar-blocks seeds 1 and 2, two more; 12 to 72 requests,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .figures import BLUE, panel_grid, save, styled
-from .intervals import ratio
 from .measured_rows import Row, frame
-from .summary import mean, summarize
+from .summary import mean, ratio, summarize
 from .tables import Column, Figure, ReportSection, Table, Value, text
 
 FIRST = "first"

@@ -24,13 +24,9 @@ if TYPE_CHECKING:
 
 
 class ModelTraining(nn.Module):
-    """The training forward over a language model of any family, which says how it reads a batch.
-
-    `forward(batch)` is what the engine calls, so that ZeRO-3 gathers weights by module call; nothing
-    reads a weight outside its own module. The vision tower runs without gradients where it is frozen.
-
-    Args:
-        resume: where text goes on after a clip, in families whose positions have three coordinates.
+    """The training forward over a language model of any family, which says how it reads a batch. `forward(batch)` is
+    what the engine calls, so that ZeRO-3 gathers weights by module call; nothing reads a weight outside its own module.
+    The vision tower runs without gradients where it is frozen.
     """
 
     def __init__(
@@ -89,11 +85,8 @@ class ModelTraining(nn.Module):
     def forward(
         self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None
     ) -> StepLoss:
-        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right.
-
-        Args:
-            states: the target's; plain next-token training reads none.
-            target_choice: [S] the target's most likely tokens; how often they are also ours is "agreement".
+        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right; plain next-token
+        training reads no `states`. "agreement" counts the target's most likely tokens, `target_choice` [S].
         """
         hidden = self.hidden_states(batch)  # [B,T,D]
         places = places_of(batch.predicting, hidden.device)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.errors import UserError
-from draftsmith.eval.intervals import student_half_width
+from draftsmith.eval.summary import student_half_width
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"

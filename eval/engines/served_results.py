@@ -11,9 +11,8 @@ import numpy as np
 
 from ...core.json_types import JsonMapping, JsonObject
 from ..figures import COLORS, GREY, WIDEST, lines, panels_for, save, styled
-from ..intervals import ratio
 from ..measured_rows import PLAIN, Frame, Row, frame, grouped
-from ..summary import summarize, tau_of
+from ..summary import ratio, summarize, tau_of
 from ..tables import Column, Figure, ReportSection, Table, Value, text
 
 APART = 0.02  # of tau at temperature 0, beyond which both loops are said to differ

@@ -11,9 +11,8 @@ from typing import Any
 
 from ...data.pictures.videos import visual_tokens
 from ..cells import MethodInfo
-from ..intervals import ratio
 from ..measured_rows import PLAIN, Frame, frame
-from ..summary import AnyRows, Summary, mean, seconds_of_parts, summarize
+from ..summary import AnyRows, Summary, mean, ratio, seconds_of_parts, summarize
 from ..tables import Column, ReportSection, Table, Value, text
 
 TAU_NOTE = (

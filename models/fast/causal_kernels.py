@@ -40,10 +40,8 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor) -> Kernel:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, *, causal: bool = True
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-    """Output [B,H,N,E], log-sum-exp [B,H,N] in at least float32, and what `attend_backward` needs beside them.
-
-    Args:
-        causal: False: queries [B,H,N,E] see all keys [B,G,K,E].
+    """Output [B,H,N,E], log-sum-exp [B,H,N] in at least float32, and what `attend_backward` needs beside them. Queries
+    see all keys [B,G,K,E] where it is not `causal`.
     """
     aten = torch.ops.aten
     if kernel == "cpu":
@@ -67,10 +65,8 @@ def attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kernel: Kernel,
     rest: tuple[Tensor | None, ...], *, causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values: the part of these keys where `out` and `lse` belong to more keys.
-
-    Args:
-        gradient: [B,H,N,E] of the output.
+    """Gradients of queries, keys and values from that of the output [B,H,N,E]: the part of these keys where `out` and
+    `lse` belong to more keys.
     """
     aten = torch.ops.aten
     if kernel == "cpu":

@@ -136,11 +136,10 @@ class Keys:
         """[step,B,G,R,M] of states [B,G,R,M,E] with the keys or values of later passes."""
         return torch.stack([(states * part).sum(-1) for part in self._later(which, step, states.shape[-2])])
 
-    def _add_mixed(self, into: Tensor, which: int, weights: Tensor, step: int) -> Tensor:
-        """`into` [B,G,R,M,E], to which keys or values of later passes are added by weights [step,B,G,R,M]."""
+    def _add_mixed(self, into: Tensor, which: int, weights: Tensor, step: int) -> None:
+        """Add to `into` [B,G,R,M,E] keys or values of later passes, by weights [step,B,G,R,M]."""
         for weight, part in zip(weights.unsqueeze(-1), self._later(which, step, into.shape[-2]), strict=True):
             into.addcmul_(weight, part)
-        return into
 
     def _scores(self, q: Tensor, step: int) -> Tensor:
         """[step,B,G,R,M] of queries [B,G,R,M,E], minus infinity for another sample's keys and those before a row."""
@@ -223,10 +222,7 @@ class Keys:
 
         Queries that see no key have zeros, and minus infinity.
         """
-        outs: list[Tensor] = []
-        lses: list[Tensor] = []
-        kernels: list[Ran] = []
-        rests: list[Tensor | None] = []
+        outs, lses, kernels, rests = list[Tensor](), list[Tensor](), list[Ran](), list[Tensor | None]()
         pieces = self._pieces(step, q.shape[2])
         for piece in pieces:
             read, at = q[piece.rows, :, piece.queries], (piece.rows, slice(None), piece.keys)
@@ -252,9 +248,7 @@ class Keys:
         rests: list[Tensor | None], step: int, d_true: Tensor,
     ) -> Tensor:  # fmt: skip
         """Gradients of queries [B,H,M,E], of the true keys alone; those of keys and values are added to `d_true`.
-
-        Args:
-            gradient: [B,H,M,E] of the merged output `out`; `whole` is the merged log-sum-exp.
+        Output and log-sum-exp (`whole`) are the merged ones.
         """
         total, left = None, iter(rests)
         for piece, (kernel, count) in zip(self._pieces(step, q.shape[2]), kernels, strict=True):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Literal, cast, get_args
 
-from ...core.errors import UserError, page
+from ...core.errors import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..hub import num_deepstack
 from ..targets.table import family_of
 from .plugin import plugins_name
-from .source import Source
+from .source import Source, unserved
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
 Engine = Literal["vllm", "sglang", "speculators", "eagle"]
@@ -63,8 +63,7 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         elif pictures == _other_embedding(engine, config):
             on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
     if reasons or pictures:
-        listed = "\n".join(f"  - {why}" for why in reasons + pictures)
-        raise UserError(f"{refused}:\n{listed}", where=str(source.folder), hint=hint if reasons else on_text)
+        raise unserved(refused, reasons + pictures, source.folder, hint if reasons else on_text)
 
 
 def _norms(engine: Engine, config: HeadConfig) -> list[str]:
@@ -164,7 +163,7 @@ def _joined(source: Source, config: HeadConfig) -> tuple[int, ...]:
 def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
     """Reasons that a head has for which our plugin has a class."""
     if name == "msd":
-        share = config.held_visual_share
+        share = config.visual_kept(training=False)
         return [] if share == 1 else [f"it keeps a share of {share} of a picture's tokens, and the class all of them"]
     reasons = []
     if name == "middle":
@@ -187,8 +186,8 @@ def _of_middle(source: Source, config: DirectHeadConfig) -> list[str]:
     shape, theirs, reasons = source.target.shape, source.target.config, []
     if "patched" not in family_of(theirs).engines.get("vllm", ()):
         reasons.append(f"its middle states were compared beside LLaVA-1.5 alone, not {theirs.model_type}")
-    if config.held_visual_share != 1:
-        reasons.append(f"it keeps a share of {config.held_visual_share} of a picture's tokens, and the class all")
+    if (share := config.visual_kept(training=False)) != 1:
+        reasons.append(f"it keeps a share of {share} of a picture's tokens, and the class all")
     if config.visual_layer(shape, training=False) == shape.num_layers:
         reasons.append("its middle layer is the last one, and the engine hands over each layer once")
     if source.head.shape.norm_eps != source.target.text.rms_norm_eps:

@@ -19,8 +19,8 @@ from ...core.markdown import plain
 from ...core.pretrained import opened
 from ...core.results import DONE, read_mark
 from ...eval.cells import Cell, set_name
-from ...eval.intervals import student_half_width
 from ...eval.run_reports import Run
+from ...eval.summary import student_half_width
 from ...eval.tables import Column, Table, text
 from ...eval.tables import markdown as table_markdown
 from ...trainers.publish.lineage import trained_by
@@ -118,32 +118,28 @@ def _memory(run: Run, drafters: Sequence[str]) -> dict[str, int]:
 
 def _training(run: Run, drafters: Sequence[str]) -> JsonObject:
     """Steps, samples and hours of all stages that trained them; `unrecorded`: one that did not record its ranks."""
-    steps = samples = 0
-    hours: float | None = 0.0
-    unrecorded, gpu_hours, rank_hours = None, 0.0, 0.0
-    # A stage that two members of an ensemble began with counts once.
-    for name in dict.fromkeys(stage for drafter in drafters for stage in _ancestors(run.stages, drafter)):
+    costs: JsonObject = dict.fromkeys(("steps", "samples"), 0) | dict.fromkeys(
+        ("hours", "gpu_hours", "rank_hours"), 0.0
+    )
+    try:  # a stage that two members of an ensemble began with counts once
+        stages = list(dict.fromkeys(stage for drafter in drafters for stage in trained_by(run.stages, drafter)))
+    except (KeyError, ValueError, AttributeError) as error:
+        raise _Unknown(f"its recipe.yaml does not say how stages {', '.join(drafters)} were trained") from error
+    for name in stages:
         points = [step for values in run.curves.get(name, {}).values() for step, _ in values]
         batch_size = run.stages[name].get("batch_size")
         if not points or not isinstance(batch_size, int):
             raise _Unknown(f"stage {name} has left no metrics.jsonl, or its recipe names no batch size")
-        steps, samples = steps + max(points), samples + max(points) * batch_size
-        done = read_mark(run.folder / name / DONE)
-        own = None if done is None or done.seconds is None else done.seconds / 3600
-        hours = None if hours is None or own is None else hours + own
-        if done is None or own is None or done.ranks is None or done.gpus is None:
-            unrecorded = unrecorded or name
-            continue
-        gpu_hours, rank_hours = gpu_hours + own * done.gpus, rank_hours + own * done.ranks
-    values = {"steps": steps, "samples": samples, "hours": hours, "unrecorded": unrecorded}
-    return values if unrecorded else values | {"gpu_hours": gpu_hours, "rank_hours": rank_hours}
-
-
-def _ancestors(stages: JsonMapping, name: str) -> list[str]:
-    try:
-        return trained_by(stages, name)
-    except (KeyError, ValueError, AttributeError) as error:
-        raise _Unknown(f"its recipe.yaml does not say how stage {name} was trained") from error
+        costs["steps"] += max(points)
+        costs["samples"] += max(points) * batch_size
+    marks = {name: read_mark(run.folder / name / DONE) for name in stages}
+    timed = [mark for mark in marks.values() if mark is not None and mark.seconds is not None]
+    unrecorded = [name for name, mark in marks.items() if mark not in timed or mark.ranks is None or mark.gpus is None]
+    costs["hours"] = sum(mark.seconds / 3600 for mark in timed) if len(timed) == len(marks) else None
+    if unrecorded:
+        return costs | {"gpu_hours": None, "rank_hours": None, "unrecorded": unrecorded[0]}
+    return costs | {f"{what}_hours": sum(mark.seconds / 3600 * getattr(mark, f"{what}s") for mark in timed)
+                    for what in ("gpu", "rank")}  # fmt: skip
 
 
 def boards(found: Sequence[Entry]) -> list[Table]:
@@ -248,18 +244,15 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
     A stage that some run does not have is one line, with its kind.
     """
-    keys = list(dict.fromkeys(_short(key, runs) for run in runs for key in run.settings))
+    written = [run.settings for run in runs if run.settings]
+    keys = dict[str, None]()
+    for key in (key for run in runs for key in run.settings):
+        stage = ".".join(key.split(".")[:2])
+        alone = stage.startswith("stages.") and not all(f"{stage}.kind" in settings for settings in written)
+        keys[stage if alone else key] = None
     known = [({"seed": _SEED} if run.settings else {}) | run.settings for run in runs]
     rows = [(key, [settings.get(key, settings.get(f"{key}.kind", "-")) for settings in known]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1 and key != "output"]
-
-
-def _short(key: str, runs: Sequence[Run]) -> str:
-    """The key, or `stages.NAME` where a run that has settings has no stage of this name."""
-    stage = ".".join(key.split(".")[:2])
-    if not stage.startswith("stages."):
-        return key
-    return key if all(f"{stage}.kind" in run.settings for run in runs if run.settings) else stage
 
 
 def training_rows(runs: Sequence[Run]) -> list[list[str]]:

@@ -18,8 +18,7 @@ from ...models.drafters import DRAFTER, AnyDrafter
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.targets.table import REFUSED, AnyTarget
 from ...trainers.run.context import EngineConfig
-from ...trainers.run.hardware import Hardware
-from ...trainers.run.stage import Stage
+from ...trainers.run.stage import Hardware, Stage
 from ...trainers.stages.cache import CacheStage
 from ...trainers.stages.encode import EncodeStage
 from ...trainers.stages.evaluate import EvaluateStage

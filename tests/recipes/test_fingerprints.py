@@ -26,11 +26,10 @@ from draftsmith.recipes.config.plan import _outside, _settings, plan
 from draftsmith.recipes.config.schema import Recipe
 from draftsmith.trainers.evaluate.probe_settings import Binding
 from draftsmith.trainers.run.context import EngineConfig
-from draftsmith.trainers.run.hardware import Hardware
 from draftsmith.trainers.run.matching import ABSENT, HIDDEN, NAMES_WEIGHTS, named_weights
 from draftsmith.trainers.run.restart import pending_restart
 from draftsmith.trainers.run.run import run_stages
-from draftsmith.trainers.run.stage import Stage
+from draftsmith.trainers.run.stage import Hardware, Stage
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.fit import Expected

@@ -23,7 +23,7 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.head_training import is_blind
+from draftsmith.models.drafters.head_draws import is_blind
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig

@@ -12,7 +12,6 @@ from torch import nn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ...core.section import Section
 from ...core.states import Taps
 from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
@@ -120,7 +119,7 @@ class Drafters:
         opened = []
         for source in self.sources(name, method):
             config = decoding_with(source.config, method.settings, self._key(name))
-            drafter = self._drafter(source, config, self.options, name)
+            drafter = self._drafter(source, config, name)
             opened.append(Drafting(name, source.name, method, config, drafter, policy, rule))
         return opened
 
@@ -155,18 +154,15 @@ class Drafters:
         # A stage may have trained another drafter than the recipe's.
         return Source(name, _trained(folder) or cast(DrafterConfig, self.context.drafter), folder)
 
-    def _drafter(self, source: Source, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
-        if isinstance(config, MixedConfig):
-            return self._mixed(config, options, name)
-        return self.pair.drafter(source.config, source.folder, config, options)
-
-    def _mixed(self, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
-        """An ensemble of drafters of any kind, each opened anew: two of a cycle's drafters never share a cache."""
+    def _drafter(self, source: Source, config: DrafterConfig, name: str) -> Drafter:
+        """One drafter; of an ensemble each member is opened anew: two of a cycle's drafters never share a cache."""
+        if not isinstance(config, MixedConfig):
+            return self.pair.drafter(source.config, source.folder, config, self.options)
         members = []
         for member in members_of(config):
             if not isinstance(member, str):
                 section = as_saved(member, self._key(name))
-                members.append(self._drafter(Source(member.display_name, section, None), section, options, name))
+                members.append(self._drafter(Source(member.display_name, section, None), section, name))
             elif member in self.stage.methods:
                 method = self.stage.methods[member]
                 source, *others = self.sources(member, method)
@@ -176,11 +172,11 @@ class Drafters:
                         key=self._key(member), hint="name a drafter in place of the method",
                     )  # fmt: skip
                 config_of_member = decoding_with(source.config, method.settings, self._key(member))
-                members.append(self._drafter(source, config_of_member, options, member))
+                members.append(self._drafter(source, config_of_member, member))
             else:
                 source = self._named(member)
-                members.append(self._drafter(source, source.config, options, name))
-        return config.drafter(cast(Any, members), self.pair.target, options)
+                members.append(self._drafter(source, source.config, name))
+        return config.drafter(cast(Any, members), self.pair.target, self.options)
 
     def _key(self, name: str) -> str:
         return f"stages.{self.context.name}.methods.{name}"
@@ -204,15 +200,11 @@ def as_saved(section: DrafterConfig, key: str) -> DrafterConfig:
         here, there = dict(section)[name], dict(saved).get(name)
         if here != there:
             raise UserError(
-                f"{name} is {_plain(here)} here, and {_plain(there)} in {folder / MANIFEST}", key=f"{key}.{name}",
+                f"{name} is {here} here, and {there} in {folder / MANIFEST}", key=f"{key}.{name}",
                 hint="leave it out: a saved drafter's settings are taken from its folder",
             )  # fmt: skip
     kept = {name: dict(section)[name] for name in {"path", "revision"} | (said & own)}
     return saved.model_copy(update=kept)
-
-
-def _plain(value: object) -> object:
-    return value.model_dump(mode="json") if isinstance(value, Section) else value
 
 
 def _trained(folder: Path) -> DrafterConfig | None:

@@ -80,7 +80,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
                 keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
             tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
             quality, shown = _judged(generator, judge, tokens or drawn_tokens(rows), benchmark.shown, context.stop)
-            reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
+            reporting = Reporting(measuring, rows, _about(stage, context, prompts, judge))
             grids = picture_grids(context.folder, shown, prompts)
             if benchmark.untimed is not None:
                 reporting.write_scores(scores_table(stage, pictures, quality), grids, quality=quality)

@@ -42,23 +42,13 @@ class KeptPicture:
     num_cycles: int  # target passes after the prefill
 
 
-class KeptPictures:
-    """The pictures of one setting.
-
-    Args:
-        run: the run's folder.
-        identity: JSON values: what tokens depend on besides the prompt and its number (see `identity_of`).
-    """
+class _Kept:
+    """The pictures of one setting, by the `identity` that `identity_of` gives."""
 
     def __init__(self, run: Path, identity: JsonMapping):
-        text = json.dumps(identity, sort_keys=True)
-        self.folder = run / FOLDER / hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._identity = text
-        self._log = ResumeLog(self.folder / "tokens")
-
-    def has(self, number: int, prompt: ImagePrompt) -> bool:
-        """Whether the picture of this prompt, which has this number in its benchmark, was drawn."""
-        return _key(number, prompt) in self._log.values
+        self._identity = json.dumps(identity, sort_keys=True)
+        self.folder = run / FOLDER / _hash(self._identity)
+        self.log = ResumeLog(self.folder / "tokens")
 
     def add(self, number: int, prompt: ImagePrompt, picture: KeptPicture) -> None:
         """Keep it, at once."""
@@ -67,13 +57,7 @@ class KeptPictures:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(about, self._identity.encode())
         tokens = base64.b64encode(array("I", picture.tokens).tobytes()).decode()
-        self._log.add(_key(number, prompt), [tokens, picture.num_cycles])
-
-    def read(self, prompts: Sequence[ImagePrompt]) -> list[KeptPicture]:
-        """The picture of each prompt, in order. All of them must have been drawn, by whichever rank."""
-        self._log.read()
-        kept = (self._log.values[_key(number, prompt)] for number, prompt in enumerate(prompts))
-        return [KeptPicture(array("I", base64.b64decode(t)), n) for t, n in kept]
+        self.log.add(_key(number, prompt), [tokens, picture.num_cycles])
 
 
 def drawn_once(
@@ -93,21 +77,23 @@ def drawn_once(
     Raises:
         Stopped: on all ranks, where one was asked to stop: after the pictures in hand, which are kept.
     """
-    kept = KeptPictures(run, identity)
+    kept = _Kept(run, identity)
     own = range(ranks.rank(), len(prompts), ranks.world_size())
-    left = [number for number in own if not kept.has(number, prompts[number])]
+    left = [number for number in own if _key(number, prompts[number]) not in kept.log.values]
     with stop.together():
         for numbers in stop.watch(even_batches(left, batch_size), "while pictures were drawn; those drawn are kept"):
             for number, picture in zip(numbers, draw(numbers), strict=True):
                 kept.add(number, prompts[number], picture)
-    return kept.read(prompts)
+    kept.log.read()  # those of all ranks
+    each = (kept.log.values[_key(number, prompt)] for number, prompt in enumerate(prompts))
+    return [KeptPicture(array("I", base64.b64decode(tokens)), cycles) for tokens, cycles in each]
 
 
 def keep(run: Path, identity: JsonMapping, prompts: Sequence[ImagePrompt], pictures: Iterable[KeptPicture]) -> None:
     """Keep pictures that a measurement has drawn, one of each prompt."""
-    kept = KeptPictures(run, identity)
+    kept = _Kept(run, identity)
     for number, (prompt, picture) in enumerate(zip(prompts, pictures, strict=True)):
-        if not kept.has(number, prompt):
+        if _key(number, prompt) not in kept.log.values:
             kept.add(number, prompt, picture)
 
 
@@ -125,11 +111,8 @@ def identity_of(stage: EvaluateSettings, context: Context, temperature: float, d
         "weights": {
             thing: _stamp(context.inputs[thing]) for thing in ("target", "text", "vq") if thing in context.inputs
         },
-        "seed": context.seed,
-        "temperature": temperature,
-        "top_k": stage.top_k,
-        "top_p": stage.top_p,
-    }
+        "seed": context.seed, "temperature": temperature, "top_k": stage.top_k, "top_p": stage.top_p,
+    }  # fmt: skip
     if drafting is None:
         return identity
     method = drafting.method.model_dump(mode="json", by_alias=True, include={"tree", "rule", "draw"})
@@ -141,14 +124,16 @@ def identity_of(stage: EvaluateSettings, context: Context, temperature: float, d
 def _stamp(folder: Path) -> str:
     """Names, sizes and times of a stage's weights and manifests, which change with a training."""
     files = sorted(path for pattern in ("*.safetensors", "*.json") for path in folder.glob(pattern))
-    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
+    return _hash(json.dumps([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]))
 
 
 def _key(number: int, prompt: ImagePrompt) -> str:
     """The number seeds the draws; the prompt is told by its words, since another set has others under this number."""
-    asked = json.dumps([prompt.caption, prompt.label])
-    return f"{number}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    return f"{number}-{_hash(json.dumps([prompt.caption, prompt.label]))[:12]}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:

@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def best_so_far(taus: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The largest tau, as the progress line shows it; none where no method has had a cycle.
-
-    Args:
-        taus: method -> tokens emitted and cycles, of what this rank has decoded at this temperature and length.
-    """
-    best = max(((emitted / cycles, name) for name, (emitted, cycles) in taus.items() if cycles), default=None)
-    return [] if best is None else [f"tau {best[0]:.2f} so far ({best[1]})"]
-
-
 @dataclass(frozen=True)
 class Measured:
     """One set at one temperature and length.
@@ -126,7 +116,7 @@ class Measuring:
         """
         stems = [self.stem(requests, temperature, max_new_tokens) for requests in sets]
         decodings = self.decodings(temperature, max_new_tokens)
-        so_far: dict[str, tuple[int, int]] = {}
+        so_far: dict[str, tuple[int, int]] = {}  # method -> tokens emitted and cycles, of what this rank has decoded
 
         def decode(part: int, index: int) -> list[JsonObject] | None:
             requests = sets[part]
@@ -139,7 +129,8 @@ class Measuring:
             for row in rows[1:]:  # the first is plain decoding's
                 emitted, cycles = so_far.get(row.method, (0, 0))
                 so_far[row.method] = emitted + row.num_emitted, cycles + row.num_cycles
-            self.context.progress.note(*best_so_far(so_far))
+            taus = [(emitted / cycles, name) for name, (emitted, cycles) in so_far.items() if cycles]
+            self.context.progress.note(*(f"tau {best:.2f} so far ({name})" for best, name in sorted(taus)[-1:]))
             self.context.progress.advance()
             return [row.to_json() for row in rows]
 
@@ -156,7 +147,10 @@ class Measuring:
             expected=lambda part, index: sets[part].expected(index),
             others=self.context.progress.advance,
         )
-        return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
+        read = [[[Row.from_json(value, where=stem) for value in values or ()] for values in of]
+                for of, stem in zip(kept, stems, strict=True)]  # fmt: skip
+        return [Measured([row for rows in of for row in rows], [rows[0] if rows else None for rows in of])
+                for of in read]  # fmt: skip
 
     def stem(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Path:
         """The beginning of the names of the resume log's files."""
@@ -328,11 +322,6 @@ def before_decoding(
                 f"pictures 2 x 2, a quarter of their tokens); {MORE_POSITIONS}; train on several pictures (a mixture "
                 "with such data)."
             )
-
-
-def _measured(kept: Sequence[list[JsonObject] | None], stem: Path) -> Measured:
-    plain = [Row.from_json(values[0], where=stem) if values else None for values in kept]
-    return Measured([Row.from_json(value, where=stem) for values in kept for value in values or ()], plain)
 
 
 def clock_of(name: str, target: Target) -> Clock | None:

@@ -21,9 +21,7 @@ from ...eval.measured_rows import Row
 from ...eval.tables import Figure, ReportSection, Table
 from ...models.drafters.head_settings import HeadSettings
 from ...models.folders import shipped_name
-from ..run.context import Context
 from .drafters import Drafting
-from .evaluate_settings import EvaluateSettings
 from .measuring import Measuring
 
 
@@ -31,8 +29,6 @@ from .measuring import Measuring
 class Reporting:
     """Writes the report of one stage; rank 0 does."""
 
-    stage: EvaluateSettings
-    context: Context
     measuring: Measuring
     rows: Sequence[Row]
     about: JsonMapping  # beside what every report says
@@ -50,40 +46,34 @@ class Reporting:
         Args:
             again: with more sections than before, which nobody need be told.
         """
+        stage, context = self.measuring.stage, self.measuring.context
         built = report.build(
-            self.rows,
-            about=self._about(),
-            methods=infos(self.measuring.drafting),
-            contrasts=self.stage.contrasts,
-            compare=self.stage.compare,
-            binding=binding,
-            quality=quality,
-            sections=sections,
-            warnings=[*self.stage.warnings(), *self.warnings],
-        )
-        report.write(self.context.folder, built, self.rows)
+            self.rows, about=self._about(), methods=infos(self.measuring.drafting), contrasts=stage.contrasts,
+            compare=stage.compare, binding=binding, quality=quality, sections=sections,
+            warnings=[*stage.warnings(), *self.warnings],
+        )  # fmt: skip
+        report.write(context.folder, built, self.rows)
         if not again:
-            self.context.say("\n".join(f"- {finding}" for finding in built.findings))
-            self.context.say(f"report: {self.context.folder / 'report.md'}")
+            context.say("\n".join(f"- {finding}" for finding in built.findings))
+            context.say(f"report: {context.folder / 'report.md'}")
 
     def write_scores(self, table: Table, *sections: ReportSection, quality: Quality) -> None:
         """A report of pictures that were drawn for their quality alone: no rows, no speed."""
-        methods = infos(self.measuring.drafting)
-        built = report.Report(self._about(), methods, (), (), (table,), sections, quality)
-        report.write(self.context.folder, built, ())
-        self.context.say(f"report: {self.context.folder / 'report.md'}")
+        context = self.measuring.context
+        built = report.Report(self._about(), infos(self.measuring.drafting), (), (), (table,), sections, quality)
+        report.write(context.folder, built, ())
+        context.say(f"report: {context.folder / 'report.md'}")
 
     def _about(self) -> JsonObject:
-        stage, context, device = self.stage, self.context, self.context.device()
-        name = device_name(device)
-        left_out = self.measuring.left_out
+        stage, context, left_out = self.measuring.stage, self.measuring.context, self.measuring.left_out
         path = None if context.target.path is None else shipped_name(context.target.path)
         was_auto = any(key.endswith("target.dtype") for key in context.resolved)
         trained = "trained in this run" + ("" if path is None else f" from {path}")
         return {
             "run": f"{context.folder.parent.name}, stage {context.name}",
             "command": context.command,
-            "device": f"{name}, {torch.get_num_threads()} thread(s), {ranks.world_size()} rank(s)",
+            "device": f"{device_name(context.device())}, {torch.get_num_threads()} thread(s), "
+            f"{ranks.world_size()} rank(s)",
             "date": time.strftime("%Y-%m-%d"),
             "seed": context.seed,
             "target": trained if "target" in context.inputs else path,
@@ -108,23 +98,18 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
     by_method: dict[str, MethodInfo] = {}
     for one in drafting:
         method, policy = one.method, one.policy
-        drafters = [other.drafter_name for other in drafting if other.name == one.name]
         tree = method.tree.model_dump(mode="json", exclude_defaults=True)
         shape = ", ".join(f"{key} {value}" for key, value in tree.items() if key != "kind")
         named = f"{policy.name} ({shape})" if shape else policy.name
         by_method[one.name] = MethodInfo(
-            drafter=", ".join(drafters),
-            mode=one.mode,
-            tree=f"chain of {policy.num_levels}" if policy.name == "chain" else named,
-            levels=policy.num_levels,
-            rule=method.rule.kind,
-            draw=method.draw,
+            drafter=", ".join(other.drafter_name for other in drafting if other.name == one.name), mode=one.mode,
+            tree=f"chain of {policy.num_levels}" if policy.name == "chain" else named, levels=policy.num_levels,
+            rule=method.rule.kind, draw=method.draw,
             temperatures=None if method.temperatures is None else tuple(method.temperatures),
             adaptive=policy.name == "sage",
             parts=one.config.parts if isinstance(one.config, HeadSettings) else None,
-            visual_skip=method.visual_skip,
-            is_exact=method.rule.is_exact,
-        )
+            visual_skip=method.visual_skip, is_exact=method.rule.is_exact,
+        )  # fmt: skip
     return by_method
 
 

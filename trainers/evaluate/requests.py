@@ -13,6 +13,7 @@ from ...core.batch import ImageRequest, Request
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import TEXT
+from ...core.results import DATASET_FOLDER
 from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
@@ -230,18 +231,13 @@ class Opening:
         names, most = section.names, section.data.max_samples
         if (published := section.published) is not None:
             path = Path(str(section.data.path))
-            key = f"turns-{digest(published, most, *map(file_identity, published_files(published, path)))}"
-            return made_suite(
-                self.context, key, [published], lambda folder: read_published(folder, published, path, samples=most)
-            )
+            key = digest(published, most, *map(file_identity, published_files(published, path)))
+            return made_suite(self.context, f"turns-{key}", [published],
+                              lambda folder: read_published(folder, published, path, samples=most))  # fmt: skip
         media = None if section.media is None else Path(section.media)
         key = f"video-suite-{digest(sorted(names or ()), most, section.media)}"
-
-        def fetch(folder: Path) -> None:
-            assert names is not None, "published sets have names"
-            fetch_benchmarks(folder, names, media=media, samples=most, seed=SEED)
-
-        return open_suite(section, self.context, key, names or (), fetch)
+        return open_suite(section, self.context, key, names or (), lambda folder: fetch_benchmarks(
+            folder, names or (), media=media, samples=most, seed=SEED))  # fmt: skip
 
 
 def open_suite(
@@ -256,10 +252,8 @@ def open_suite(
     """
     cache, name = context.folder / "cache", str(section.data.path)
     if section.data.from_stage is not None:
-        return Suite(context.inputs["data"] / "world" / name, cache)
-    if not section.on_hub:
-        return Suite(Path(name), cache)
-    return made_suite(context, key, names, fetch)
+        return Suite(context.inputs["data"] / DATASET_FOLDER / name, cache)
+    return made_suite(context, key, names, fetch) if section.on_hub else Suite(Path(name), cache)
 
 
 def made_suite(context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], object]) -> Suite:

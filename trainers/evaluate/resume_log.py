@@ -50,19 +50,15 @@ class ResumeLog:
                     continue
                 try:
                     key, value, *checksum = parse_json(line, _LINE, where="", hint="")
+                    # Lines of earlier versions have none.
+                    problem = "its checksum differs" if checksum and checksum != [_checksum(key, value)] else ""
                 except UserError as error:
-                    self._tell(f"{path}, line {number}", error.problem)
-                    continue
-                # Lines of earlier versions have none.
-                if checksum and checksum != [_checksum(key, value)]:
-                    self._tell(f"{path}, line {number}", "its checksum differs")
-                    continue
-                self.values[key] = value
-
-    def _tell(self, place: str, why: str) -> None:
-        if place not in self._told:
-            self._told.add(place)
-            notice(f"{place} is damaged, and its item is worked on again ({why})")
+                    problem = error.problem
+                if not problem:
+                    self.values[key] = value
+                elif (place := f"{path}, line {number}") not in self._told:
+                    self._told.add(place)
+                    notice(f"{place} is damaged, and its item is worked on again ({problem})")
 
     def add(self, key: str, value: object) -> None:
         """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""

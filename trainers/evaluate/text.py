@@ -22,10 +22,10 @@ from ...data.families.processor import Processor
 from ...data.suites.suite import Suite
 from ...eval import text_quality
 from ...eval.by_category import turns_section
-from ...eval.intervals import ratio
 from ...eval.loop import generate
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
+from ...eval.summary import ratio
 from ...models.drafters.base import DraftingOptions
 from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
@@ -94,7 +94,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         if ranks.is_main():
             for suite_run in runs:
                 about |= suite_run.about()
-            reporting = Reporting(stage, context, measuring, rows, about)
+            reporting = Reporting(measuring, rows, about)
             sections = [section for study in OF_ROWS for section in study(measuring, rows)]
             sections += [suite_run.report(rows, notes) for suite_run in runs]
             sections += [section for section in [turns_section(rows, early)] if section is not None]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...core.errors import Refused, did_you_mean
 from ...core.fields import Sentence
@@ -19,7 +19,6 @@ from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget, TargetConfig
 from .context import Context, EngineConfig
-from .hardware import Hardware
 
 
 class Stage(Section):
@@ -118,6 +117,15 @@ class Stage(Section):
     def _as_read(self, write: SerializerFunctionWrapHandler) -> JsonObject:
         hidden = {key for name in self.unread() for key in (name, type(self).model_fields[name].alias)}
         return {key: value for key, value in write(self).items() if key not in hidden}
+
+
+class Hardware(Section):
+    """What a recipe is meant to run on: a dry run says whether its trainings fit. Nothing else reads it."""
+
+    # GPUs of the run, all nodes together.
+    gpus: int = Field(ge=1)
+    # Of each of them, as it is sold: 80 for an H100 of 80 GB.
+    memory_gb: float = Field(gt=0)
 
 
 class WholeRecipe(Protocol):

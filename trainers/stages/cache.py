@@ -26,7 +26,7 @@ from ...data.states.storage import check_disk, samples_per_shard, shown
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
 from ...models.targets.table import AnyTarget
-from ..estimate.states_size import describe_states
+from ..estimate.data import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..run.stage_records import check_fit

@@ -19,7 +19,7 @@ from ...data.conversations import PromptFormat
 from ...models.drafters import DRAFTER
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget
-from ..estimate.train_memory import head_memory, image_head_memory
+from ..estimate.train_memory import Memory, head_memory, image_head_memory
 from ..estimate.train_stage import (
     describe_head,
     describe_image_model,
@@ -31,7 +31,6 @@ from ..estimate.train_stage import (
     start_line,
 )
 from ..run.context import Context, EngineConfig
-from ..run.hardware import Memory
 from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
 from ..train.engine import init_distributed

@@ -21,9 +21,8 @@ from ...eval.loop import Decoding, Generation, generate
 from ...eval.policies import Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
-from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
+from ...models.drafters.base import CountTokens, DrafterConfig, HeadObjective, TargetIdentity
 from ...models.drafters.head_files import check_vocabulary
-from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.outside import find_start, load_start
 from ...models.formats.heads import load_published
 from ...models.targets.base import Target

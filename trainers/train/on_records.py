@@ -34,7 +34,7 @@ from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
 from ...models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
-from ...models.drafters.made_for import tested_with
+from ...models.drafters.manifest import tested_with
 from ...models.folders import shipped_name
 from ...models.hub import read_config
 from ...models.lora import merge_adapters

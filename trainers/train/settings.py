@@ -23,9 +23,8 @@ from ...data.order import PackingConfig, check_lengths
 from ...data.shards.codes import ShardData
 from ...data.sources import AnswersConfig, learns_records
 from ...eval.policies import TreeConfig
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
-from ...models.drafters.head_objective import HeadObjective
 from ...models.lora import LoraConfig
 from ...models.parts import Part
 from ..run.stage import Planned
