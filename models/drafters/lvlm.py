@@ -13,11 +13,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.json_types import JsonMapping
 from ...core.pretrained import Checkpoint, name_accelerator
+from ...core.results import check_sums
 from ...core.section import Section, torch_dtype
 from ..folders import find_folder
 from ..hub import config_value, load_pretrained, read_config, rope_of, transformers_class
