@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Literal, cast, get_args
 
-from ...core.errors import UserError, page
+from ...core.errors import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..hub import num_deepstack
 from ..targets.table import family_of
 from .plugin import plugins_name
-from .source import Source
+from .source import Source, unserved
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
 Engine = Literal["vllm", "sglang", "speculators", "eagle"]
@@ -63,8 +63,7 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         elif pictures == _other_embedding(engine, config):
             on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
     if reasons or pictures:
-        listed = "\n".join(f"  - {why}" for why in reasons + pictures)
-        raise UserError(f"{refused}:\n{listed}", where=str(source.folder), hint=hint if reasons else on_text)
+        raise unserved(refused, reasons + pictures, source.folder, hint if reasons else on_text)
 
 
 def _norms(engine: Engine, config: HeadConfig) -> list[str]:

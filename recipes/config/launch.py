@@ -92,8 +92,9 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.
     """
     loaded = load(list(arguments))
-    from ...trainers.run.deepspeed_section import check_engine
-    from ...trainers.run.run import check_stages, pending_restart, run_stages
+    from ...trainers.run.context import check_engine
+    from ...trainers.run.restart import pending_restart
+    from ...trainers.run.run import check_stages, run_stages
     from .alike import check_alike
     from .dry_run import check_models
     from .ending import ending
@@ -133,7 +134,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if makes:
         ranks.on_main(_refuse_foreign, output)
     words = [word for word in arguments if not word.lstrip("-").startswith("verbose=")]  # changes no result
-    restart = pending_restart(planned, output, options.stages, options.restart, words, say)
+    restart = pending_restart(planned, output, options.restart, words, say)
     ranks.on_main(_check_data, loaded, planned, command, restart)
     ranks.on_main(check_stages, planned, output, options.stages, restart)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
@@ -169,7 +170,7 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
     """
     from ...core.results import DONE, read_mark
     from ...trainers.run.matching import is_done
-    from ...trainers.run.run import built_on
+    from ...trainers.run.restart import built_on
     from .preflight_data import data_findings, missing_data
     from .preflight_models import weight_findings
 
@@ -207,6 +208,7 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     """
     from ...trainers.run.context import Context
     from ...trainers.run.precision import settled
+    from ...trainers.run.progress import StageLine
     from ...trainers.run.stopping import Stop
 
     recipe = loaded.recipe
@@ -216,7 +218,8 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     ) -> Context:
         context = Context(
             stage.name, folder, recipe.seed, stage.fingerprint, recipe.target, recipe.drafter, recipe.engine,
-            recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(), line=line,
+            recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(),
+            progress=line or StageLine(stage.name),
         )  # fmt: skip
         return context if stop is None else settled(context, stage)
 
