@@ -303,9 +303,8 @@ TEXTURES, PLAIN = "visual-ar-textures", "plain decoding"
 @table
 def textures() -> Rows:
     """Every method of demo/visual-ar-textures at both temperatures."""
-    rows = [
-        ["method", "tau [95%], T = 0", "DSR", "as captioned", "FID", "tau [95%], T = 1", "DSR", "as captioned", "FID"]
-    ]
+    scored = ("DSR", "as captioned", "FID")
+    rows = [["method", "tau [95%], T = 0", *scored, "tau [95%], T = 1", *scored]]
     for method in [PLAIN, *dict.fromkeys(method for t in (0.0, 1.0) for method in methods_of(TEXTURES, t))]:
         row = ["plain decoding" if method == PLAIN else method]
         for t in (0.0, 1.0):
