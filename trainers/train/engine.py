@@ -144,11 +144,8 @@ def _gradient_sums(config: EngineConfig, accumulation: int) -> tuple[int, dict[s
 
 
 class Engine:
-    """A module under DeepSpeed.
-
-    Args:
-        multiplier: step -> factor on the groups' learning rates.
-        accumulation: forwards of an optimizer step on each rank, about: `begin` says which is the last.
+    """A module under DeepSpeed. `multiplier` gives a step's factor on the groups' learning rates; `accumulation` is
+    about how many forwards an optimizer step has on each rank: `begin` says which is the last.
     """
 
     def __init__(

@@ -98,17 +98,12 @@ def train(
     stop: Stop | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last step, resuming from the newest good checkpoint under `folder`.
+    """Train to the last step, resuming from the newest good checkpoint under `folder`. `rewind` is told the step that
+    training starts from, so that later lines of an earlier try go; `saved` the folder and the step of each checkpoint;
+    `tick` is called once a step is done, on every rank, and must not wait for the device.
 
-    Args:
-        rewind: told the step that training starts from, so that later lines of an earlier try go.
-        saved: told the folder and the step of each checkpoint.
-        stop: the run's; None: nobody listens.
-        tick: called once a step is done, on every rank; it must not wait for the device.
-
-    Raises:
-        TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
-        Stopped: `stop` was raised, and steps or a validation are left; the state is saved.
+    Raises `TrainingError` for a loss or gradient that is not finite, a step without supervised tokens, or a skipped
+    step; `Stopped` where `stop` was raised and steps or a validation are left, when the state is saved.
     """
     resumed: checkpoint.Found | None = ranks.on_main(checkpoint.find, folder, fingerprint)
     step = 0
