@@ -30,13 +30,6 @@ from .engine import Engine
 Log = Callable[[JsonMapping, int], None]
 # A micro-batch on this rank's device -> the frozen target's states for it.
 Source = Callable[[Any], TargetStates | None]
-
-
-def no_states(batch: object) -> None:
-    """States for a module that learns from its data alone: there are none."""
-    return None
-
-
 # engine, step -> what is logged: numbers, and paths of pictures
 Validate = Callable[[Engine, int], Mapping[str, float | Path]]
 # engine, a step's batches -> the same with what the model itself has to write for them
@@ -63,7 +56,7 @@ class Training:
     steps: Callable[[int], Any]
     total: int
     finish: Callable[[Engine], None]
-    source: Source = no_states
+    source: Source = lambda batch: None  # a module that learns from its data alone
     validate: Validate | None = None
     validate_every: int | None = None
     write: Write | None = None
