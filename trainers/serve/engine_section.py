@@ -84,7 +84,7 @@ class VllmEngine(TargetEngine):
         return {"kind": self.name, "quantization": self.quantization, "options": self.options}
 
     def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
-        """Arguments of vLLM. `max_length`: tokens of a prompt and its answer. `most_pictures`: of a request, at most."""
+        """Arguments of vLLM. `max_length`: of a prompt and its answer. `most_pictures`: of a request, at most."""
         known: JsonObject = {
             "model": model, "dtype": dtype, "tensor_parallel_size": self.tensor_parallel_size,
             "quantization": self.quantization, "max_num_seqs": self.max_num_seqs, "max_model_len": max_length,
