@@ -78,7 +78,6 @@ def hps_pair(path: Path, clip_folder: Path, device: torch.device | str, config: 
 
 def aesthetic_scores(path: Path, clip_folder: Path, device: torch.device | str) -> Extractor:
     """LAION's predictor: linear layers, with nothing between them, on CLIP ViT-L/14's unit embedding; about 1 to 10.
-
     Both published generations load: one layer (2022-06) and the five of `...-linearMSE.pth`. Raises `UserError` for
     others, among them those with a ReLU.
     """

@@ -16,11 +16,11 @@ from draftsmith.data.loader import StepBatches
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.table import training_of
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import init_distributed
-from draftsmith.trainers.train.optim import OptimConfig, build_optimizer
+from draftsmith.trainers.train.fit import OptimConfig, build_optimizer
 
 from pretend_cuda.device import COUNTS
 from pretend_cuda.engine import PlainEngine

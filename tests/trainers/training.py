@@ -13,12 +13,12 @@ from draftsmith.data.loader import Loader
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.model import LlavaTraining
 from draftsmith.models.training import ModelTraining
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import Engine, init_distributed
+from draftsmith.trainers.train.fit import OptimConfig, build_optimizer, rate_multiplier
 from draftsmith.trainers.train.loop import Training, no_states, train
-from draftsmith.trainers.train.optim import OptimConfig, build_optimizer, rate_multiplier
 from tiny import IMAGE_ID, PATCHES, llava
 
 BATCH = 4

@@ -15,8 +15,7 @@ from ...data.records.logged_pictures import Conversation
 from ...data.records.skipped import Listed, SkippedLog
 from ...data.suites.suite import INDEX
 from ...data.suites.turn_files import set_at
-from ..run.context import Context
-from ..run.deepspeed_section import EngineConfig
+from ..run.context import Context, EngineConfig
 from ..run.stage_records import data_files
 from .benchmarks import Benchmark, DataBenchmark, FilesBenchmark, SetsBenchmark
 from .requests import Opening

@@ -75,7 +75,7 @@ def build(name: str, folder: Path, run: Run) -> Reference:
     """Runs a recipe stage by stage. Raises `SystemExit` where a stage fails.
 
     Args:
-        name: of the recipe, with -2 for two ranks.
+        name: of the recipe.
         run: arguments, output, log -> how the command ended.
     """
     reference = Reference(name, folder, [])
