@@ -25,7 +25,7 @@ from ...data.processor_files import load_processor, with_own_image_processor
 from ...eval.run_reports import COLUMNS, cells, readable
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lvlm import LvlmConfig
-from ...models.hub import ModelSource, read_config, vision_half
+from ...models.hub import ModelSource, read_config
 from ...models.parts import TokenIds
 from ...models.stored import computes_in_bfloat16
 from ...models.targets.parallel import check_ranks
@@ -163,7 +163,8 @@ class Context:
             return None
         draft = cast(LvlmConfig, self.drafter)
         tower = cast(ModelSource, draft.vision_tower)
-        vision = vision_half(read_config(tower, key="drafter.vision_tower"))
+        vision = read_config(tower, key="drafter.vision_tower")
+        vision = getattr(vision, "vision_config", vision)  # CLIP's Hub config holds a text half, too
         return with_own_image_processor(
             self.processor(),
             tower if isinstance(tower, str) else None,
