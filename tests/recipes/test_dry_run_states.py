@@ -17,7 +17,7 @@ from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.estimate import data as estimated
 from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
-from draftsmith.trainers.stages.train_states import TrainStates
+from draftsmith.trainers.stages.train import TrainStates
 from PIL import Image
 from small_records import talk
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig

@@ -15,8 +15,7 @@ from draftsmith.recipes.commands.stages import _is_other
 from draftsmith.recipes.config.exit_codes import STOPPED
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.run.finished_stages import BEGUN, write_done
-from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.run.matching import BEGUN, FINGERPRINTS, write_begun, write_done
 from draftsmith.trainers.stages.publish import PublishStage
 
 

@@ -29,7 +29,8 @@ from ...models.targets.base import TargetShape
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
 from ...models.targets.table import family_of, image_section, language_section, training_of
 from ..run.stage import Hardware, WholeRecipe
-from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings
+from ..train.fit import TrainSettings
+from ..train.settings import CodesSettings, RecordsSettings, StatesSettings
 from .counted import META, along, most_bytes
 from .models import drafter_parameters, engine_precision, held_bytes, held_dtype, mirrored_shape, target_shape
 

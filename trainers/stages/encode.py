@@ -26,7 +26,7 @@ from ...core.json_types import listed
 from ...core.results import CODES, DATASET_FOLDER
 from ...data.captioned.items import Captioned, Refused, decode_image
 from ...data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
-from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
+from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
@@ -132,7 +132,7 @@ class EncodeStage(Stage):
         left = unfinished(folder, num_shards)
         line = context.progress
         line.count("picture", *of_shards(total, self.samples_per_shard, ranks.share(num_shards), left), is_share=True)
-        with context.stop.together(finished(folder, index) for index in range(num_shards)):
+        with context.stop.together():
             for index in left:
                 counts: Counter[str] = Counter()
                 watched = context.stop.watch(self._items(source, index), "inside a shard")
