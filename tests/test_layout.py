@@ -108,7 +108,7 @@ UNIONS = {
     "trainers/evaluate/studies.py",
     "trainers/readers.py",
     "trainers/serve/engines.py",
-    "trainers/train/layouts.py",
+    "trainers/train/drafter.py",
 }
 
 # Rooms of a folder from the ground up: a room may import those below it, and of its own floor one way.

@@ -13,14 +13,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.json_types import JsonMapping
 from ...core.pretrained import Checkpoint, name_accelerator
+from ...core.results import check_sums
 from ...core.section import Section, torch_dtype
 from ..folders import find_folder
-from ..hub import load_pretrained, read_config, rope_of, transformers_class, vision_half
+from ..hub import config_value, load_pretrained, read_config, rope_of, transformers_class
 from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
@@ -162,7 +162,8 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
     if config.vision_tower == "target":
         vision = target.vision_config
     else:
-        vision = vision_half(read_config(config.vision_tower, key="drafter.vision_tower", network=network))
+        vision = read_config(config.vision_tower, key="drafter.vision_tower", network=network)
+        vision = config_value(vision, "vision_config", vision)  # CLIP's Hub config holds a text half, too
     other = vision.image_size, vision.patch_size
     shares = config.pictures == "target"
     if shares and other != (target.vision_config.image_size, target.vision_config.patch_size):

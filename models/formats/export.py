@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, checked, new_folder
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
-from ...core.results import check_written
+from ...core.results import check_sums, check_written
 from ..drafters.lvlm import LvlmConfig
 from ..drafters.manifest import MANIFEST, read_manifest, tested_with
 from ..drafters.mtp import MtpConfig

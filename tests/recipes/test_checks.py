@@ -1,12 +1,13 @@
 """What `draftsmith check` says of stages that have begun and have not finished."""
 
+import json
+
 import pytest
 from draftsmith.recipes.config.checks import stages_findings
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.run.finished_stages import write_done
-from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
-from draftsmith.trainers.train.checkpoint import State, _publish
+from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun, write_done
+from draftsmith.trainers.train.checkpoint import MANIFEST
 
 
 @pytest.fixture
@@ -33,10 +34,10 @@ def begun(tmp_path):
 
 
 def saved(folder, step: int, ranks: int = 1) -> None:
-    partial = folder / f".{step}.partial"
-    partial.mkdir(parents=True)
-    (partial / "weights.pt").write_bytes(b"1")
-    _publish(partial, folder / f"step-{step:08d}", State(step, "", ranks))
+    path = folder / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    manifest = {"state": {"step": step, "fingerprint": "", "world_size": ranks}, "files": {}}
+    (path / MANIFEST).write_text(json.dumps(manifest))
 
 
 def test_a_training_that_stopped_says_where_it_continues(begun):

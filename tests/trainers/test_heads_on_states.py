@@ -310,8 +310,8 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
         ({"objective": {"kind": "distill"}}, r"objective\.kind\n +Input should be 'head'"),
         ({"decoding": {"every": 1, "tree": {"kind": "chain", "gamma": 2}}}, r"decoding\.data\n +Field required"),
         ({"validation": {"every": 1, "against_target": True}}, "against_target: unknown key"),
-        ({"trainable": ["projector"]}, "trainable: nothing reads it: this stage trains on states"),
-        ({"condition_dropout": 0.5}, "condition_dropout: nothing reads it"),
+        ({"trainable": ["projector"]}, "trainable: unknown key"),
+        ({"condition_dropout": 0.5}, "condition_dropout: unknown key"),
         ({"drafter": {"kind": "eagle", "num_heads": 2}, "from": "scratch"}, "drafter.num_heads: nothing reads it"),
         (
             {"drafter": {"kind": "hivis", "blind_share": 0.5}, "from": "scratch"},

@@ -15,8 +15,8 @@ import torch
 import visual_run
 import yaml
 from damage import DAMAGES, told
-from draftsmith.core.checksums import SUMS, write_sums
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import SUMS, write_sums
 from draftsmith.eval.published import assemble, open_published, read_published, reproduce
 from draftsmith.eval.published_section import UserRequest
 from draftsmith.models.drafters.lvlm import load_drafter

@@ -95,7 +95,7 @@ class Texts:
             self._ends.update(answer.stop for answer in written)
             if self.served:
                 self._wrote(sum(len(answer.ids) for answer in written))
-            self.context.progress.add(len(part))
+            self.context.progress.advance(len(part))
         return sorted(answers, key=lambda a: a.number)
 
     def _wrote(self, tokens: int) -> None:

@@ -13,7 +13,7 @@ from draftsmith.models import training_passes
 from draftsmith.models.drafters.head_training import HeadTraining
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.trainers.train import loop
-from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from heads_tiny import case_for, config_of
 from tiny import IMAGE_ID, TOKENS, llava
 from training import engine
