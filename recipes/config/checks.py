@@ -25,8 +25,7 @@ from .health import room
 from .launch import looked_at, say
 from .load import Loaded
 from .plan import plan
-from .preflight_data import data_findings
-from .preflight_models import check_placement, models_findings, weight_findings
+from .preflight_inputs import check_placement, data_findings, models_findings, weight_findings
 from .preflight_samples import model_findings
 
 

@@ -99,7 +99,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .dry_run import check_models
     from .ending import ending
     from .plan import plan
-    from .preflight_models import check_placement
+    from .preflight_inputs import check_placement
 
     recipe, options = loaded.recipe, loaded.options
     with blamed(loaded.written):
@@ -171,8 +171,7 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
     from ...core.results import DONE, read_mark
     from ...trainers.run.matching import is_done
     from ...trainers.run.restart import built_on
-    from .preflight_data import data_findings, missing_data
-    from .preflight_models import weight_findings
+    from .preflight_inputs import data_findings, missing_data, weight_findings
 
     stale = built_on(planned, restart)
     for stage, context in looked_at(loaded, planned, command):

@@ -26,7 +26,7 @@ from ...trainers.run.stage import Planned, Stage
 from ...trainers.stages.evaluate import EvaluateStage
 from ...trainers.stages.regenerate import RegenerateStage
 from ...trainers.stages.train import TrainCodes, TrainStage
-from .preflight_data import sections as data_sections
+from .preflight_inputs import sections as data_sections
 from .schema import Recipe
 
 

@@ -14,8 +14,15 @@ from draftsmith.recipes.config.schema import AnyTarget
 from draftsmith.trainers.publish.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publish.decoding import _target
 from draftsmith.trainers.publish.fresh import Snippet
-from draftsmith.trainers.publish.licences import chain, own_licence, warnings
-from draftsmith.trainers.publish.lineage import Trained, parts_of, sources_of, target_name
+from draftsmith.trainers.publish.lineage import (
+    Trained,
+    chain,
+    own_licence,
+    parts_of,
+    sources_of,
+    target_name,
+    warnings,
+)
 from draftsmith.trainers.stages.publish import _target_on_hub, _task
 from markdown_it import MarkdownIt
 from pydantic import TypeAdapter

@@ -35,8 +35,7 @@ from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section
 from ..publish.fresh import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet, try_folder
 from ..publish.hub_upload import Destination, Hub, check_name, is_repo, suggested
-from ..publish.licences import chain
-from ..publish.lineage import data_of, hub_id, parts_of, sources_of, target_name, trained_by, training_table
+from ..publish.lineage import chain, data_of, hub_id, parts_of, sources_of, target_name, trained_by, training_table
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..train.settings import trained_drafter
