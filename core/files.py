@@ -35,7 +35,6 @@ LOG_BYTES = 4 << 30
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
@@ -46,35 +45,21 @@ class NotRegular(OSError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one. Nothing that another process puts there makes this wait.
-
-    Raises:
-        NotRegular: it is something else, which is not opened.
-        OSError: it is missing or cannot be read.
-        ValueError: the name cannot be one of a file.
+    """Open a regular file, or a link to one. Nothing that another process puts there makes this wait. Raises
+    `NotRegular` for something else, `OSError` where it cannot be read, `ValueError` for a name that no file can have.
     """
-    _check_regular(os.stat(path).st_mode)
-    # Without O_NONBLOCK a pipe that takes the file's place in between would be waited for.
+    # Without O_NONBLOCK a pipe would be waited for.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check_regular(os.fstat(number).st_mode)
-    except NotRegular:
+    if not stat.S_ISREG(mode := os.fstat(number).st_mode):
         os.close(number)
-        raise
+        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
     return os.fdopen(number, "rb")
 
 
-def _check_regular(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
-
-
-@contextmanager
-def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
-    """`open_regular`, whose errors, and those of reading, are the user's."""
+def open_data(path: Path, *, hint: str = "check its name and that you may read it, or name another") -> BinaryIO:
+    """A file, to be read piece by piece. Raises `UserError` where it may not be read, is gone, or is no file."""
     try:
-        with open_regular(path) as file:
-            yield file
+        return open_regular(path)
     except FileNotFoundError as error:
         raise NotFound("file not found", where=str(path), hint=hint) from error
     except NotRegular as error:
@@ -83,14 +68,19 @@ def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
         raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
 
 
+@contextmanager
+def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
+    """`open_data`, where errors of reading are the user's, too."""
+    with open_data(path, hint=hint) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+
+
 def read_small(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> bytes:
-    """The whole file: the one way in which a file of another process, or of an earlier one, is read.
-
-    Args:
-        hint: how the user gets a good file.
-
-    Raises:
-        UserError: it is missing, no regular file (a pipe would be waited for), too large, or cannot be read.
+    """The whole file: the one way in which a file of another process, or of an earlier one, is read. Raises `UserError`
+    with `hint`, how the user gets a good file, where it is missing, no regular file, too large, or cannot be read.
     """
     with _opened(path, hint) as file:
         size = os.fstat(file.fileno()).st_size
@@ -112,19 +102,6 @@ def read_end(path: Path, max_bytes: int = 1 << 20) -> str:
     return ""
 
 
-def open_data(path: Path) -> BinaryIO:
-    """A data file, to be read piece by piece. Raises `UserError` where it may not be read, is gone, or is no file."""
-    try:
-        return open_regular(path)
-    except NotRegular as error:
-        raise UserError(f"not a regular file: {error}", where=str(path), hint="name a file") from error
-    except OSError as error:
-        problem, cure = f"cannot be read: {error.strerror or error}", "check its name"
-        if error.errno in (errno.EACCES, errno.EPERM):
-            cure = "give yourself the right to read it"
-        raise UserError(problem, where=str(path), hint=f"{cure}, or name another") from error
-
-
 def read_text(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> str:
     """A text file without the byte order mark of spreadsheets. Raises `UserError` as `read_small`, or if not UTF-8."""
     return _decoded(read_small(path, hint=hint, max_bytes=max_bytes), str(path), hint)
@@ -138,14 +115,10 @@ def read_json(
     max_bytes: int = SMALL_BYTES,
     once: bool = False,
 ) -> T:
-    """What a JSON file holds, as `schema` says.
-
-    Args:
-        schema: a pydantic model, a dataclass, a type such as `JsonObject`, or a `TypeAdapter` of a union.
-        once: each key of an object stands once; else the last one counts, as other readers of JSON have it.
-
-    Raises:
-        UserError: as `read_text`; it is no JSON; or a field is missing or of another kind than the schema's.
+    """What a JSON file holds, as `schema` says: a pydantic model, a dataclass, a type such as `JsonObject`, or a
+    `TypeAdapter`. With `once` each key of an object stands once; else the last one counts, as other readers of JSON
+    have it. Raises `UserError` as `read_text`, and where it is no JSON, or a field is missing or of another kind than
+    the schema's.
     """
     data = read_small(path, hint=hint, max_bytes=max_bytes)
     return parse_json(data, schema, where=str(path), hint=hint, once=once)
@@ -185,11 +158,7 @@ def parse_json(data: bytes, schema: type[T] | TypeAdapter[T], *, where: str, hin
 def checked(
     value: object, schema: type[T] | TypeAdapter[T], *, where: str, hint: str, context: dict[str, Any] | None = None
 ) -> T:
-    """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds.
-
-    Args:
-        context: of pydantic's validation.
-    """
+    """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds."""
     adapter = schema if isinstance(schema, TypeAdapter) else _adapter(cast(Hashable, schema))
     try:
         return adapter.validate_python(value, context=context)
@@ -237,10 +206,8 @@ def _decoded(data: bytes, where: str, hint: str) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write aside, flush to the disk, rename: nobody meets half a file. Ranks may write the same at once.
-
-    Raises:
-        UserError: the disk is full, or the folder is not ours.
+    """Write aside, flush to the disk, rename: nobody meets half a file. Ranks may write the same at once. Raises
+    `UserError` where the disk is full, or the folder is not ours.
     """
     # Ranks in containers of two nodes may have one process id.
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
@@ -266,10 +233,8 @@ def flush(path: str | Path) -> None:
 
 
 def append_lines(path: Path, lines: bytes) -> None:
-    """Append whole lines, or nothing at all; a line that a killed writer cut off is ended first.
-
-    Raises:
-        UserError: the disk is full, or the file is not ours.
+    """Append whole lines, or nothing at all; a line that a killed writer cut off is ended first. Raises `UserError`
+    where the disk is full, or the file is not ours.
     """
     size: int | None = None
     try:
@@ -302,13 +267,8 @@ def is_full(error: BaseException) -> bool:
     )
 
 
-def unwritable(path: Path, error: BaseException, *, needed: int | None = None, there: int | None = None) -> UserError:
-    """The error to raise where a file or folder cannot be written.
-
-    Args:
-        needed: bytes.
-        there: bytes that were free; None: those that are now.
-    """
+def unwritable(path: Path, error: BaseException, *, needed: int | None = None) -> UserError:
+    """The error to raise where a file or folder cannot be written; `needed` are bytes."""
     full = is_full(error)
     # The operating system's words, where it said the first of the errors that led to this one.
     said = [one.strerror for one in causes(error) if isinstance(one, OSError) and one.strerror]
@@ -319,7 +279,7 @@ def unwritable(path: Path, error: BaseException, *, needed: int | None = None, t
     if not full:
         return UserError(problem, where=str(path), hint="give a folder that is yours, and run the same command again")
     known = next(parent for parent in (path, *path.parents) if parent.exists())
-    free = shutil.disk_usage(known).free if there is None else there
+    free = shutil.disk_usage(known).free
     room = f"{free:,} bytes are there" if needed is None else f"{needed:,} bytes are needed, and {free:,} are there"
     hint = "make room, and run the same command again: it goes on from what is saved"
     return UserError(f"{problem}; {room}", where=str(path), hint=hint)
@@ -368,13 +328,8 @@ def check_new(destination: Path) -> None:
 
 @contextmanager
 def new_folder(destination: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder beside the destination to write to; it becomes the destination once everything is written.
-
-    Args:
-        replace: it takes the place of a destination that exists.
-
-    Raises:
-        UserError: the destination exists, and is not to be replaced.
+    """A folder beside the destination to write to; it becomes the destination once everything is written. Raises
+    `UserError` where the destination exists, and is not to `replace`.
     """
     if not replace:
         check_new(destination)

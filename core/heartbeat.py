@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 BOUND_S = 1800.0  # the setting's default: that long a rank waits for one of which nothing comes
 ALONE = 48  # times the bound for a rank that lives and works alone: it builds an index, scores pictures, uploads
@@ -53,15 +53,6 @@ class Pulse:
             self.signs += 1
             self.state = WORKS
 
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Around a question to the ranks' store, which rank 0 answers."""
-        before, self.state = self.state, WAITS
-        try:
-            yield
-        finally:
-            self.state = before
-
     def begin(self, what: str, *, is_step: bool = False) -> None:
         """All ranks begin `what` now; a step, or something that may take a rank long."""
         self.number += 1
@@ -86,11 +77,7 @@ class Pulse:
 
 @dataclass
 class _Peer:
-    """Another rank, as it was seen last. Times are of the watcher's own clock.
-
-    Args:
-        beat_s, sign_s: when its beat and its signs changed last.
-    """
+    """Another rank, as it was seen last: when its beat and its signs changed, by the watcher's own clock."""
 
     beat_s: float
     sign_s: float
@@ -101,8 +88,7 @@ class _Peer:
     where: str = "its start"
 
 
-@dataclass(frozen=True)
-class _Late:
+class _Late(NamedTuple):
     """A rank that is waited for: why, for how long nothing has come of it, and how long that may last."""
 
     rank: int
@@ -113,13 +99,8 @@ class _Late:
 
 
 class Heartbeat:
-    """The two threads of this rank.
-
-    Args:
-        pulse: of this rank.
-        bound_s: that long this rank waits for another of which nothing comes.
-        joining: where the ranks meet, for the time before they have a store.
-        end: ends this process.
+    """The two threads of this rank, which waits `bound_s` for another of which nothing comes. Ranks meet at `joining`,
+    for the time before they have a store; `end` ends this process.
     """
 
     def __init__(
@@ -150,11 +131,7 @@ class Heartbeat:
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
     def join(self, store: object) -> None:
-        """The ranks have met.
-
-        Args:
-            store: of all of them, a connection of its own: one that waits keeps its other users waiting.
-        """
+        """The ranks have met in `store`, a connection of its own: one that waits keeps its other users waiting."""
         self._write(store)
         self._answered = self._clock
         self._store = store
@@ -179,19 +156,20 @@ class Heartbeat:
         said so.
         """
         self._peers, self._looks, self._has_lost = {}, True, True
-        end = time.monotonic() + 5 * self._every_s
-        while time.monotonic() < end and not self._is_lost:
-            if gone := [rank for rank, peer in self._peers.items() if peer.state == ENDED]:
-                return _names(gone)
+        end, gone = time.monotonic() + 5 * self._every_s, list[int]()
+        while not gone and time.monotonic() < end and not self._is_lost:
             time.sleep(self._every_s / 5)
-        if self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
-            return "rank 0"
-        return _names([r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s])
+            gone = [rank for rank, peer in self._peers.items() if peer.state == ENDED]
+        if not gone and self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
+            gone = [0]  # which keeps the list of the others
+        gone = gone or [r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s]
+        shown = ", ".join(map(str, sorted(gone)[:8])) + ", ..." * (len(gone) > 8)
+        return f"rank{'s' * (len(gone) > 1)} {shown}" if gone else ""
 
     def _write(self, store: Any) -> None:
         pulse = self._pulse
-        told = [self._beats, pulse.number, pulse.signs, pulse.state, pulse.where]
-        store.set(_KEY.format(self._rank), json.dumps(told))
+        place = [self._beats, pulse.number, pulse.signs, pulse.state, pulse.where]
+        store.set(_KEY.format(self._rank), json.dumps(place))
         self._beats += 1
 
     def _beat(self) -> None:
@@ -207,18 +185,15 @@ class Heartbeat:
             except RuntimeError:  # the process that holds the store, rank 0 or its launcher, has ended
                 self._is_lost = True
                 return
-            self._answered = self._clock
+            now = self._answered = self._clock
             for rank, value in zip(ranks, values, strict=True):
-                if rank != self._rank:
-                    self._note(rank, *json.loads(value))
-
-    def _note(self, rank: int, beat: int, number: int, signs: int, state: str, where: str) -> None:
-        peer = self._peers.setdefault(rank, _Peer(self._clock, self._clock))
-        if beat != peer.beat:
-            peer.beat, peer.beat_s = beat, self._clock
-        if signs != peer.signs:
-            peer.signs, peer.sign_s = signs, self._clock
-        peer.number, peer.state, peer.where = number, state, where
+                if rank == self._rank:
+                    continue
+                peer = self._peers.setdefault(rank, _Peer(now, now))
+                before = peer.beat, peer.signs
+                peer.beat, peer.number, peer.signs, peer.state, peer.where = json.loads(value)
+                peer.beat_s = now if peer.beat != before[0] else peer.beat_s
+                peer.sign_s = now if peer.signs != before[1] else peer.sign_s
 
     def _watch(self) -> None:
         before = time.monotonic()
@@ -226,39 +201,36 @@ class Heartbeat:
             now = time.monotonic()
             self._clock += min(now - before, 2 * self._every_s)
             before = now
-            self._look()
+            if not self._has_lost:  # `lost` looks by itself
+                self._look()
 
     def _look(self) -> None:
-        if self._has_lost:  # `lost` looks by itself
-            return
         mine = (self._pulse.number, self._pulse.signs)
         if mine != self._mine:
             self._mine, self._since, self._looks = mine, self._clock, False
             self._said.clear()
         waited = self._clock - self._since
+        what = f"rank {self._rank} has waited {_length(waited)}"
         if self._store is None:
-            self._wait_to_join(waited)
+            what += f" for the other ranks of {self._size} to join at {self._joining}"
+            if waited > self._tell_s and not self._said:
+                self._said.add((self._rank, True))
+                print(what, file=sys.stderr, flush=True)
+            if waited > self._bound_s:
+                self._end(what)
             return
         if self._pulse.state not in (WAITS, STEPS) or waited < self._tell_s / 3:
             return
         if not self._looks:
             self._peers, self._looks = {}, True
         late = self._late()
-        told, what = {(one.rank, one.is_silent) for one in late}, f"rank {self._rank} has waited {_length(waited)}"
+        told, what = {(one.rank, one.is_silent) for one in late}, f"{what} in {self._pulse.where}"
         speaker = min({*range(self._size)} - {one.rank for one in late})  # the first that waits, for all of them
         if waited > self._tell_s and not told <= self._said and self._rank == speaker:
             self._said |= told
-            _print(f"{what} in {self._pulse.where}, for {_told(late)}")
+            print(f"{what}, for {_reasons(late)}", file=sys.stderr, flush=True)
         if over := [one for one in late if min(waited, one.quiet_s) > one.bound_s]:
-            self._end(f"{what} in {self._pulse.where} for {_told(over)}")
-
-    def _wait_to_join(self, waited: float) -> None:
-        what = f"rank {self._rank} has waited {_length(waited)} for the other ranks of {self._size} to join at "
-        if waited > self._tell_s and not self._said:
-            self._said.add((self._rank, True))
-            _print(f"{what}{self._joining}")
-        if waited > self._bound_s:
-            self._end(f"{what}{self._joining}")
+            self._end(f"{what} for {_reasons(over)}")
 
     def _late(self) -> list[_Late]:
         unanswered = self._clock - self._answered
@@ -280,23 +252,15 @@ class Heartbeat:
         return late
 
     def _end(self, what: str) -> None:
-        _print(f"error: {what}, and ends: the same command continues, and engine.wait_minutes sets how long ranks wait")
+        cure = "the same command continues, and engine.wait_minutes sets how long ranks wait"
+        print(f"error: {what}, and ends: {cure}", file=sys.stderr, flush=True)
         self._exit(1)
 
 
-def _told(late: Collection[_Late]) -> str:
+def _reasons(late: Collection[_Late]) -> str:
     first = [f"rank {one.rank}, {one.why}" for one in late][:4]
     return "; ".join([*first, f"and {len(late) - 4} more"] if len(late) > 4 else first)
 
 
-def _names(ranks: Collection[int]) -> str:
-    shown = [str(rank) for rank in sorted(ranks)]
-    return "" if not shown else f"rank{'s' * (len(shown) > 1)} {', '.join(shown[:8])}{', ...' * (len(shown) > 8)}"
-
-
 def _length(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

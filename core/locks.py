@@ -18,15 +18,9 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 def take_lock(path: Path, timeout_s: float = -1) -> BaseFileLock | None:
-    """Lock a file, which may exist and keeps its content. None: another holder kept it for `timeout_s` seconds.
-
-    The lock ends with `release`, or with the last reference to what is returned.
-
-    Args:
-        timeout_s: -1 waits for ever.
-
-    Raises:
-        UserError: the file system has no locks.
+    """Lock a file, which may exist and keeps its content. None: another holder kept it for `timeout_s` seconds; -1
+    waits for ever. The lock ends with `release`, or with the last reference to what is returned. Raises `UserError`
+    where the file system has no locks.
     """
     from filelock import FileLock, Timeout  # not for `--help`
 

@@ -88,22 +88,17 @@ def check_spread(model: PreTrainedModel, device_map: str, *, offload: str | None
     """
     if device_map in _SPILLED or not torch.cuda.is_available():
         return
-    if offload is not None:
-        if model.get_input_embeddings().weight.is_meta:
-            raise UserError(
-                f"{key}.device_map is {device_map}, and no GPU holds even the embedding", key=f"{key}.device_map",
-                hint="show the run GPUs with more free memory",
-            )  # fmt: skip
-        return
     places: Mapping[str, Any] = getattr(model, "hf_device_map", None) or {}
     left = [name for name, place in places.items() if str(place) in _SPILLED]
+    if offload is not None:
+        left = ["the embedding"] if model.get_input_embeddings().weight.is_meta else []
     if left:
         raise UserError(
             f"{key}.device_map is {device_map}, and {torch.cuda.device_count()} GPU(s) do not hold {len(left)} of "
             f"{len(places)} parts of the model: {left[0]} is the first",
             key=f"{key}.device_map",
-            hint=f"show the run more GPUs: {ONE_RANK}; or set {key}.offload=cpu, which leaves the rest in the host's "
-            "memory and is slow",
+            hint=f"show the run more GPUs: {ONE_RANK}; or set {key}.offload=cpu, which leaves all but the embedding in "
+            "the host's memory and is slow",
         )
 
 

@@ -161,10 +161,10 @@ def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Pat
     )  # fmt: skip
 
 
-def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = CPU) -> dict[str, Tensor]:
-    """All tensors of a file; on their way to a GPU the host holds one at a time. Raises as `opened`."""
+def read_safetensors(path: Path, *, hint: str = RESTORE) -> dict[str, Tensor]:
+    """All tensors of a file. Raises as `opened`."""
     with opened(path, hint=hint) as file:
-        return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError, causes
-from .heartbeat import BOUND_S, Heartbeat, Pulse
+from .heartbeat import BOUND_S, WAITS, Heartbeat, Pulse
 from .secrets import redact
 
 if TYPE_CHECKING:
@@ -42,12 +42,9 @@ def local_rank() -> int:
 
 
 def device() -> torch.device:
-    """This rank's GPU, where there is CUDA; else the CPU.
+    """This rank's GPU, where there is CUDA; else the CPU. Raises `UserError` where the node has more ranks than GPUs.
 
     A launcher that shows each rank its own GPU alone (Slurm's --gpus-per-task=1) leaves one device to choose from.
-
-    Raises:
-        UserError: the node has more ranks than GPUs.
     """
     import torch
 
@@ -103,17 +100,24 @@ def barrier() -> None:
             _group().barrier(group=_patient(_group().group.WORLD))
 
 
+def _ask(question: Callable[[Any], T], otherwise: T) -> T:
+    """The answer of the ranks' store, a fraction of a millisecond; `otherwise` where rank 0, which holds it, ended."""
+    before, pulse().state = pulse().state, WAITS
+    try:
+        return question(_store())
+    except RuntimeError:
+        return otherwise
+    finally:
+        pulse().state = before
+
+
 def is_first_to(what: str) -> bool:
     """Returns True for the first rank that asks about `what` and False for every later call. Used to print a message
     once, whether one rank or all ranks have it.
     """
     if not has_group() or world_size() == 1:
         return is_main()
-    try:
-        with pulse().asking():
-            return _store().add(_key(what), 1) == 1
-    except RuntimeError:  # rank 0, which holds the store, has ended
-        return True
+    return draw(what) in (0, sys.maxsize)
 
 
 def tell(what: str) -> None:
@@ -124,25 +128,15 @@ def tell(what: str) -> None:
 
 
 def was_told(what: str) -> bool:
-    """Whether some rank has called `tell`. One question to rank 0's store, a fraction of a millisecond."""
-    if not has_group() or world_size() == 1:
-        return False
-    try:
-        with pulse().asking():
-            return bool(_store().check([_key(what)]))
-    except RuntimeError:  # rank 0, which holds the store, has ended
-        return False
+    """Whether some rank has called `tell`."""
+    return has_group() and world_size() > 1 and _ask(lambda store: bool(store.check([_key(what)])), False)
 
 
 def draw(what: str) -> int:
     """How many draws of `what` came before this one, of any rank: 0, 1, 2, ... A number too large for any list where
     rank 0, which holds the store, has ended: the next meeting says so.
     """
-    try:
-        with pulse().asking():
-            return int(_store().add(_key(what), 1)) - 1
-    except RuntimeError:
-        return sys.maxsize
+    return _ask(lambda store: int(store.add(_key(what), 1)) - 1, sys.maxsize)
 
 
 def any_rank(value: bool) -> bool:
@@ -224,15 +218,15 @@ def lost_by(error: BaseException) -> str | None:
     """
     if not has_group() or world_size() == 1:
         return None
-    if not any(isinstance(one, _group().DistError) or _is_of_gloo(one) for one in causes(error)):
+    if not any(
+        isinstance(cause, _group().DistError)
+        # Gloo's errors have no class of their own: `[.../gloo/transport/tcp/pair.cc:547] Connection closed by peer`.
+        or (isinstance(cause, RuntimeError) and ("gloo/" in str(cause) or "closed by peer" in str(cause)))
+        for cause in causes(error)
+    ):
         return None
     heartbeat = pulse().heartbeat
     return (heartbeat and heartbeat.lost()) or "another rank"
-
-
-def _is_of_gloo(error: BaseException) -> bool:
-    """Gloo's errors have no class of their own: `[.../gloo/transport/tcp/pair.cc:547] Connection closed by peer`."""
-    return isinstance(error, RuntimeError) and ("gloo/" in str(error) or "closed by peer" in str(error))
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,9 @@
-"""The list of a finished stage's files in its `done.json`: size and XXH3 of each, compared before they are read.
+"""Lists of files that are compared before the files are read: of a finished stage in its `done.json`, of a published
+folder in SHA256SUMS.
 
-The list finds damage, mix-ups and edits at the speed of a disk. It is no protection from somebody who edits it, too.
+A stage's list has size and XXH3 of each file, which finds damage, mix-ups and edits at the speed of a disk. A published
+folder's is in the format of `sha256sum`, which checks the same list (`-c SHA256SUMS`); the model card has no checksum,
+since it may be edited on the Hub. Neither protects from somebody who edits the list, too.
 """
 
 from __future__ import annotations
@@ -8,21 +11,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import xxhash
 from pydantic import AfterValidator
 
 from .errors import UserError
-from .files import flush, read_json, unwritable, write_whole
+from .files import flush, read_json, read_text, unwritable, write_whole
 from .json_types import JsonObject, list_at, object_at
+from .secrets import shortened
 
 DATASET_FOLDER = "world"  # the synthetic dataset
 TOKENIZER = "tokenizer"  # of its captions
@@ -40,6 +45,12 @@ _THREADS = 4  # that read large files
 # Bytes. Smaller files are not worth a thread, nor a flush: one that a power cut took is told by its checksum.
 _LARGE = 2**20
 
+SUMS, CARD = "SHA256SUMS", "README.md"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+# What a Hub and its client put beside the files.
+_FOREIGN = {".git", ".cache", ".gitattributes"}
+_CURE = "fetch it again, or publish it anew: what is checked here is what was published"
+
 Stamp = tuple[int, int, int, int]
 
 
@@ -55,13 +66,6 @@ def _whole(settings: JsonObject) -> JsonObject:
     if settings and (object_at(settings, "inputs") is None or list_at(settings, "data") is None):
         raise ValueError("settings without inputs or data")
     return settings
-
-
-def loadable(folder: Path) -> list[str]:
-    """Names of the files at the top of a folder that a loader may pick up; hidden ones (`._config.json` of a copy from
-    a Mac, `.nfs0001`) are none.
-    """
-    return sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and not p.name.startswith("."))
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,7 @@ class Mark:
     files: dict[Annotated[str, AfterValidator(_inside)], FileSum] | None = None
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A file that is not as its stage wrote it."""
 
     name: str
@@ -142,13 +145,23 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
     return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
 
 
+def _loadable(folder: Path) -> list[str]:
+    """Hidden files (`._config.json` of a copy from a Mac, `.nfs0001`) are none that a loader picks up."""
+    return sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and not p.name.startswith("."))
+
+
+def damage(folder: Path, listed: Mapping[str, FileSum], is_read: Callable[[str], bool]) -> list[Fault]:
+    """The files of a list that are read and missing or changed, and those at the top of the folder that a loader would
+    pick up and that nobody listed.
+    """
+    added = [name for name in _loadable(folder) if name not in listed and name not in (DONE, BEGUN) and is_read(name)]
+    found = faults(folder, {name: entry for name, entry in listed.items() if is_read(name)})
+    return found + [Fault(name, "is not one of its files") for name in added]
+
+
 def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
-    """Compare a finished stage's folder, or one inside it, with the stage's list, for who reads it outside a run.
-
-    A folder that no stage wrote passes.
-
-    Args:
-        only: patterns of the files that are read.
+    """Compare a finished stage's folder, or one inside it, with the stage's list, for who reads it outside a run: of
+    the files at its top those that match `only`. A folder that no stage wrote passes.
 
     Raises:
         UserError: the stage has not finished; or a file is missing, was changed or was added. `where` names it.
@@ -159,24 +172,15 @@ def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
     for stage, inside in ((folder, ""), (folder.parent, f"{folder.name}/")):
         mark = read_mark(stage / DONE)
         listed = {} if mark is None or mark.files is None else mark.files
-        here = {name: entry for name, entry in listed.items() if name.startswith(inside)}
+        here = {name.removeprefix(inside): entry for name, entry in listed.items() if name.startswith(inside)}
         if not here:
             continue
-        found = faults(stage, {name: e for name, e in here.items() if _is_one_of(name.removeprefix(inside), only)})
-        there = [name for name in loadable(folder) if name not in (DONE, BEGUN)]
-        added = [name for name in there if _is_one_of(name, only) and inside + name not in here]
-        found += [Fault(inside + name, "is not one of its files") for name in added]
-        if found:
+        for name, problem in damage(folder, here, lambda name: "/" not in name and any(fnmatch(name, p) for p in only)):
             raise UserError(
-                f"{found[0].name} of stage {stage.name} {found[0].problem}", where=str(stage / found[0].name),
+                f"{inside}{name} of stage {stage.name} {problem}", where=str(folder / name),
                 hint=f"put the file back as it was, or run the stage again: restart={stage.name}",
             )  # fmt: skip
         return
-
-
-def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
-    """Whether it is a file at the top of the folder, and matches."""
-    return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _stamp(path: str) -> Stamp | None:
@@ -207,7 +211,6 @@ def _problem(path: str, written: FileSum) -> str | None:
 
 @lru_cache(maxsize=2**20)
 def _xxh3(path: str, stamp: Stamp) -> str:
-    """XXH3 of a file, 64 bits in hex."""
     try:
         with open(path, "rb", buffering=0) as file:
             return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
@@ -225,3 +228,55 @@ def _sum(path: str) -> FileSum:
         except OSError as error:
             raise unwritable(Path(path), error) from error
     return FileSum(stamp[0], _xxh3(path, stamp))
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(folder: Path) -> None:
+    """List every file of the folder but the card."""
+    sums = {name: sha256_of(folder / name) for name in _files(folder)}
+    (folder / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in sorted(sums.items())))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256. Raises `UserError` for a malformed line, or a name that leads out of the folder."""
+    sums: dict[str, str] = {}
+    for line in read_text(folder / SUMS, hint=_CURE).splitlines():
+        parts = _LINE.fullmatch(line)
+        if parts is None or parts[2].startswith("/") or ".." in parts[2].split("/"):
+            raise UserError(f"no line of checksums: {shortened(line, 100)!r}", where=str(folder / SUMS), hint=_CURE)
+        sums[parts[2]] = parts[1]
+    if not sums:
+        raise UserError("lists no file", where=str(folder / SUMS), hint=_CURE)
+    return sums
+
+
+def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
+    """Compare a folder with its list of checksums: the files that match `only`, or (None) all of them, and no others
+    that a loader would pick up. A folder without a list passes. Raises `UserError` where a file is missing, has been
+    changed or added; `where` names it.
+    """
+    if not (folder / SUMS).is_file():
+        return
+    listed = read_sums(folder)
+    for name, expected in listed.items():
+        if only is not None and not any(fnmatch(name, pattern) for pattern in only):
+            continue
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{name} is missing", where=str(path), hint=_CURE)
+        if sha256_of(path) != expected:
+            raise UserError(f"{name} is not as it was published: its checksum differs", where=str(path), hint=_CURE)
+    if only is None:
+        for name in _loadable(folder):
+            if name not in listed:
+                raise UserError(f"{name} is not one of the published files", where=str(folder / name), hint=_CURE)
+
+
+def _files(folder: Path) -> list[str]:
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(name) for name in names if name.parts[0] not in _FOREIGN and str(name) not in (SUMS, CARD))

@@ -85,9 +85,11 @@ class Tracker:
         if not ranks.is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
-        if config.wandb is not None and self._mode(config.wandb) != "disabled":
-            with self._attempt("wandb"):
-                self._start(config.wandb, recipe)
+        if config.wandb is not None:
+            mode = config.wandb.mode or os.environ.get("WANDB_MODE") or ("online" if wandb_login() else "offline")
+            if mode != "disabled":
+                with self._attempt("wandb"):
+                    self._start(config.wandb, mode, recipe)
 
     def log(self, values: Mapping[str, float | Path], step: int) -> None:
         """Log values at an optimizer step as one line. A path is a picture: the line holds its name, and wandb receives
@@ -163,16 +165,9 @@ class Tracker:
             except TimeoutError:
                 self.say(f"wandb did not take all of this run in time: send the rest later, {self._sync()}")
 
-    def _mode(self, config: WandbConfig) -> object:
-        if config.mode is not None:
-            return config.mode
-        return os.environ.get("WANDB_MODE") or ("online" if wandb_login() else "offline")
-
-    def _start(self, config: WandbConfig | None, recipe: JsonObject) -> None:
+    def _start(self, config: WandbConfig, mode: str, recipe: JsonObject) -> None:
         import wandb
 
-        assert config is not None
-        mode = self._mode(config)
         if mode == "online" and wandb_login() is None:  # in a terminal wandb would ask for a key, and wait
             mode = "offline"
             self.say("wandb has no key (wandb login, or WANDB_API_KEY): this run is kept offline")

@@ -33,11 +33,7 @@ _LONGEST_HEADER = 2**27  # bytes
 
 def weights_identity(path: Path) -> str | None:
     """XXH3 (64 bits, hex) of a file of weights, or of a folder's weights, configs and tokenizer; None: neither is here.
-
-    Files in folders inside count for nothing.
-
-    Raises:
-        UserError: a file cannot be read.
+    Files in folders inside count for nothing. Raises `UserError` where a file cannot be read.
     """
     try:
         if os.path.isfile(path):

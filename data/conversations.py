@@ -214,9 +214,8 @@ def _learned(
 
 
 def check_template(form: PromptFormat, processor: Processor) -> None:
-    """Raises `UserError` where a template is not of the target's files, for every record alike.
-
-    Without the template's end token in the vocabulary, that token would be split into letters and no answer would end.
+    """Raises `UserError` where a template is not of the target's files, for every record alike. Without the template's
+    end token in the vocabulary, that token would be split into letters and no answer would end.
     """
     if form.template == "chat":
         if not processor.tokenizer.chat_template:
@@ -279,9 +278,8 @@ class TooLong(UserError):
 
 
 def check_length(text: str, processor: Processor, most: int) -> None:
-    """Raises `TooLong` where a beginning of the text has more than twice `most` ids.
-
-    Twice, since what follows may join a beginning's last ids. Text of very long words is tokenized in growing parts.
+    """Raises `TooLong` where a beginning of the text has more than twice `most` ids. Twice, since what follows may join
+    a beginning's last ids. Text of very long words is tokenized in growing parts.
     """
     size = _CHARACTERS * most
     while size < len(text):

@@ -193,10 +193,8 @@ class ConversationDataset:
         return f"{self.records[file].reader.name}[{number}]"
 
     def __getitem__(self, index: int) -> Sample:
-        """Sample `index`, encoded.
-
-        With `on_error: skip` a record that turns out to be unusable keeps its place with nothing to learn
-        from, and is listed; its neighbour never takes the place.
+        """Sample `index`, encoded. With `on_error: skip` a record that turns out to be unusable keeps its place with
+        nothing to learn from, and is listed; its neighbour never takes the place.
         """
         return self._sample(index, pixels=True)
 
@@ -231,9 +229,8 @@ class ConversationDataset:
         return (self._drafter_image_reader if prompt else None) or self._image_reader
 
     def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False, most: int | None = None) -> int:
-        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded;
-        `flat` as a model without a newline reads them. Raises `TooLong` for far more than `most`, which is not counted
-        to its end: `at_least` says how many.
+        """Length of sample `index`, or of its prompt, without decoding pictures; `flat` as a model without a newline
+        reads them. Raises `TooLong` for far more than `most`, with the least that it has.
         """
         record, file = self.record(index), int(self.places[index, 0])
         image_reader = self.image_reader(prompt=prompt)
@@ -315,7 +312,6 @@ class ConversationDataset:
         self, index: int, *, originals: bool = False, pixels: bool = True, most: int | None = None
     ) -> tuple[Request, str | None]:
         """The prompt up to the last answer, and that answer if the data has it; with `originals` for a captioner.
-
         Without `pixels` it can only be counted. A prompt of far more than `most` ids is refused before it is tokenized.
         """
         record, file = self.record(index), int(self.places[index, 0])

@@ -170,9 +170,8 @@ def steps_per_epoch(num_samples: int, batch_size: int) -> int:
 
 
 def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
-    """Iterate over the same items while another thread makes up to `depth` of them beforehand.
-
-    An exception of an item is raised when that item is taken. The thread ends if the reader stops early.
+    """Iterate over the same items while another thread makes up to `depth` of them beforehand. An exception of an item
+    is raised when that item is taken. The thread ends if the reader stops early.
     """
     left, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:
@@ -183,10 +182,9 @@ def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
 
 
 def quiet_worker(worker: int) -> None:
-    """Launchers signal the whole process tree: workers outlive the signal so that the step in hand can be saved.
-
-    They die with their parent instead (Linux), so that a killed rank leaves none behind; a rank that ends by an
-    exception needs `kill_at_exit`.
+    """Launchers signal the whole process tree: workers outlive the signal so that the step in hand can be saved. They
+    die with their parent instead (Linux), so that a killed rank leaves none behind; a rank that ends by an exception
+    needs `kill_at_exit`.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

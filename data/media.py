@@ -37,9 +37,8 @@ class ImageReader:
     allow_outside: bool = False
 
     def media(self, record: JsonObject, images: Path, videos: Path) -> Media:
-        """The record's pictures; relative names start at the folders `images` and `videos`. Raises `UserError`: a clip,
-        or a picture whose size is needed, is missing or broken, a name leads out of its folder, or the marks are too
-        few.
+        """The record's pictures. Raises `UserError`: a clip, or a picture whose size is needed, is missing or broken, a
+        name leads out of its folder, or the marks are too few.
         """
         outside = self.allow_outside
         files = [located(images, name, allow_outside=outside) for name in paths(record, "image")]
@@ -140,9 +139,8 @@ def _order(record: JsonObject, num_images: int, num_clips: int) -> tuple[int, ..
 def check_some(
     file: RecordFile, numbers: Sequence[int], folders: tuple[Path, Path], *, allow_outside: bool, of: str
 ) -> None:
-    """Raises `UserError` where none of several pictures and clips of some of a file's records is there, in its two
-    folders, or may be read: a wrong folder or setting, and no bad record. What lies inside a table or a tar is in no
-    folder. `of` names the file in messages, where there are several.
+    """Raises `UserError` where none of several pictures and clips of some records is there, in the two folders, or may
+    be read: a wrong folder or setting, and no bad record. What lies inside a table or a tar is in no folder.
     """
     found: list[MediaFile] = []
     outside: list[BadMedia] = []

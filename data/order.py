@@ -64,9 +64,8 @@ def arrange(
 
 
 def bins_of(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> list[np.ndarray]:
-    """Deal rows longest first, each to the bin with the smallest sum of lengths that has room.
-
-    Rows that cannot be shared evenly go round the bins in turn, as in LLaVA's code.
+    """Deal rows longest first, each to the bin with the smallest sum of lengths that has room. Rows that cannot be
+    shared evenly go round the bins in turn, as in LLaVA's code.
     """
     ranked = sorted(indices.tolist(), key=lambda i: lengths[i], reverse=True)
     if len(ranked) % num_bins:

@@ -36,9 +36,8 @@ _CURE = "check the name and the network, or give a directory"
 def load_processor(
     source: str | Path, *, revision: str | None = None, text_only: bool = False, family: PictureFamily | None = None
 ) -> Processor:
-    """The processor of a published or saved target, by `family` or else the one whose processor class the files name
-    (LLaVA where they name none); with `text_only` a tokenizer alone. Raises `UserError`: files are missing, do not fit,
-    or name a class that no family reads.
+    """The processor of a published or saved target, by `family` or else the one that the files name (LLaVA where they
+    name none). Raises `UserError`: files are missing, do not fit, or name a class that no family reads.
     """
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         processor = _loaded(source, revision, family, text_only=text_only)
@@ -129,9 +128,8 @@ def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -
 
 
 def _published(source: str | Path, revision: str | None) -> tuple[JsonMapping | None, JsonObject]:
-    """Settings of the image processor and of the processor that stand for missing files, by the model's `config.json`;
-    (None, nothing) where that names no tower. Raises `UserError`: the model's pictures are read by settings that its
-    config does not tell; with the file to write.
+    """Settings of image processor and processor that stand for missing files, by the model's `config.json`; (None,
+    nothing) where that names no tower. Raises `UserError` with the file to write, where it does not tell them.
     """
     config = Checkpoint(source, revision).values()
     vision = config.get("vision_config")

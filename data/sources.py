@@ -190,7 +190,6 @@ class OpenBatch:
 @dataclass(frozen=True)
 class AnswerCollate:
     """Reads the samples of a micro-batch: a `Batch`, or an `OpenBatch` where the draft has yet to answer some of them.
-
     With `num_kept` above 0 the batch brings the target's kept scores at each supervised token.
     """
 

@@ -2,7 +2,7 @@
 
 Greedy output is the target's whatever a drafter proposes, so a broken one is only slow. The check that finds most is
 "by heart": a drafter that was trained on one answer until it knows it must also be accepted on it.
-Letters: F nodes, V vocabulary.
+Letters: V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ..core.batch import Batch, Request
+from ..core.batch import Batch, Request, StepLoss
 from ..core.errors import UserError, first_line
 from ..models.decoding.tree import ROOT
 from ..models.decoding.warp import Warp
@@ -28,7 +29,6 @@ from ..models.drafters.base import Drafter, DrafterConfig, TargetIdentity
 from ..models.targets.base import Target
 from ..models.targets.causal.section import CausalTarget
 from .first_proposals import FirstProposals, NothingTaken
-from .lesson import KNOWN, Lesson
 from .loop import Decoding, Generation, generate
 from .policies import Chain, Draw, Static
 from .rules import RULES
@@ -39,10 +39,13 @@ _TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 # Shares of the drafts accepted of an answer that is known by heart: of the first level, and of all where `expand`
 # answers by level; of deeper ones of the others, whose mistakes add up along a path.
 _ACCEPTED, _ACCEPTED_BELOW = 0.9, 0.5
+_KNOWN = 0.95  # share of the answer's tokens that training guesses where it is known by heart
+_ZEROS, _CHUNK = 3, 40  # steps: a weight that starts behind a zero then has a gradient; learned at a time
+_SUMS = "forward returns sums over supervised tokens, which the loop divides by their number in the whole step"
 _CALLS = ("start", "begin", "root", "expand", "accept")
-# What a check looks at that others have found to be right: one fault is said once.
+# Check -> those that must have passed, as one fault is said once; all but the first two need a module.
 _NEEDS = {
-    "q": (), "accept": ("q",), "greedy": ("q",), "files": ("q",),
+    "settings": (), "loss and gradients": (), "q": (), "accept": ("q",), "greedy": ("q",), "files": ("q",),
     "by heart": ("loss and gradients", "q", "accept", "files"),
 }  # fmt: skip
 
@@ -50,31 +53,25 @@ _NEEDS = {
 def check_drafter(
     config: DrafterConfig, target: Target | None = None, *, steps: int = 300, of_pictures: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Check a drafter of a language model: its loss, its proposals, its files.
+    """Check a drafter of a language model: its loss, its proposals, its files. Returns what was checked -> what was
+    seen, "not formed" where its kind does not allow a check. Raises `UserError` with a line for each failed check.
 
     Args:
-        config: its section.
         target: a loaded target; None: a tiny Llama with random weights, which any head can be built beside.
         steps: of training on one answer at most, for "by heart".
         of_pictures: beginnings of names of weights that only pictures reach, which the check has none of.
-
-    Returns:
-        What was checked -> what was seen. "not formed" is said of a check that this kind does not allow.
-
-    Raises:
-        UserError: something is wrong; the message has a line for each check that failed.
     """
     target = target if target is not None else tiny_target()
     if target.shape.draws_images:
         hint = "give a target that answers in words; draftsmith evaluate measures the others"
         raise UserError("drafters of image generators are not checked here", where="check_drafter", hint=hint)
     checks = _Checks(config, target, steps, tuple(of_pictures))
-    seen, faults = {}, {}
-    for name, check in checks.all().items():
-        if (name in _NEEDS and checks.module is None) or any(earlier in faults for earlier in _NEEDS.get(name, ())):
+    seen, faults = dict[str, str](), dict[str, str]()
+    for number, (name, needs) in enumerate(_NEEDS.items()):
+        if (number > 1 and checks.module is None) or faults.keys() & needs:
             continue
         try:
-            seen[name] = check()
+            seen[name] = getattr(checks, name.replace(" ", "_"))()
         except UserError as error:
             faults[name] = error.problem
         except Exception as error:  # the drafter's own code
@@ -91,14 +88,13 @@ def check_drafter(
 
 def tiny_target() -> CausalTarget:
     """A Llama of twelve layers with random weights that stay the same, and a vocabulary of 64."""
+    config = LlamaConfig(
+        hidden_size=48, intermediate_size=96, num_hidden_layers=12, num_attention_heads=4, vocab_size=64,
+        max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                hidden_size=48, intermediate_size=96, num_hidden_layers=12, num_attention_heads=4, vocab_size=64,
-                max_position_embeddings=128, initializer_range=0.3,
-            )
-        )  # fmt: skip
+        model = LlamaForCausalLM(config)
     return CausalTarget(model.requires_grad_(False), num_token_ids=64)
 
 
@@ -112,31 +108,27 @@ class _Watched:
         self.first: dict[tuple[int, ...], Tensor] = {}  # path of tokens -> q [V] after it, in the first cycle
         self._paths: list[tuple[int, ...]] = []  # of this cycle's expansions
         self._looks = FirstProposals(self.inner, vocab_size)
-        # Only the two calls that propose are looked at.
-        self.taps, self.start, self.begin = self.inner.taps, self.inner.start, self.inner.begin
-        self.accept = self.inner.accept
 
-    @property
-    def max_levels(self) -> int | None:
-        return self.inner.max_levels
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)  # only the two calls that propose are looked at
 
     def root(self) -> Tensor:
         q = self.inner.root()
         if self.inner.max_levels != 0:  # 0: it has nothing to propose in this cycle
-            q = self._seen("root", q)
+            self._look("root", q)
         self.roots.append(q.clone())
         self._paths = []
         return q
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         above = [() if parent == ROOT else self._paths[parent] for parent in parents]
-        q = self._seen("expand", self.inner.expand(parents, tokens), len(parents))
+        q = self._look("expand", self.inner.expand(parents, tokens), len(parents))
         self._paths += [(*path, token) for path, token in zip(above, tokens.tolist(), strict=True)]
         if len(self.roots) == 1:
             self.first |= zip(self._paths[-len(above) :], q.clone(), strict=True)
         return q
 
-    def _seen(self, call: str, q: Tensor, *rows: int) -> Tensor:
+    def _look(self, call: str, q: Tensor, *rows: int) -> Tensor:
         self._looks.see(call, q, *rows)
         self._looks.settle()
         self.q.append(q.clone())
@@ -144,22 +136,16 @@ class _Watched:
 
 
 class _Checks:
+    """The checks of one drafter; each returns what it saw, and raises `UserError` with what is wrong."""
+
     def __init__(self, config: DrafterConfig, target: Target, steps: int, of_pictures: tuple[str, ...]):
         self.config, self.target, self.steps, self.of_pictures = config, target, steps, of_pictures
-        self.module: nn.Module | None = None
-        self.lesson: Lesson | None = None
-        self.by_level = False
+        self.module: nn.Module | None = None  # once it could be trained, or is loaded
+        self.losses, self.known, self.by_level = list[float](), 0.0, False
         generator = torch.Generator().manual_seed(1)
         # Low ids may be special tokens, and the last rows of a table may have none.
         ids = torch.randint(3, min(60, target.vocab_size), (_PROMPT,), generator=generator)
         self.request = Request(ids, torch.zeros(_PROMPT, dtype=torch.int8), None, "check")
-
-    def all(self) -> dict[str, Callable[[], str]]:
-        """Name -> what looks, in the order in which each needs those before it."""
-        return {
-            "settings": self.settings, "loss and gradients": self.training, "q": self.q, "accept": self.accept,
-            "greedy": self.greedy, "files": self.files, "by heart": self.by_heart,
-        }  # fmt: skip
 
     def raised(self, error: Exception) -> str:
         """What the drafter's own code raised, and where in it."""
@@ -169,37 +155,105 @@ class _Checks:
         said = f"{type(error).__name__}: {first_line(error)} ({Path(place[-1].filename).name}:{place[-1].lineno})"
         if "NoneType" not in str(error):
             return said
-        asked = f"taps_for asks for {self.config.taps_for(self.target.shape, training=True)} in training"
+        taps = f"taps_for asks for {self.config.taps_for(self.target.shape, training=True)} in training"
         if self.module is not None:
-            asked += f", the proposal's taps are {getattr(self._drafter(), 'taps', None)}"
-        return f"{said}. States that are not asked for are None: {asked}"
+            taps += f", the proposal's taps are {self._drafter().taps}"
+        return f"{said}. States that are not asked for are None: {taps}"
 
     def settings(self) -> str:
-        self.config.check_settings(self.target.shape.draws_images)
+        self.config.check_settings(draws_images=False)
         self.config.check(self.target.shape)
         return "fit the target"
 
-    def training(self) -> str:
-        """Trains on the target's own answer until it is known."""
-        if self.config.trains_on != "states":
-            self.module = self.config.load(None, self.target)
-            return f"not formed: kind {self.config.kind} is not trained on the target's states"
-        self.lesson = lesson = Lesson(self.config, self.target, self._answer(), self.steps, self.of_pictures)
-        lesson.learn(until_known=True)
-        self.module = lesson.module
-        lesson.check_sums()
-        losses = lesson.losses
-        return f"loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps, gradients at {lesson.count} weights"
-
-    def _answer(self) -> Batch:
-        """The prompt and the target's own greedy answer, which is supervised."""
+    def loss_and_gradients(self) -> str:
+        """Train on one answer, the target's own, until the metrics say that it is known."""
+        config, target = self.config, self.target
+        if config.trains_on != "states":
+            self.module = config.load(None, target)
+            return f"not formed: kind {config.kind} is not trained on the target's states"
+        torch.manual_seed(0)
+        module = config.build(target, count_tokens=lambda: torch.ones(target.vocab_size).long())
+        module = _expect(module, nn.Module, "build()", "a torch.nn.Module").to(target.device)
+        objective = config.training_objective(module, target)
+        self.objective = _expect(objective, nn.Module, "training_objective()", "a torch.nn.Module")
+        # The prompt and the target's own greedy answer, which is supervised.
         ids = torch.cat([self.request.ids, torch.tensor(self.plain.tokens)])[None]
-        mask, supervised = torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
-        supervised[:, _PROMPT:] = True
-        positions = torch.arange(ids.shape[1])[None, None]
-        modality = torch.zeros_like(ids, dtype=torch.int8)
-        batch = Batch(ids, mask, supervised, modality, positions, None, ("check",), seeds=(0,))
-        return batch.to(self.target.device)
+        places, modality = torch.arange(ids.shape[1])[None], torch.zeros_like(ids, dtype=torch.int8)
+        batch = Batch(ids, places >= 0, places >= _PROMPT, modality, places[None], None, ("check",), seeds=(0,))
+        self._batch = batch.to(target.device)
+        self._states = self._states_of(self._batch)
+        parts = getattr(self.objective, "parts", None)
+        what, wanted = "parts() of the training objective", "a dict: part -> named parameters"
+        parts = _expect(parts() if callable(parts) else None, dict, what, wanted)
+        self._weights = {name: p for part in parts.values() for name, p in part if p.requires_grad}
+        if not self._weights:
+            raise UserError("parts() names no weight that is trained")
+        self._unreached = {name for name in self._weights if not name.startswith(self.of_pictures)}
+        self._optimizer = torch.optim.AdamW([*self._weights.values()], lr=3e-3, weight_decay=0.0)
+        module.train()
+        while len(self.losses) < self.steps and not (len(self.losses) > _ZEROS and self.known >= _KNOWN):
+            self._step()
+        self._check_sums()
+        self.module = module.eval()
+        first, last, count = self.losses[0], self.losses[-1], len(self._weights)
+        return f"loss {first:.3g} to {last:.3g} in {len(self.losses)} steps, gradients at {count} weights"
+
+    def _states_of(self, batch: Batch) -> Any:
+        return self.target.states(batch, self.config.taps_for(self.target.shape, training=True))
+
+    def _forward(self, batch: Batch, states: object) -> StepLoss:
+        loss = _expect(self.objective(batch, states), StepLoss, "forward() of the training objective", "a StepLoss")
+        for name in ("loss_sum", "num_tokens"):
+            _expect(getattr(loss, name), Tensor, f"{name} of the StepLoss", "a tensor")
+        return loss
+
+    def _step(self) -> None:
+        step, named = len(self.losses), self._weights.items()
+        if step == _ZEROS:
+            self.objective.eval()  # noise would be learned by heart, too: it is the same for a sample
+        loss = self._forward(self._batch, self._states)
+        mean = loss.loss_sum / loss.num_tokens
+        if not mean.isfinite():
+            raise UserError(f"the loss of step {step} is {float(mean)}")
+        if not mean.requires_grad:
+            raise UserError("the loss depends on no weight")
+        self.losses.append(float(mean.detach()))
+        self.known = float(loss.metrics["top1"] / loss.num_tokens) if "top1" in loss.metrics else 0.0
+        self._optimizer.zero_grad()
+        mean.backward()
+        self._unreached -= {
+            name for name, p in named if p.grad is not None and bool(p.grad.any()) and p.grad.isfinite().all()
+        }
+        if step + 1 == _ZEROS and self._unreached:
+            some = ", ".join(sorted(self._unreached)[:3])
+            raise UserError(f"no finite gradient reaches {len(self._unreached)} of {len(named)} weights: {some}")
+        nn.utils.clip_grad_norm_([*self._weights.values()], 1.0)
+        self._optimizer.step()
+
+    def _check_sums(self) -> None:
+        """Compare with a batch that holds the sample twice: it has twice its loss, tokens and metrics."""
+
+        def both(name: str, value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return torch.cat([value, value], dim=1 if name == "positions" else 0)
+            return value * 2 if isinstance(value, tuple) else value
+
+        self.objective.eval()
+        batch = self._batch
+        twice = replace(batch, **{f.name: both(f.name, vars(batch)[f.name]) for f in fields(batch)})
+        with torch.no_grad():
+            one, two = (self._forward(each, self._states_of(each)) for each in (batch, twice))
+        supervised = int(batch.loss_mask.sum())
+        if int(one.num_tokens) < supervised / 2:
+            raise UserError(f"num_tokens is {int(one.num_tokens)} where {supervised} tokens are supervised: {_SUMS}")
+        pairs = {"num_tokens": (one.num_tokens, two.num_tokens), "loss_sum": (one.loss_sum, two.loss_sum)}
+        pairs |= {f"metric {name}": (value, two.metrics[name]) for name, value in one.metrics.items()}
+        for name, (alone, together) in pairs.items():
+            if abs(float(together) - 2 * float(alone)) > 0.01 * abs(float(alone)) + 1e-3:
+                raise UserError(
+                    f"{name} is {float(alone):.4g} of one sample and {float(together):.4g} of a batch that holds it "
+                    f"twice, not {2 * float(alone):.4g}: {_SUMS}"
+                )
 
     @functools.cached_property
     def plain(self) -> Generation:
@@ -212,10 +266,9 @@ class _Checks:
             warnings.simplefilter("ignore", NothingTaken)  # `accept` looks at all cycles
             return generate(self.target, drafter, self.request, decoding, torch.Generator().manual_seed(0))
 
-    def _drafter(self, module: nn.Module | None = None) -> _Watched:
-        module = module if module is not None else self.module
-        assert module is not None
-        return _Watched(self.config.drafter(module, self.target), self.target.vocab_size)
+    def _drafter(self, module: Any = None) -> _Watched:
+        proposal = self.config.drafter(module or cast(nn.Module, self.module), self.target)
+        return _Watched(proposal, self.target.vocab_size)
 
     def q(self) -> str:
         """In a chain, a tree and above temperature 0, in each cycle; the same where the same is asked."""
@@ -238,20 +291,16 @@ class _Checks:
         siblings = [q for path, q in tree.first.items() if len(path) == 1]
         self.by_level = len(siblings) > 1 and all(torch.equal(siblings[0], q) for q in siblings)
         self._decode(sampled, Chain(_LEVELS), Warp(1.0), "sample")
-        self._deep()
+        deep = self._drafter()
+        try:
+            self._decode(deep, Chain(_DEEP), Warp())
+        except Exception as error:
+            problem = error.problem if isinstance(error, UserError) else self.raised(error)
+            said = f"max_levels is {deep.max_levels}, but a chain of {_DEEP} cannot be drafted"
+            raise UserError(f"{said}: {problem}") from error
         count = sum(len(watched.q) for watched in (chain, tree, sampled))
         reads = "; expand answers by level, whatever the tokens" if self.by_level else ""
         return f"{count} calls returned distributions over {self.target.vocab_size} tokens{reads}"
-
-    def _deep(self) -> None:
-        """Checks that it has as many levels as it says."""
-        watched = self._drafter()
-        try:
-            self._decode(watched, Chain(_DEEP), Warp())
-        except Exception as error:
-            problem = error.problem if isinstance(error, UserError) else self.raised(error)
-            said = f"max_levels is {watched.max_levels}, but a chain of {_DEEP} cannot be drafted"
-            raise UserError(f"{said}: {problem}") from error
 
     def accept(self) -> str:
         watched = self._drafter()
@@ -285,40 +334,40 @@ class _Checks:
         return "saved and loaded, it proposes the same"
 
     def by_heart(self) -> str:
-        """Learns on until drafts of every level are accepted."""
-        if self.lesson is None:
+        """Learn on until drafts of every level are accepted."""
+        if not self.losses:
             return "not formed: nothing is trained"
+        assert self.module is not None
         while True:
             shares = self._accepted()
             least = [_ACCEPTED if level == 0 or self.by_level else _ACCEPTED_BELOW for level in range(len(shares))]
             if not (low := [level for level, share in enumerate(shares) if share < least[level]]):
                 said = ", ".join(f"{share:.0%}" for share in shares)
                 return f"of an answer that it was trained on, drafts of levels 1 to {len(shares)} are accepted: {said}"
-            if not self.lesson.learn():
+            if len(self.losses) >= self.steps:
                 break
-        if self.lesson.known < KNOWN:
-            return f"not formed: top1 of the training metrics is not {KNOWN:.0%} after the training on one answer"
-        said = f"{shares[low[0]]:.0%} of the drafts of level {low[0] + 1}"
+            self.module.requires_grad_(True)
+            for _ in range(min(_CHUNK, self.steps - len(self.losses))):
+                self._step()
+            self.module.eval()
+        if self.known < _KNOWN:
+            return f"not formed: top1 of the training metrics is not {_KNOWN:.0%} after the training on one answer"
+        said = f"decoding has {shares[low[0]]:.0%} of the drafts of level {low[0] + 1} accepted"
         if low[0] == 0:
-            raise UserError(
-                f"training guesses the next token of the answer, decoding has {said} accepted: the proposal reads "
-                "other states, tokens or places than the loss"
-            )
+            reads = "the proposal reads other states, tokens or places than the loss"
+            raise UserError(f"training guesses the next token of the answer, {said}: {reads}")
         raise UserError(
-            f"training knows the answer, decoding has {said} accepted where those before it are: expand reads other "
-            "states or tokens than the loss, or the loss does not train this level (max_levels says how many it has)"
+            f"training knows the answer, {said} where those before it are: expand reads other states or tokens than "
+            "the loss, or the loss does not train this level (max_levels says how many it has)"
         )
 
     def _accepted(self) -> list[float]:
         """Level -> share of its drafts accepted where those before it are, in chains and a tree."""
         most = self._drafter().max_levels
         levels = _LEVELS if most is None else min(most, _MOST_LEVELS)
-        cycles = [
-            cycle
-            for policy in (Chain(1), Chain(levels), Static(_TREE))
-            for cycle in self._decode(self._drafter(), policy, Warp()).cycles
-        ]
-        shares = []
+        cycles, shares = [], []
+        for policy in (Chain(1), Chain(levels), Static(_TREE)):
+            cycles += self._decode(self._drafter(), policy, Warp()).cycles
         for level in range(levels):
             tried = [c.num_accepted > level for c in cycles if c.num_drafted > level and c.num_accepted >= level]
             shares.append(sum(tried) / max(1, len(tried)))
@@ -329,3 +378,11 @@ def _alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return len(some) == len(others) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(some, others, strict=True)
     )
+
+
+def _expect(value: Any, kind: type, what: str, wanted: str) -> Any:
+    """`value`, of a type that the protocol says."""
+    if not isinstance(value, kind):
+        other = "nothing (None)" if value is None else f"a {type(value).__name__}"
+        raise UserError(f"{what} returned {other}, expected {wanted}")
+    return value

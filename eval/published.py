@@ -18,13 +18,13 @@ import torch
 from pydantic import TypeAdapter
 
 from ..core.batch import ImageRequest, Request
-from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.files import checked
 from ..core.import_paths import ALLOW_IMPORT
 from ..core.json_types import JsonObject, text_at
 from ..core.pictures import IMAGE_MARK
 from ..core.pretrained import without_bars
+from ..core.results import SUMS, check_sums
 from ..data.conversations import PromptFormat, encode, end_ids
 from ..data.media import ImageReader
 from ..data.processor_files import load_processor

@@ -118,15 +118,12 @@ def build(
     shown: JsonObject = {}
     for name in sets:
         mine = sorted((a for a in answers if a["set"] == name), key=lambda a: a["number"])
-        tables[name] = {
-            metric: {
-                model: _scored([score[metric](a["answers"][model], a["record"]) for a in mine]) for model in models
-            }
-            for metric in metrics_of(name)
-        }
-        shown[name] = [
-            {"record": dict(a["record"]), "answers": {m: a["answers"][m] for m in models}} for a in mine[:samples]
-        ]
+        tables[name] = {}
+        for metric, measure in ((metric, score[metric]) for metric in metrics_of(name)):
+            scores = {model: [measure(a["answers"][model], a["record"]) for a in mine] for model in models}
+            tables[name][metric] = {model: _scored(values) for model, values in scores.items()}
+        first = [(dict(a["record"]), {model: a["answers"][model] for model in models}) for a in mine[:samples]]
+        shown[name] = [{"record": record, "answers": texts} for record, texts in first]
     return {"models": list(models), "tables": tables, "samples": shown}
 
 
@@ -159,28 +156,17 @@ def scores_table(built: JsonMapping) -> Table:
 def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]) -> str:
     """The table of scores, and sample answers (figure 7) with the paths that `pictures` gives of a record."""
     lines = ["# Quality of answers: target and draft, with the picture and without", ""]
-    lines += [
-        *tables.markdown(scores_table(built)),
-        "## Sample answers",
-        "",
-        "The first records of each set, without selection.",
-        "",
-    ]
+    lines += tables.markdown(scores_table(built))
+    lines += ["## Sample answers", "", "The first records of each set, without selection.", ""]
     for name, samples in built["samples"].items():
         for sample in samples:
             record = sample["record"]
             asked = record["conversations"][0]["value"].replace("<image>", "").strip()
-            lines += [
-                f"### {plain(name)}: {plain(str(record['id']))}",
-                "",
-                " ".join(f"![]({quote(path)})" for path in pictures(record)),
-                "",
-            ]
-            lines += [f"> {_flat(asked)}", "", f"- reference: {_flat(record['references'][0])}"]
-            lines += [
-                f"- **{plain(model)}**: {_flat(answer) or '(nothing)'}" for model, answer in sample["answers"].items()
-            ]
-            lines.append("")
+            shown = " ".join(f"![]({quote(path)})" for path in pictures(record))
+            answers = {f"**{plain(model)}**": answer for model, answer in sample["answers"].items()}
+            answers = {"reference": record["references"][0], **answers}
+            lines += [f"### {plain(name)}: {plain(str(record['id']))}", "", shown, "", f"> {_flat(asked)}", ""]
+            lines += [*(f"- {who}: {_flat(answer) or '(nothing)'}" for who, answer in answers.items()), ""]
     return "\n".join(lines)
 
 

@@ -53,7 +53,10 @@ def sees(assistant: PreTrainedModel, **inputs: Any) -> Iterator[PreTrainedModel]
         inputs.pop("mm_encoder_outputs", None)
         cache = kwargs.get("past_key_values")
         if cache is None or cache.get_seq_length() == 0:
-            inputs |= {name: _moved(value, assistant) for name, value in pictures.items()}
+            for name, value in pictures.items():
+                if isinstance(value, Tensor):
+                    value = value.to(assistant.device, assistant.dtype if value.is_floating_point() else value.dtype)
+                inputs[name] = value
         return inputs
 
     object.__setattr__(assistant, "prepare_inputs_for_generation", prepare_with_pictures)
@@ -70,9 +73,3 @@ def chain_of(assistant: PreTrainedModel, length: int) -> GenerationConfig:
     config.num_assistant_tokens_schedule = "constant"
     config.assistant_confidence_threshold = 0.0
     return config
-
-
-def _moved(value: object, assistant: PreTrainedModel) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(assistant.device, assistant.dtype if value.is_floating_point() else value.dtype)

@@ -29,11 +29,8 @@ GROUPED = "grouped_sdpa"
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """[R,H,N,E] of queries [R,H,N,E] over keys and values [R,G,K,E].
-
-    Args:
-        mask: [N,K], [R,1,N,K] or [1,1,N,K] bool or additive; None: a single query sees all, several are causal with
-            nothing before them; int64: `PackedRow.bounds`.
+    """[R,H,N,E] of queries [R,H,N,E] over keys and values [R,G,K,E]. `mask` is [N,K], [R,1,N,K] or [1,1,N,K], bool or
+    additive; int64: `PackedRow.bounds`; None: a single query sees all, several are causal with nothing before them.
     """
     if mask is not None and mask.dtype == torch.int64:
         return attend_samples(q, k, v, mask.flatten().tolist(), scale=scale, dropout=dropout)
@@ -58,10 +55,8 @@ def attend(
 def attend_samples(
     q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[int], *, scale: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """[1,H,N,E] as of `attend`, of samples one after the other in a row, each causal and without the others.
-
-    Args:
-        bounds: where samples begin, and the last one's end.
+    """[1,H,N,E] as of `attend`, of samples one after the other in a row, each causal and without the others. `bounds`
+    are where samples begin, and the last one's end.
     """
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
     if _takes_flash(q) and not dropout:
@@ -91,10 +86,8 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
 def folded(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Attend as `attend`, with the H/G query heads of a group as H/G times as many queries of their key-value head.
-
-    Args:
-        mask: None: all queries see all keys.
+    """Attend as `attend`, with the H/G query heads of a group as H/G times as many queries of their key-value head;
+    without a mask all see all keys.
     """
     count, groups, seen = q.shape[2], q.shape[1] // k.shape[1], mask
     if mask is not None:
@@ -107,23 +100,14 @@ def folded(
 
 
 def as_interface(attention: Callable[..., Tensor], *reads: str) -> Callable[..., tuple[Tensor, None]]:
-    """`attention` as transformers calls it by name: a module before the tensors, [R,N,H,E] back, and no weights.
-
-    Args:
-        attention: (q, k, v, mask, *, scale, dropout) -> [R,H,N,E].
-        reads: keywords of transformers that it takes beside these.
+    """`attention` (q, k, v, mask, *, scale, dropout) -> [R,H,N,E] as transformers calls it by name: a module before the
+    tensors, [R,N,H,E] back, and no weights. `reads` are further keywords of transformers that it takes.
     """
 
     def forward(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        **more: object,
-    ) -> tuple[Tensor, None]:
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        dropout: float = 0.0, scaling: float | None = None, **more: object,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         read = {name: more[name] for name in reads}
         mixed = attention(query, key, value, attention_mask, scale=scaling, dropout=dropout, **read)
         return mixed.transpose(1, 2).contiguous(), None
@@ -146,11 +130,7 @@ def check_takes_masks(config: PreTrainedConfig) -> None:
 
 
 def use_grouped(config: PreTrainedConfig) -> None:
-    """Run a decoder of transformers with grouped heads over `attend`, where it would run sdpa.
-
-    Args:
-        config: the decoder's own.
-    """
+    """Run a decoder of transformers with grouped heads over `attend`, where it would run sdpa, by its own config."""
     if any(heads != config.num_attention_heads for heads, _ in kv_shapes(config)):
         use_own(config)
 
@@ -161,10 +141,8 @@ def use_own(config: Any) -> None:
 
 
 def run_over(config: Any, name: str, attention: Callable[..., Tensor], *reads: str) -> None:
-    """Run a decoder or tower of transformers over `attention`, under this name, where it would run sdpa.
-
-    Args:
-        reads: as of `as_interface`.
+    """Run a decoder or tower of transformers over `attention`, under this name, where it would run sdpa; `reads` as of
+    `as_interface`.
     """
     if config._attn_implementation == "sdpa":
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -185,9 +163,8 @@ def causal_among(seen: Tensor) -> Tensor:
 
 
 def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask [...,N,K] as torch's kernels add it to scores: 0, or minus infinity where nothing is seen.
-
-    With a boolean one, `scaled_dot_product_attention` makes these very numbers in each layer.
+    """A boolean mask [...,N,K] as torch's kernels add it to scores: 0, or minus infinity where nothing is seen. With a
+    boolean one, `scaled_dot_product_attention` makes these very numbers in each layer.
     """
     return torch.where(mask, 0.0, float("-inf")).to(dtype)
 

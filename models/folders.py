@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core.checksums import SUMS, check_sums
 from ..core.errors import Refused, UserError, did_you_mean, first_line
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
 from ..core.json_types import JsonMapping, JsonObject
 from ..core.pretrained import CPU, check_config, opened
+from ..core.results import SUMS, check_sums
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]

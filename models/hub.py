@@ -153,11 +153,6 @@ def rope_of(text: PreTrainedConfig) -> JsonObject:
     return dict(rope["full_attention"]) if "full_attention" in rope else rope
 
 
-def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
-    """CLIP's Hub config holds a text and a vision half; a LLaVA needs the latter."""
-    return config_value(config, "vision_config", config)
-
-
 def load_pretrained(
     load: Callable[..., Any], source: str | Path, *, key: str | None = None, hint: str = _CURE, whole: bool = False,
     tables_only: bool = False, **arguments: Any,

@@ -91,13 +91,10 @@ STRETCHED = {
 
 
 def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject | None:
-    """What stretches a rotation given as transformers' `rope_parameters` (or the older `rope_scaling`); None: nothing.
-
-    A dynamic one is plain up to the length that its model was trained for, and counts as plain; so does one that turns
-    a part of each attention head alone (proportional, Gemma 4). Of a kind that is not in `STRETCHED` the kind alone.
-
-    Args:
-        max_positions: of the model, which were its original ones where it does not say.
+    """What stretches a rotation given as transformers' `rope_parameters` (or the older `rope_scaling`), None: nothing;
+    of a kind that is not in `STRETCHED` the kind alone. A dynamic one is plain up to the length that its model was
+    trained for, and counts as plain; so does one that turns a part of each attention head alone (proportional, Gemma
+    4). `max_positions` were the original ones where it does not say.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind in ("default", "mrope", "dynamic", "proportional"):
@@ -109,30 +106,24 @@ def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject
 def refuse_window(values: JsonMapping, where: str) -> None:
     """Raises `UserError` for a published head whose layer sees a window of positions: ours sees all of the past."""
     if sees_window(values):
-        window = values.get("sliding_window")
-        raise UserError(f"the head's layer sees a window of positions alone (sliding_window: {window})", where=where,
-                        hint="such heads are not read")  # fmt: skip
+        problem = f"the head's layer sees a window of positions alone (sliding_window: {values.get('sliding_window')})"
+        raise UserError(problem, where=where, hint="such heads are not read")
 
 
 def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
-    base from there or from `rope_theta` beside it.
-
-    Raises:
-        UserError: two bases are named, and readers differ on which one they take (transformers 5: the inner one); or
-            a part of each attention head turns alone, which no head's layer does.
+    base from there or from `rope_theta` beside it. Raises `UserError` where two bases are named, as readers differ on
+    which one they take (transformers 5: the inner one), or a part of each attention head turns alone.
     """
     rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
     kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
     for share in (one.get("partial_rotary_factor") for one in (values, *(kinds or [rope]))):
         if share not in (None, 1.0):
-            raise UserError(f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head",
-                            where=str(where), hint="such heads are not read")  # fmt: skip
+            problem = f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head"
+            raise UserError(problem, where=str(where), hint="such heads are not read")
     inner = [one["rope_theta"] for one in (kinds or [rope]) if one.get("rope_theta") is not None]
     bases = [*inner, *([] if values.get("rope_theta") is None else [values["rope_theta"]])]
     if any(base != bases[0] for base in bases):
-        raise UserError(
-            f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}",
-            where=str(where), hint="keep the one that the head was trained with",
-        )  # fmt: skip
+        problem = f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}"
+        raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")
     return dict(kinds[0] if kinds else rope) | ({"rope_theta": bases[0]} if bases else {})

@@ -8,6 +8,7 @@ Letters: S positions, C positions of a chunk, D width, V vocabulary, M further s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import fast
-from .fast import chunked_head, in_place
+from .fast import in_place
 
 Divergence = Literal["soft_ce", "kl", "reverse_kl", "jsd", "tvd", "tvd_plus", "lk_alpha", "lk_hybrid"]
 
@@ -49,11 +50,7 @@ def log_probs(scores: Tensor) -> Tensor:
 
 
 def soft_cross_entropy(target_probs: Tensor, draft_scores: Tensor, never: Tensor) -> Tensor:
-    """-sum p log q [S,W] of W drafts' scores [S,W,V] beside one target's p [S,V].
-
-    Args:
-        never: [S,V] bool, ids that must not come, of which p is 0.
-    """
+    """-sum p log q [S,W] of W drafts' scores [S,W,V] beside one target's p [S,V], which is 0 at `never` [S,V] bool."""
     if fast.enabled():
         return in_place.soft_cross_entropy(target_probs, draft_scores, never, NEVER)
     log_q = log_probs(draft_scores.masked_fill(never[:, None], -torch.inf))
@@ -73,7 +70,7 @@ def divergence_of_logs(
     if name == "reverse_kl":
         return (q * (log_q - log_p)).sum(-1)
     if name == "jsd":
-        log_m = torch.logaddexp(log_p + _log(beta), log_q + _log(1 - beta))
+        log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log(1 - beta))
         return (beta * p * (log_p - log_m) + (1 - beta) * q * (log_q - log_m)).sum(-1)
     if name == "tvd":
         return 0.5 * (p - q).abs().sum(-1)
@@ -89,10 +86,9 @@ def divergence_of_logs(
 
 
 def list_mle(target_scores: Tensor, draft_scores: Tensor, top: int = 10) -> Tensor:
-    """[S,V], [S,V] -> [S]: how unlikely the draft's scores make the order of the target's `top` likeliest tokens.
-
-    Plackett-Luce over these tokens alone: -sum_i (s_i - log sum_{k>=i} exp s_k), s in the target's order (ViSpec).
-    Tokens that must not come (minus infinity) take no part.
+    """[S,V], [S,V] -> [S]: how unlikely the draft's scores make the order of the target's `top` likeliest tokens, by
+    Plackett-Luce over these alone: -sum_i (s_i - log sum_{k>=i} exp s_k), s in the target's order (ViSpec). Tokens that
+    must not come (minus infinity) take no part.
     """
     best = target_scores.topk(min(top, target_scores.shape[-1]), dim=-1)
     wide = draft_scores if draft_scores.dtype == torch.float64 else draft_scores.float()
@@ -120,42 +116,29 @@ def _tvd_plus(p: Tensor, q: Tensor, log_q: Tensor) -> Tensor:
     return value + surrogate - surrogate.detach()
 
 
-def _log(share: float) -> float:
-    return torch.tensor(share, dtype=torch.float64).log().item() if share > 0 else NEVER
-
-
 # A piece of the positions and the scores [C,V] there -> a loss summed over them, and further sums [M].
 Compare = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
 def head_loss(
-    hidden: Tensor,
-    weight: Tensor | None,
-    score: Callable[[Tensor, Tensor | None], Tensor],
-    compare: Compare,
+    hidden: Tensor, weight: Tensor | None, score: Callable[[Tensor, Tensor | None], Tensor], compare: Compare,
     chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """States [S,D] under an LM head -> the loss summed over them, and the further sums [M].
-
-    Args:
-        weight: which `score` multiplies with, and that may learn; None: the states alone have a gradient.
-        score: states [C,D] and the weight -> [C,V] in at least float32.
-        chunk: positions that the fast form scores at once.
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """States [S,D] under an LM head -> the loss summed over them, and the further sums [M]. `score` makes [C,V] in at
+    least float32 of states [C,D] and the weight, which may learn (None: the states alone have a gradient); the fast
+    form scores `chunk` positions at once.
     """
     if fast.enabled():
-        return chunked_head.head_loss(hidden, weight, score, compare, chunk)
+        return in_place.head_loss(hidden, weight, score, compare, chunk)
     loss, sums = compare(slice(0, len(hidden)), score(hidden, weight))
     return loss, sums.detach()
 
 
 class ChunkedHead(nn.Module):
-    """The draft's LM head with the loss on top, a chunk of positions at a time.
-
-    It shares the head's parameter and reads it in one module call for all chunks: ZeRO-3 gathers the weight for that
-    call, and ranks with different numbers of supervised tokens still make the same collectives.
-
-    Args:
-        added: [V,N] weights of a further product that the scores take, of N numbers behind each state; None: none.
+    """The draft's LM head with the loss on top, a chunk of positions at a time. It shares the head's parameter and
+    reads it in one module call for all chunks: ZeRO-3 gathers the weight for that call, and ranks with different
+    numbers of supervised tokens still make the same collectives. `added` [V,N] weighs N numbers behind each state, a
+    further part of the scores.
     """
 
     def __init__(self, head: nn.Linear, chunk: int, added: nn.Parameter | None = None):
@@ -178,11 +161,8 @@ class ChunkedHead(nn.Module):
 
 
 class FrozenHead(nn.Module):
-    """The target's LM head as `ChunkedHead` is a draft's: gradients flow to the states, and to `added`.
-
-    Args:
-        scores: [...,D] -> [...,V] float32.
-        added: as of `ChunkedHead`.
+    """The target's LM head `scores` [...,D] -> [...,V] float32 as `ChunkedHead` is a draft's: gradients flow to the
+    states, and to `added`.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ Letters: B samples, T tokens, M tokens without padding, D width, n coordinates o
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +72,13 @@ class PackedRow:
 
 
 def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, **more: Tensor | list[Tensor]) -> Tensor:
-    """Final states [B,T,D] of a decoder of transformers over the embeddings [B,T,D] of a batch, packed or padded.
-
-    Args:
-        positions: [B,T], or [3,B,T] under M-RoPE.
-        more: what the decoder takes beside these, as it is.
+    """Final states [B,T,D] of a decoder of transformers over the embeddings [B,T,D] of a batch, packed or padded, at
+    positions [B,T] or [3,B,T] (M-RoPE). It takes `more` as it is.
     """
+    run = functools.partial(decoder, use_cache=False)
     # In one row with others a sample would begin with their recurrent states.
     if not batch.packed or recurrent_layers(decoder.config):
-        return _run(decoder, inputs_embeds=embeds, **_padded(decoder, batch, positions), **more)
+        return run(inputs_embeds=embeds, **_padded(decoder, batch, positions), **more).last_hidden_state
     row = PackedRow.of(batch.on_host("attention_mask"), embeds.device)
     if positions.dim() == 3:
         # Qwen-VL's decoders read a fourth row of positions: token indices, by which they tell samples apart.
@@ -90,7 +89,8 @@ def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, *
     mask = row.bounds if reads_bounds(decoder.config, embeds) else None
     if mask is None and _takes_a_mask(decoder.config):
         mask = row.mask[None, None]
-    return row.spread(_run(decoder, inputs_embeds=row.pack(embeds), attention_mask=mask, position_ids=packed, **more))
+    made = run(inputs_embeds=row.pack(embeds), attention_mask=mask, position_ids=packed, **more)
+    return row.spread(made.last_hidden_state)
 
 
 def _padded(decoder: Any, batch: Batch, positions: Tensor) -> dict[str, Tensor]:
@@ -129,7 +129,3 @@ def reads_bounds(config: PreTrainedConfig, states: Tensor) -> bool:
 def _takes_a_mask(config: PreTrainedConfig) -> bool:
     """Whether all layers read one boolean mask [B,1,T,T]: torch's attention, and no sliding windows."""
     return config._attn_implementation in ("sdpa", GROUPED) and not sees_window(vars(config))
-
-
-def _run(decoder: Any, **inputs: Any) -> Tensor:
-    return decoder(use_cache=False, **inputs).last_hidden_state

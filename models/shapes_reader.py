@@ -6,12 +6,10 @@ Inception's do. Letters: B pictures, S side in pixels, P = 4 places, D width.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,7 +17,7 @@ from ..core.batch import PictureBatch, StepLoss
 from ..core.files import read_json
 from ..core.pretrained import RESTORE
 from ..core.states import TargetStates
-from .folders import CONFIG, WEIGHTS, read_weights, shapes_of
+from .folders import CONFIG, read_weights, shapes_of, write_folder
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,7 @@ class ShapesReader(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write weights and settings to `folder`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.state_dict(), folder / WEIGHTS)
-        (folder / CONFIG).write_text(json.dumps({"model_type": "shapes_reader", **self.settings}))
+        write_folder(folder, {"model_type": "shapes_reader", **self.settings}, self.state_dict())
 
     @classmethod
     def load(cls, folder: Path) -> ShapesReader:

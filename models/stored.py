@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 from pathlib import Path
-from typing import Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -79,26 +79,16 @@ _NAMES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float1
 _KNOWN = ("float32", "bfloat16", "float16")
 
 
-class Held(Protocol):
-    """What a section says of the weights that it names."""
-
-    @property
-    def dtype(self) -> str | None: ...
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def revision(self) -> str | None: ...
-
-
-def is_on_cpu(section: Held) -> bool:
+def is_on_cpu(section: Any) -> bool:
     """Whether a `device_map`, which sections of large models have, keeps it there."""
     return getattr(section, "device_map", None) == "cpu"
 
 
-def resolved_dtype(section: Held, source: str | Path | None, device: torch.device, *, key: str) -> str:
+def resolved_dtype(section: Any, source: str | Path | None, device: torch.device, *, key: str) -> str:
     """The section's own `dtype`, or what `auto` means for these weights on this device.
 
     Args:
+        section: with `dtype` and `revision`.
         source: folder or Hub id of the weights; None: they are spelt out, and were never stored.
 
     Raises:

@@ -25,13 +25,9 @@ SHORT, FEW_SCORES = 512, 1 << 24
 
 
 class TrainingPasses:
-    """Takes the place of one layer's cache: rotated keys and values of all passes, with gradients.
-
-    Args:
-        count: passes that are run at most.
-        segments: [B,N] int64 on the CPU, the sample that each input of a packed row belongs to, in ascending order;
-            None: a row is one sample, padded on the right.
-        skipped: first inputs of each row that no later pass runs: of these the first pass makes the keys alone.
+    """Takes the place of one layer's cache: rotated keys and values of at most `count` passes, with gradients. In a
+    packed row `segments` [B,N] int64 on the CPU say, in ascending order, which sample each input belongs to. Of the
+    first `skipped` inputs of each row, which no later pass runs, the first pass makes the keys alone.
     """
 
     def __init__(self, count: int, segments: Tensor | None = None, skipped: int = 0):

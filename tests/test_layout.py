@@ -24,7 +24,7 @@ DOORS = {
     "wandb": {"core/tracking.py"},
     "matplotlib": {"eval/figures.py"},
     "webdataset": {"data/shapes/captioned.py"},
-    "peft": {"models/lora.py"},
+    "peft": {"models/training.py"},
     "pandas": {"eval/measured_rows.py"},
     "jinja2": {"core/markdown.py"},
     "av": {"data/pictures/videos.py"},
@@ -108,7 +108,7 @@ UNIONS = {
     "trainers/evaluate/studies.py",
     "trainers/readers.py",
     "trainers/serve/engines.py",
-    "trainers/train/layouts.py",
+    "trainers/train/drafter.py",
 }
 
 # Rooms of a folder from the ground up: a room may import those below it, and of its own floor one way.

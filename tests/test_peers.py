@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from draftsmith.core.errors import UserError
 from draftsmith.scripts import bench
-from peers import clones, specforge_steps, steps
+from peers import specforge_steps, steps
 
 ARGUMENTS = argparse.Namespace(pairs=1, lengths=(32, 40))
 
@@ -92,7 +92,7 @@ def test_specforges_algorithms_are_read_one_by_one(tmp_path, monkeypatch):
     (file.parents[1] / "common" / "model.py").write_text("METHOD = 'DFlash'")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})
-    clones.specforge(tmp_path, "common")
+    steps.specforge(tmp_path, "common")
     assert importlib.import_module("specforge.algorithms.common.model").METHOD == "DFlash"
     with pytest.raises(AssertionError, match="registers every method"):
         importlib.import_module("specforge.algorithms.other")
@@ -100,4 +100,4 @@ def test_specforges_algorithms_are_read_one_by_one(tmp_path, monkeypatch):
 
 def test_a_missing_clone_is_named(tmp_path):
     with pytest.raises(UserError, match="SpecForge is no folder"):
-        clones.specforge(tmp_path, "common")
+        steps.specforge(tmp_path, "common")

@@ -17,7 +17,7 @@ from PIL import Image
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.pictures import IMAGE_MARK, VIDEO, VIDEO_MARK, Picture
-from ..pictures.tiles import Size
+from ..pictures.tiles import Size, cells
 from ..pictures.videos import VideoSettings
 from .processor import Files, PictureFamily, Processor, Resizing, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
@@ -117,9 +117,8 @@ INTERNVL = InternVLFamily(
 
 
 def tiles_of(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int]:
-    """Tiles across and down: the grid whose shape is nearest to the picture's, of `least` to `most`.
-
-    Of equally near ones the largest of which the picture covers more than half (transformers' GotOcr2 processor).
+    """Tiles across and down: the grid whose shape is nearest to the picture's, of `least` to `most`. Of equally near
+    ones the largest of which the picture covers more than half (transformers' GotOcr2 processor).
     """
     width, height = size
     grids = [(wide, high) for wide in range(1, most + 1) for high in range(1, most // wide + 1) if wide * high >= least]
@@ -134,7 +133,5 @@ def tiles_of(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int]
 def _cut(image: Image.Image, grid: tuple[int, int], side: int, resample: Image.Resampling | None) -> list[Image.Image]:
     """The tiles of a grid, row by row, of the picture squeezed into it; after several, the whole picture."""
     wide, high = grid
-    canvas = image.resize((wide * side, high * side), resample)
-    corners = [(left, top) for top in range(0, high * side, side) for left in range(0, wide * side, side)]
-    tiles = [canvas.crop((left, top, left + side, top + side)) for left, top in corners]
+    tiles = cells(image.resize((wide * side, high * side), resample), side)
     return tiles if len(tiles) == 1 else [*tiles, image.resize((side, side), resample)]

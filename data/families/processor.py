@@ -211,10 +211,9 @@ CAUSAL_LM = PictureFamily("causal_lm", templates=(LLAMA3,), reads_pictures=False
 
 @dataclass(frozen=True)
 class Processor:
-    """What turns text and pictures into a target's inputs.
-
-    `image_processor` makes one tile of one picture, whatever the LLaVA or InternVL: cutting pictures is done by the
-    family. Where pictures are read whole, it holds the settings that the family works by; a text-only model has none.
+    """What turns text and pictures into a target's inputs. `image_processor` makes one tile of one picture, whatever
+    the LLaVA or InternVL: cutting pictures is done by the family. Where pictures are read whole, it holds the settings
+    that the family works by; a text-only model has none.
     """
 
     tokenizer: PreTrainedTokenizerFast

@@ -102,7 +102,10 @@ def cut(image: Image.Image, tiling: Tiling, resample: Image.Resampling | None) -
         fitted = (min(math.ceil(image.width * scale_high), wide), high)
     canvas = Image.new("RGB", (wide, high))
     canvas.paste(image.resize(fitted, resample), ((wide - fitted[0]) // 2, (high - fitted[1]) // 2))
-    side = tiling.tile
-    corners = [(left, top) for top in range(0, high, side) for left in range(0, wide, side)]
-    tiles = [canvas.crop((left, top, left + side, top + side)) for left, top in corners]
-    return [image.resize((side, side), resample), *tiles]
+    return [image.resize((tiling.tile, tiling.tile), resample), *cells(canvas, tiling.tile)]
+
+
+def cells(image: Image.Image, side: int) -> list[Image.Image]:
+    """The squares of this side that a picture is made of, row by row."""
+    corners = [(left, top) for top in range(0, image.height, side) for left in range(0, image.width, side)]
+    return [image.crop((left, top, left + side, top + side)) for left, top in corners]

@@ -148,9 +148,8 @@ def _at(value: object, keys: tuple[str, ...]) -> Json:
 
 
 def _halves(line: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """The request, and the choices that answer it, of which the last message may be one.
-
-    Answers before a choice have weight 0: each was logged with a request of its own, or is not the target's.
+    """The request, and the choices that answer it, of which the last message may be one. Answers before a choice have
+    weight 0: each was logged with a request of its own, or is not the target's.
     """
     found = (_at(line, keys) for keys in _ASKED)
     asked = next((one for one in found if list_at(one, "messages") is not None), None)

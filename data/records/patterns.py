@@ -26,9 +26,8 @@ _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 
 
 def braces(name: str, *, key: str | None = None, where: str | None = None) -> list[Path]:
-    """A name as it is where such a file exists, else with its braces expanded and its glob patterns matched, sorted.
-
-    A pattern that matches nothing stands for itself: `matched` tells of it.
+    """A name as it is where such a file exists, else with its braces expanded and its glob patterns matched, sorted. A
+    pattern that matches nothing stands for itself: `matched` tells of it.
     """
     if Path(name).exists():
         return [Path(name)]

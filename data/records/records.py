@@ -7,23 +7,26 @@ result is kept in a cache folder, so that the next start reads numpy arrays only
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import zipfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import NotFound, UserError
-from ...core.files import open_data, parse_json
+from ...core.files import open_data, parse_json, write_whole
 from ...core.json_types import Json, JsonObject, value_at
 from ...core.locks import locked
+from ...core.ranks import notice
 from . import scan
-from .kept_arrays import read_arrays, write_arrays
 from .record import check_record, num_learned, paths
 
 _FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
@@ -223,3 +226,31 @@ def id_problems(file: RecordFile) -> Iterator[tuple[str, str]]:
             f"{file.duplicate_ids} records repeat the id of an earlier one",
             f"{name_of(file, index)} repeats record {earlier}",
         )
+
+
+# What reading a zip that is cut, edited or none raises, and an array that would be unpickled.
+_DAMAGED = (zipfile.BadZipFile, ValueError, EOFError, KeyError, TypeError, RuntimeError, OSError)
+
+
+def read_arrays(path: Path, kinds: Mapping[str, type[np.generic]]) -> dict[str, np.ndarray] | None:
+    """The arrays that `write_arrays` kept, by name and dtype; None: none are there, or damaged ones, which is said."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in kinds}
+        for name, kind in kinds.items():
+            if not np.issubdtype(arrays[name].dtype, kind):
+                raise ValueError(f"{name} is of {arrays[name].dtype}")
+    except _DAMAGED as error:
+        notice(f"{path} is damaged and is made again ({error or type(error).__name__})")
+        return None
+    return arrays
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Keep the arrays under their names. Raises `UserError` where the disk is full."""
+    items: dict[str, Any] = dict(arrays)
+    np.savez(content := io.BytesIO(), **items)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content.getvalue())

@@ -59,15 +59,15 @@ class ShardSample:
 class ShardSamples:
     """Training or held-out samples of a folder of shards, as the loader reads them."""
 
-    def __init__(self, folder: Path, data: ShardData, *, held_out: bool = False):
+    def __init__(self, folder: Path, data: ShardData, *, held_out: bool = False, most: int | None = None):
         self.reader = ShardReader(folder)
         count = min(len(self.reader), data.max_samples or len(self.reader))
         if data.held_out:
             # By number, not by key: telling keys apart would read every sample.
             draws = np.array([zlib.crc32(b"%d" % i) for i in range(count)]) / 2**32
-            self.indices = np.flatnonzero((draws < data.held_out) == held_out)
+            self.indices = np.flatnonzero((draws < data.held_out) == held_out)[:most]
         else:
-            self.indices = np.arange(0 if held_out else count)
+            self.indices = np.arange(0 if held_out else count)[:most]
         self.lengths = np.ones(len(self.indices), dtype=np.int64)
 
     def __len__(self) -> int:

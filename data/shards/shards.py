@@ -80,9 +80,9 @@ def again(folder: Path) -> str:
 
 
 def claim(folder: Path, identity: JsonMapping) -> None:
-    """Make `folder` the place of these shards; to be called by each process before its first shard. `identity` is what
-    the samples depend on, of JSON types, and nothing that differs from rank to rank. Raises `UserError`: the folder
-    belongs to another identity (the message names the field), or to nobody known.
+    """Make `folder` the place of these shards, before a process's first one. `identity`: what samples depend on, as
+    JSON, the same on all ranks. Raises `UserError`: the folder is another identity's (names the field), or nobody's
+    known.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark, wanted = folder / IDENTITY, json.loads(json.dumps(identity))
@@ -182,9 +182,8 @@ def unfinished(folder: Path, count: int, *, in_step: bool = False) -> list[int]:
 
 
 def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: JsonMapping | None = None) -> None:
-    """Write `manifest.json` over all `num_shards` shards, with what was measured of the samples; once, after every
-    process has written its shards. Raises `UserError`: one is missing, cut or one too many; the folder is another
-    identity's.
+    """Write `manifest.json` over all `num_shards` shards, once they are written, with what was measured of the samples.
+    Raises `UserError`: one is missing, cut or one too many; the folder is another identity's.
     """
     claim(folder, identity)
     indices = _indices(folder)

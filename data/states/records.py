@@ -82,9 +82,8 @@ class StatesForm:
 
 @dataclass(frozen=True)
 class PackedStates:
-    """A micro-batch as it was read: records, which become a `Batch` on the device they are moved to.
-
-    States are copied to the device as they are stored, and expanded to padded tensors there.
+    """A micro-batch as it was read: records, which become a `Batch` on the device they are moved to. States are copied
+    to the device as they are stored, and expanded to padded tensors there.
     """
 
     rows: tuple[dict[str, Tensor], ...]  # none: a filler that supervises nothing

@@ -21,7 +21,7 @@ from ...core.pictures import TEXT
 from ...core.states import feature_places
 from ..collate import Sample, collate, empty_sample
 from ..dataset import ConversationDataset
-from ..records.kept_arrays import read_arrays, write_arrays
+from ..records.records import read_arrays, write_arrays
 from ..shards.codes import forward_seed
 from ..sources import AnsweredSamples
 

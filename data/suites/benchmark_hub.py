@@ -204,10 +204,8 @@ def _options(about: BenchmarkSet, row: JsonMapping) -> list[str]:
 
 
 def _letter(about: BenchmarkSet, answers: Sequence[str], options: Sequence[str]) -> str | None:
-    """The right option's letter. None where nothing says it: no options, or a hidden answer.
-
-    `answer_is` declares how to read an answer: MVBench asks for counts, so its "3" is the text of an option, not an
-    index.
+    """The right option's letter. None where nothing says it: no options, or a hidden answer. `answer_is` declares how
+    to read an answer: MVBench asks for counts, so its "3" is the text of an option, not an index.
     """
     answer = answers[0]
     if about.answer_is == "letter":

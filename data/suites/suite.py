@@ -258,9 +258,8 @@ def suite_identity(folder: Path) -> str:
 
 
 def prompt(name: str, question: str, convention: Convention, *, num_images: int, num_clips: int = 0) -> str:
-    """The first turn of a row, with its image marks; the template adds the roles. The question is in the data's own
-    words; sets of several pictures have their marks in it, others need not. A clip's mark is <video>, or <image>, too.
-    Raises `UserError`: the convention has no prompt for a set of this name.
+    """The first turn of a row with its image marks; sets of several pictures have theirs in the question, others need
+    not. Raises `UserError`: the convention has no prompt for a set of this name.
     """
     bare = question.replace(f"{IMAGE_MARK}\n", "").replace(IMAGE_MARK, "").strip()
     marks = f"{IMAGE_MARK}\n" * num_images + f"{VIDEO_MARK}\n" * num_clips

@@ -70,9 +70,8 @@ def fetch(
     published: Mapping[str, Published] = PUBLISHED,
     questions: Mapping[Task, Published] = PUBLISHED_QUESTIONS,
 ) -> Path:
-    """A suite directory with the first rows of each set (at most so many; None: all), and questions for those of
-    `tasks` that have some. Written aside and renamed; one that is there is taken as it is. Raises `UserError`: a set is
-    unknown, out of reach, or has other columns than expected.
+    """A suite directory, new or as it is there, with at most so many rows of each set and questions for those of
+    `tasks` that have some. Raises `UserError`: a set is unknown, out of reach, or has other columns than expected.
     """
     if folder.is_dir():
         return folder
@@ -156,9 +155,8 @@ def _record(name: str, row: JsonObject, number: int, source: Published, folder: 
 
 
 def save_pictures(name: str, images: Sequence[object], number: int, folder: Path) -> list[str]:
-    """Write the pictures of row `number` below `folder`, upright, as PNG; returns their paths from there.
-
-    One that cannot be read is written as it is: it is a bad record for whoever reads the set, as `on_error` says.
+    """Write the pictures of row `number` below `folder`, upright, as PNG; returns their paths from there. One that
+    cannot be read is written as it is: it is a bad record for whoever reads the set, as `on_error` says.
     """
     files = []
     for place, image in enumerate(images):

@@ -24,9 +24,8 @@ def published_files(name: str, path: Path) -> list[Path]:
 
 
 def set_at(path: Path) -> str | None:
-    """The set whose files, as its authors publish them, lie at `path`; None: those of none.
-
-    A file of JSON lines may have any name: its first row says by its keys which set's it is.
+    """The set whose files, as its authors publish them, lie at `path`; None: those of none. A file of JSON lines may
+    have any name: its first row says by its keys which set's it is.
     """
     row: JsonMapping = next(iter(_lines(path)), {}) if path.suffix == ".jsonl" and path.is_file() else {}
     for name, about in TURN_SETS.items():
@@ -37,9 +36,8 @@ def set_at(path: Path) -> str | None:
 
 
 def published_records(name: str, path: Path) -> list[JsonObject]:
-    """The records of set `name` in its published files; pictures lie below `PUBLISHED`, which stands for the first
-    file's folder. Raises `UserError`: a file is missing or damaged, or a row has no such turns or labels; it names
-    file, row and key.
+    """The records of a set's published files; pictures lie below `PUBLISHED`, the first file's folder. Raises
+    `UserError` that names file, row and key: a file is missing or damaged, or a row has no such turns or labels.
     """
     records: list[JsonObject] = []
     for file in published_files(name, path):

@@ -48,7 +48,6 @@ def fid_features(network: Any) -> Extractor:
 
 def class_logits(network: Any) -> Extractor:
     """Logits of the 1008 classes of 256-pixel crops, which the network resizes itself, without the last layer's bias.
-
     So did the score's first implementation; the papers here do not say what they took.
     """
 

@@ -8,7 +8,7 @@ Pillow's, which widens them when it shrinks. Letters: B images, S side in pixels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,8 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
 class Folder(Sequence[Picture]):
-    """The pictures under a folder in the order of their paths, read when asked for.
-
-    Raises `UserError` where there are none, or where one cannot be read.
+    """The pictures under a folder in the order of their paths, read when asked for. Raises `UserError` where there are
+    none, or where one cannot be read.
     """
 
     def __init__(self, folder: str | Path):
@@ -42,9 +41,6 @@ class Folder(Sequence[Picture]):
 
     def __getitem__(self, index):  # type: ignore[override]  # no slices
         return np.asarray(load_image(self.paths[index]))
-
-    def __iter__(self) -> Iterator[Picture]:
-        return (self[index] for index in range(len(self)))
 
 
 def as_is(picture: Picture) -> Picture:
@@ -88,9 +84,8 @@ def squash_bilinear(picture: Picture, side: int) -> Picture:
 
 
 def clean_resize(images: Tensor, side: int) -> Tensor:
-    """clean-fid's step to the network: bicubic on each channel as floats, neither rounded nor clipped.
-
-    uint8 [B,3,H,W] to float32 [B,3,side,side] around [0, 255], on the same device.
+    """clean-fid's step to the network: bicubic on each channel as floats, neither rounded nor clipped. uint8 [B,3,H,W]
+    to float32 [B,3,side,side] around [0, 255], on the same device.
     """
     planes = images.flatten(0, 1).cpu().numpy().astype(np.float32)
     resized = [np.asarray(Image.fromarray(plane).resize((side, side), Image.Resampling.BICUBIC)) for plane in planes]
@@ -99,9 +94,8 @@ def clean_resize(images: Tensor, side: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network that sees pictures, and for `clip` and `hpsv2` texts, too.
-
-    Features for `fid` and `precision_recall`, logits of classes for `inception_score`, one score for `aesthetic`.
+    """A network that sees pictures, and for `clip` and `hpsv2` texts, too. Features for `fid` and `precision_recall`,
+    logits of classes for `inception_score`, one score for `aesthetic`.
     """
 
     name: str  # stands in every result

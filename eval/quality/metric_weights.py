@@ -74,7 +74,6 @@ def find(metric: Metric, name: WeightName, weights: Mapping[WeightName, str]) ->
 
 def read_state(path: Path, name: WeightName) -> dict[str, Tensor]:
     """Tensors by name from safetensors or a .pt file, read with weights_only; one `state_dict` around them is opened.
-
     Raises `UserError` where the file is of another kind.
     """
     try:

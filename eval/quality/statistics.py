@@ -18,7 +18,6 @@ ROWS_PER_PASS = 1024
 
 def frechet_distance(real: Tensor, generated: Tensor) -> float:
     """Distance of the normal distributions fitted to two sets of features, [N,D] and [M,D] (Heusel et al. 2017, eq. 6).
-
     Raises `UserError` for a set of one image: it has no covariance.
     """
     for name, features in (("real", real), ("generated", generated)):
@@ -29,10 +28,9 @@ def frechet_distance(real: Tensor, generated: Tensor) -> float:
 
 
 def gaussian_distance(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> float:
-    """|mean_a - mean_b|^2 + Tr(A + B - 2 (A B)^(1/2)), float64 means [D] and covariances [D,D].
-
-    A B is not symmetric, but A^(1/2) B A^(1/2) has the same eigenvalues and is: no complex square root, and singular
-    covariances need no padding.
+    """|mean_a - mean_b|^2 + Tr(A + B - 2 (A B)^(1/2)), float64 means [D] and covariances [D,D]. A B is not symmetric,
+    but A^(1/2) B A^(1/2) has the same eigenvalues and is: no complex square root, and singular covariances need no
+    padding.
     """
     values, vectors = torch.linalg.eigh(cov_a)
     root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
@@ -43,10 +41,9 @@ def gaussian_distance(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tens
 
 
 def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) -> tuple[float, float]:
-    """Shares of generated images among the real ones, and the reverse (Kynkaanniemi et al. 2019, eq. 1 and 2).
-
-    An image is among a set where it lies within the distance of some member to its `neighbours`-th nearest in that set.
-    Raises `UserError` where a set, [N,D] or [M,D], is too small to have that neighbour.
+    """Shares of generated images among the real ones, and the reverse (Kynkaanniemi et al. 2019, eq. 1 and 2). An image
+    is among a set where it lies within the distance of some member to its `neighbours`-th nearest in that set. Raises
+    `UserError` where a set, [N,D] or [M,D], is too small to have that neighbour.
     """
     for name, features in (("real", real), ("generated", generated)):
         if len(features) <= neighbours:

@@ -59,7 +59,10 @@ def write_answers(
     assert min(limits) >= 1, limits
     ids: list[list[int]] = [[] for _ in requests]
     kept: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in requests]
-    uniforms = [torch.rand(n, generator=_seeded(s), dtype=torch.float64) for n, s in zip(limits, seeds, strict=True)]
+    uniforms = [
+        torch.rand(n, generator=torch.Generator().manual_seed(s), dtype=torch.float64)
+        for n, s in zip(limits, seeds, strict=True)
+    ]
     rows = _Rows(decoder, requests, capacity=max(limits), prefill_chunk=prefill_chunk)
     scores, step = rows.scores, 0
     while True:
@@ -85,7 +88,11 @@ def write_answers(
             tokens = tokens[going]
         scores, step = rows.feed(tokens.clamp(min=0)), step + 1
     return [
-        Written(own, "eos" if own[-1] in eos_ids else "length", None if keep is None else _stacked(mine))
+        Written(
+            own,
+            "eos" if own[-1] in eos_ids else "length",
+            None if keep is None else KeptScores(*map(torch.stack, zip(*mine, strict=True))),
+        )
         for own, mine in zip(ids, kept, strict=True)
     ]
 
@@ -122,7 +129,7 @@ def even_batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
 
 def _uniforms(count: int, seed: int) -> Tensor:
     """[n] float64, as the decoding loop draws them: the prefill's token from a float32."""
-    generator = _seeded(seed)
+    generator = torch.Generator().manual_seed(seed)
     first = torch.rand(1, generator=generator).double()
     return torch.cat([first, torch.rand(count - 1, generator=generator, dtype=torch.float64)])
 
@@ -183,12 +190,3 @@ def _pick(scores: Tensor, warp: Warp, uniforms: Tensor) -> Tensor:
     # On the right of equals: a token without probability is never hit.
     tokens, total = torch.searchsorted(cdf, wanted, right=True)[:, 0], cdf[:, -1]
     return tokens.where(total.isfinite() & (total > 0), -1)
-
-
-def _stacked(kept: list[tuple[Tensor, Tensor, Tensor]]) -> KeptScores:
-    ids, logs, rest = (torch.stack(column) for column in zip(*kept, strict=True))
-    return KeptScores(ids, logs, rest)
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

@@ -78,7 +78,13 @@ def load_neighbours(
     sha256 = hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()
     facts = {"sha256": sha256, "metric": metric, "k": str(k)} | ({"seed": str(seed)} if metric == "random" else {})
     path = folder / f"neighbours-{sha256[:16]}-{metric}{facts.get('seed', '')}-{k}.safetensors"
-    codes = _read(path, facts)
+    codes: Tensor | None = None
+    if path.is_file():
+        try:
+            with opened(path) as file:
+                codes = file.get_tensor(NAME) if file.metadata() == facts else None
+        except UserError as error:
+            notice(f"the neighbour table {path} is damaged and is made again ({error.problem})")
     if codes is None:
         codes = nearest(codebook, k, metric=metric, seed=seed)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,15 +114,3 @@ def nearest(codebook: Tensor, k: int, *, metric: Metric, seed: int = 0) -> Tenso
         distances[rows, rows + start] = float("inf")
         ids.append(distances.argsort(dim=-1, stable=True)[:, :k].int())
     return torch.cat(ids)
-
-
-def _read(path: Path, facts: dict[str, str]) -> Tensor | None:
-    """The table, or None where there is none of this codebook."""
-    if not path.is_file():
-        return None
-    try:
-        with opened(path) as file:
-            return file.get_tensor(NAME) if file.metadata() == facts else None
-    except UserError as error:
-        notice(f"the neighbour table {path} is damaged and is made again ({error.problem})")
-        return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ..hub import has_windows, recurrent_layers
-from .cache import Cache, CacheLayer
+from .cache import Cache
 
 
 def is_cut(weight: Tensor) -> bool:
@@ -41,18 +42,6 @@ def all_heads(weights: Tensor, num_heads: int) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-class _Committed:
-    """A cache as a layer's attention asks for it, which hands over the committed places and takes nothing."""
-
-    def __init__(self, layer: CacheLayer):
-        self.layer = layer
-
-    def update(self, keys: Tensor, values: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Keys and values [1,G,K,E] of the committed places; the query's own is the last of them."""
-        layer = self.layer
-        return layer.keys[:, :, : layer.length], layer.values[:, :, : layer.length]
-
-
 def check_end_attention(language_model: Any) -> None:
     """Raises `UserError` for a decoder whose last layer has no attention over all places."""
     if not hasattr(language_model.layers[-1], "self_attn") or has_windows(language_model.config):
@@ -68,8 +57,10 @@ def end_attention(language_model: Any, state: Tensor, cache: Cache, places: Tens
 
     `state` [1,1,D] is that layer's input there, `places` its position in the coordinates that the model takes.
     """
-    layer, config = language_model.layers[-1], language_model.config
-    device = cache.own_layers[-1].keys.device  # a large model's last layer may lie elsewhere than its embedding
+    layer, config, held = language_model.layers[-1], language_model.config, cache.own_layers[-1]
+    # What attention asks of a cache: the committed places, of which the query's own is the last; nothing is written.
+    committed = held.keys[:, :, : held.length], held.values[:, :, : held.length]
+    device = held.keys.device  # a large model's last layer may lie elsewhere than its embedding
     rotations = tuple(part.to(device) for part in language_model.rotary_emb(state, position_ids=places))
     before = config._attn_implementation
     config._attn_implementation = "eager"  # the only one that returns its weights
@@ -78,7 +69,7 @@ def end_attention(language_model: Any, state: Tensor, cache: Cache, places: Tens
             hidden_states=layer.input_layernorm(state.to(device)),
             position_embeddings=rotations,
             attention_mask=None,
-            past_key_values=_Committed(cache.own_layers[-1]),
+            past_key_values=SimpleNamespace(update=lambda *_, **__: committed),
         )
     finally:
         config._attn_implementation = before

@@ -56,10 +56,8 @@ DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 
 def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
-    """An ensemble's members: names as they are, sections read as a recipe's `drafter`. Other drafters have none.
-
-    Args:
-        context: of pydantic's validation.
+    """An ensemble's members: names as they are, sections read as a recipe's `drafter`; `context` is pydantic's. Other
+    drafters have none.
     """
     read, members = DRAFTER.validate_python, config.members if isinstance(config, MixedConfig) else ()
     return [member if isinstance(member, str) else read(member, context=context) for member in members]

@@ -6,24 +6,28 @@ A new drafter is one file with three things to learn: its config (`DrafterConfig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ...core.errors import Refused, UserError, did_you_mean
 from ...core.fields import Place, Revision
 from ...core.import_paths import Kinded
 from ...core.json_types import JsonMapping, JsonObject
+from ...core.section import Section
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..folders import CONFIG, WEIGHTS, find_folder
+from ..losses import Divergence
 from ..targets.base import Target, TargetShape, TargetStep, Verified
-from .head_objective import HeadObjective
+from .draft_vocabulary import CountTokens as CountTokens
 from .manifest import MANIFEST
+from .manifest import TargetIdentity as TargetIdentity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -70,14 +74,6 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True)
-class TargetIdentity:
-    """Identity of the target, which a trained drafter is checked against when it is loaded."""
-
-    section: JsonMapping  # of the recipe, in JSON types
-    tokenizer_sha256: str | None = None
-
-
-@dataclass(frozen=True)
 class DraftingOptions:
     """Facts that an evaluation passes to a drafter. The default suits heads and plain drafts."""
 
@@ -87,8 +83,40 @@ class DraftingOptions:
 
 PLAIN = DraftingOptions()
 
-# Counts how often each id is supervised in the training data: [V] int64.
-CountTokens = Callable[[], Tensor]
+
+class HeadObjective(Section):
+    """What hidden-state heads are trained for: weights of the terms of their loss at each trained input, which
+    `head_training.py` computes; a term of weight 0 is not computed.
+    """
+
+    # Of a train stage's `objective`: what is trained with the target's hidden states.
+    kind: Literal["head"] = Field("head", exclude=True)
+
+    # SmoothL1 between the predicted and the true state, mean over the width.
+    feature: float = Field(0.0, ge=0)
+    # Divergence between the two distributions that the LM head makes of them; lk_alpha and lk_hybrid are the LK losses.
+    token: float = Field(0.0, ge=0)
+    token_divergence: Divergence = "soft_ce"
+    # Sum of |Q - P| over the vocabulary, at most 2.
+    l1: float = Field(0.0, ge=0)
+    # ListMLE over the target's likeliest tokens.
+    listmle: float = Field(0.0, ge=0)
+    # How many of them.
+    top: int = Field(10, ge=1)
+    # Weight of pass s is decay^s, as in EAGLE-3 (0.8); null: the mean over passes.
+    decay: float | None = Field(None, gt=0, le=1)
+    # Passes after the first in this stage; null: the head's mtp_steps. 0 for a stage of plain text.
+    mtp_steps: int | None = Field(None, ge=0)
+    # Width of the uniform noise on true states at 512 places; shorter samples get more of it (EAGLE: 0.2).
+    noise: float = Field(0.2, ge=0)
+    # Inputs whose vocabulary is projected at once: about 40 bytes for each input, pass and id.
+    chunk: int = Field(128, ge=1)
+
+    @model_validator(mode="after")
+    def _some_term(self) -> HeadObjective:
+        if not any((self.feature, self.token, self.l1, self.listmle)):
+            raise ValueError("no term has a weight; give feature, token, l1 or listmle")
+        return self
 
 
 class DrafterConfig(Kinded):
@@ -151,6 +179,11 @@ class DrafterConfig(Kinded):
         Raises:
             UserError: a file is missing, or it was made for another target.
         """
+        return self._loaded(folder, target, dtype, identity)
+
+    def _loaded(
+        self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
+    ) -> nn.Module:
         raise self._unwritten("load")
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -166,11 +199,7 @@ class DrafterConfig(Kinded):
         raise self._unwritten("manifest")
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
-        """The training forward: (batch, states) -> StepLoss.
-
-        Args:
-            settings: the stage's; None: the section's own loss.
-        """
+        """The training forward, (batch, states) -> StepLoss. `settings` are the stage's; None: the section's own."""
         raise self._unwritten("training_objective")
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
@@ -179,7 +208,6 @@ class DrafterConfig(Kinded):
 
     def empty(self, shape: TargetShape) -> nn.Module | None:
         """The module that is trained, on the meta device: a dry run counts its parameters, and runs it without values.
-
         None: nothing is trained, or nothing that a dry run could build.
         """
         return None
@@ -236,15 +264,7 @@ class WeightlessDrafter(DrafterConfig):
     def provides(self) -> set[str]:
         return {"drafter"}
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> nn.Module:
-        """A module without weights: there are none."""
+    def _loaded(self, *_: object) -> nn.Module:
         return nn.Module()
 
 
@@ -263,15 +283,9 @@ class PublishedDrafter(DrafterConfig):
     def display_name(self) -> str:
         return self.path or self.kind
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
+    def _loaded(
+        self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
     ) -> nn.Module:
-        """The module in `folder`, or at `path`, as `read` finds it there."""
         return self.read(folder or self.fetched(), target, dtype or target.embedding.dtype, identity)
 
     def fetched(self) -> Path:
@@ -306,6 +320,13 @@ def for_decoding(config: DrafterConfig, **settings: Any) -> DrafterConfig:
             )
     checked = type(config).model_validate(config.model_dump() | settings)
     return config.model_copy(update={name: value for name, value in checked if name in settings})
+
+
+def check_alike(pairs: Mapping[str, tuple[object, object]], *, key: str, hint: str) -> None:
+    """Raise `UserError` for the first of `pairs` that differ: name -> the drafter's value, and the target's."""
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise UserError(f"the drafter's {name} is {ours}, the target's {theirs}", key=key, hint=hint)
 
 
 def states_settings(drafter: DrafterConfig) -> JsonObject:

@@ -20,38 +20,38 @@ Choose = Callable[[Tensor, int, torch.Generator | None], Tensor]
 
 def members_in(drafter: object) -> Sequence[object]:
     """The drafters that an ensemble mixes, and the modes of a draft LVLM; () of others."""
-    return _own(drafter, "members", ())
+    return getattr(drafter, "members", ())
 
 
 def may_pass(drafter: object) -> bool:
     """Whether it may have nothing to say in a cycle, as drafters that look tokens up."""
-    return _own(drafter, "may_pass", False)
+    return getattr(drafter, "may_pass", False)
 
 
 def choice_of(drafter: object) -> Choose | None:
     """Its own way to draw children; None: it has none."""
-    return _own(drafter, "choose", None)
+    return getattr(drafter, "choose", None)
 
 
 def pruning_seconds(drafter: object) -> float:
     """Seconds that the choice of a prompt's visual tokens took; 0 where none are chosen."""
-    return _own(drafter, "pruning_s", 0.0)
+    return getattr(drafter, "pruning_s", 0.0)
 
 
 def captioning_seconds(drafter: object) -> float:
     """Seconds in which captions of the prompt's pictures were written, for it or for what it is an ensemble of."""
-    return _own(drafter, "captioning_s", 0.0) + sum(map(captioning_seconds, members_in(drafter)))
+    return getattr(drafter, "captioning_s", 0.0) + sum(map(captioning_seconds, members_in(drafter)))
 
 
 def visual_counts(drafter: object) -> dict[str, int]:
     """`num_held` and `num_kept`, visual tokens of the prompt that it has, where it counts them."""
-    counts = {name: _own(drafter, name, None) for name in ("num_held", "num_kept")}
+    counts = {name: getattr(drafter, name, None) for name in ("num_held", "num_kept")}
     return {name: int(count) for name, count in counts.items() if count is not None}
 
 
 def head_in(drafter: object) -> Any:
     """The head whose passes it runs; None: it has none."""
-    return _own(drafter, "head", None)
+    return getattr(drafter, "head", None)
 
 
 def capture_seconds(part: object) -> float:
@@ -65,7 +65,7 @@ def num_replayed(part: object) -> int:
 
 
 def _graphs_in(part: object) -> Iterator[Graphs]:
-    if (graphs := _own(part, "graphs", None)) is not None:
+    if (graphs := getattr(part, "graphs", None)) is not None:
         yield graphs
     for member in members_in(part):
         yield from _graphs_in(member)
@@ -74,15 +74,10 @@ def _graphs_in(part: object) -> Iterator[Graphs]:
 @contextmanager
 def eager(drafter: Any) -> Iterator[None]:
     """Without its CUDA graphs meanwhile: a replay calls nothing that can be observed, and its inputs are padded."""
-    graphs = _own(drafter, "graphs", None)
-    if graphs is not None:
+    if (graphs := getattr(drafter, "graphs", None)) is not None:
         drafter.graphs = None
     try:
         yield
     finally:
         if graphs is not None:
             drafter.graphs = graphs
-
-
-def _own(part: object, name: str, default: Any) -> Any:
-    return getattr(part, name, default)

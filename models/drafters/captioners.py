@@ -8,7 +8,7 @@ Letters: R pictures, T tokens, S side in pixels.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -52,6 +52,10 @@ class _Published(Section):
     # auto: on a GPU as the weights are stored, on a CPU float32.
     dtype: Dtype = "auto"
 
+    # transformers' classes of the model, and of what it reads pictures with.
+    model_class: ClassVar[str]
+    picture_class: ClassVar[str] = "BlipImageProcessor"
+
 
 class Florence2Captions(_Published):
     """TABED's default. Of the native conversion: microsoft/* needs code of its own, which does not load any more."""
@@ -63,6 +67,9 @@ class Florence2Captions(_Published):
     # How much is said; TABED uses the shortest.
     task: Literal["caption", "detailed", "more-detailed"] = "caption"
 
+    model_class: ClassVar[str] = "Florence2ForConditionalGeneration"
+    picture_class: ClassVar[str] = "CLIPImageProcessor"
+
 
 class BlipCaptions(_Published):
     """BLIP: small and fast, with short captions."""
@@ -70,12 +77,16 @@ class BlipCaptions(_Published):
     kind: Literal["blip"]
     path: Place = "Salesforce/blip-image-captioning-base"
 
+    model_class: ClassVar[str] = "BlipForConditionalGeneration"
+
 
 class Blip2Captions(_Published):
     """BLIP-2, whose captions a language model of its own writes (OPT)."""
 
     kind: Literal["blip2"]
     path: Place = "Salesforce/blip2-opt-2.7b"
+
+    model_class: ClassVar[str] = "Blip2ForConditionalGeneration"
 
 
 class LvlmCaptions(Section):
@@ -94,31 +105,15 @@ CaptionerConfig = Annotated[
 ]
 
 
-# Names of transformers' classes.
-_CLASSES = {
-    "florence2": "Florence2ForConditionalGeneration", "blip": "BlipForConditionalGeneration",
-    "blip2": "Blip2ForConditionalGeneration",
-}  # fmt: skip
-
-
 class PublishedCaptioner:
-    """Asks one of transformers' captioners about the pictures as their files have them.
-
-    Args:
-        prompt: ids [T] in front of the answer; None: the model's `generate` brings its own.
-        num_echoed: ids of the output that repeat the prompt.
+    """Asks one of transformers' captioners about the pictures as their files have them. `prompt` [T] stands in front of
+    the answer (None: the model's `generate` brings its own); `num_echoed` ids of the output repeat it.
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        image_processor: Any,
-        settings: Any,
-        *,
-        prompt: Tensor | None = None,
+        self, model: Any, tokenizer: Any, image_processor: Any, settings: Any, *, prompt: Tensor | None = None,
         num_echoed: int = 0,
-    ):
+    ):  # fmt: skip
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.image_processor, self.settings = tokenizer, image_processor, settings
         self.prompt, self.num_echoed = prompt, num_echoed
@@ -137,18 +132,16 @@ class PublishedCaptioner:
         if not count:
             return []
         pixels = self.image_processor(list(request.originals), return_tensors="pt").pixel_values
-        asked: dict[str, Any] = {"pixel_values": pixels.to(self.model.device, self.model.dtype)}
+        inputs: dict[str, Any] = {"pixel_values": pixels.to(self.model.device, self.model.dtype)}
         if self.prompt is not None:
-            asked["input_ids"] = self.prompt.to(self.model.device).expand(count, -1)
-            asked["attention_mask"] = torch.ones_like(asked["input_ids"])
+            inputs["input_ids"] = self.prompt.to(self.model.device).expand(count, -1)
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        settings = self.settings
         output = self.model.generate(
-            **asked,
-            num_beams=self.settings.num_beams,
-            do_sample=False,
-            max_new_tokens=self.settings.max_new_tokens,
+            **inputs, num_beams=settings.num_beams, do_sample=False, max_new_tokens=settings.max_new_tokens
         )
-        spoken = output[:, self.num_echoed :]
-        return [text.strip() for text in self.tokenizer.batch_decode(spoken, skip_special_tokens=True)]
+        answers = self.tokenizer.batch_decode(output[:, self.num_echoed :], skip_special_tokens=True)
+        return [text.strip() for text in answers]
 
 
 _FLORENCE_TASKS = {
@@ -163,55 +156,43 @@ def load_captioner(
 ) -> PublishedCaptioner:
     """A published captioner. Raises `UserError` where its files are missing or of another model."""
     model = _load(config, device)
+    tokenizer, images = _reader(config)
+    settings = model.config
     if isinstance(config, BlipCaptions):
         # `generate` begins with a token of its own.
-        return PublishedCaptioner(model, *_reader("BlipImageProcessor", config), config, num_echoed=1)
+        return PublishedCaptioner(model, tokenizer, images, config, num_echoed=1)
     if isinstance(config, Blip2Captions):
-        queries, settings = model.config.num_query_tokens, model.config
         if settings.image_token_index is None or not settings.use_decoder_only_language_model:
             raise UserError(
-                "these BLIP-2 weights have no decoder-only language model, or name no image_token_index",
-                key=_KEY,
-                where=config.path,
-                hint="use Salesforce/blip2-opt-2.7b at its latest revision",
-            )
-        prompt = torch.tensor([settings.image_token_index] * queries + [settings.text_config.bos_token_id])
-        reader = _reader("BlipImageProcessor", config)
-        return PublishedCaptioner(model, *reader, config, prompt=prompt, num_echoed=len(prompt))
-    tokenizer, images = _reader("CLIPImageProcessor", config)
-    asked = tokenizer(_FLORENCE_TASKS[config.task], add_special_tokens=False).input_ids
-    run = [model.config.image_token_id] * _florence_tokens(model, images)
-    prompt = torch.tensor([*run, tokenizer.bos_token_id, *asked, tokenizer.eos_token_id])
+                "these BLIP-2 weights have no decoder-only language model, or name no image_token_index", key=_KEY,
+                where=config.path, hint="use Salesforce/blip2-opt-2.7b at its latest revision",
+            )  # fmt: skip
+        run = [settings.image_token_index] * settings.num_query_tokens
+        prompt = torch.tensor([*run, settings.text_config.bos_token_id])
+        return PublishedCaptioner(model, tokenizer, images, config, prompt=prompt, num_echoed=len(prompt))
+    # Tokens of a picture, counted on a blank one: old processor files do not say.
+    blank = images([np.zeros((64, 64, 3), dtype=np.uint8)], return_tensors="pt").pixel_values
+    with torch.inference_mode():
+        features = model.model.get_image_features(blank.to(model.device, model.dtype)).pooler_output
+    run = [settings.image_token_id] * features.shape[1]
+    task = tokenizer(_FLORENCE_TASKS[config.task], add_special_tokens=False).input_ids
+    prompt = torch.tensor([*run, tokenizer.bos_token_id, *task, tokenizer.eos_token_id])
     return PublishedCaptioner(model, tokenizer, images, config, prompt=prompt)
 
 
-@torch.inference_mode()
-def _florence_tokens(model: Any, images: Any) -> int:
-    """Tokens of a picture, counted on a blank one: old processor files do not say."""
-    blank = images([np.zeros((64, 64, 3), dtype=np.uint8)], return_tensors="pt").pixel_values
-    return model.model.get_image_features(blank.to(model.device, model.dtype)).pooler_output.shape[1]
-
-
-def _load(config: Florence2Captions | BlipCaptions | Blip2Captions, device: torch.device) -> Any:
-    cls: Any = transformers_class(_CLASSES[config.kind])
+def _load(config: _Published, device: torch.device) -> Any:
+    cls: Any = transformers_class(config.model_class)
+    dtype = torch_dtype(resolved_dtype(config, config.path, device, key="captioner"))
     with reading_pretrained(config.path, "cannot load a captioner from", key=_KEY, where=config.path, hint=_CURE):
         model, report = cls.from_pretrained(
-            config.path,
-            revision=config.revision,
-            dtype=torch_dtype(resolved_dtype(config, config.path, device, key="captioner")),
-            weights_only=True,
-            output_loading_info=True,
+            config.path, revision=config.revision, dtype=dtype, weights_only=True, output_loading_info=True,
             **onto(device),
-        )
+        )  # fmt: skip
     check_quantised(model, report, config.path)
     # Weights of another layout would be left random, and the captions noise.
     if report["missing_keys"] or report["mismatched_keys"]:
-        raise UserError(
-            f"{config.path!r} lacks weights of {cls.__name__}: {sorted(report['missing_keys'])[:3]} ...",
-            key=_KEY,
-            where=config.path,
-            hint=_CURE,
-        )
+        problem = f"{config.path!r} lacks weights of {cls.__name__}: {sorted(report['missing_keys'])[:3]} ..."
+        raise UserError(problem, key=_KEY, where=config.path, hint=_CURE)
     check_module(model, config.path)
     return model
 
@@ -223,11 +204,12 @@ _CURE = (
 )
 
 
-def _reader(name: str, config: _Published) -> tuple[Any, Any]:
+def _reader(config: _Published) -> tuple[Any, Any]:
     """Tokenizer and image processor, apart: the joint classes want torchvision."""
     import transformers
     from transformers import AutoTokenizer
 
+    name = config.picture_class
     images = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
     problem = "cannot read the tokenizer or image processor of the captioner"
     with reading_pretrained(config.path, problem, key=_KEY, where=config.path, hint=_CURE, weights=False):
@@ -238,12 +220,8 @@ def _reader(name: str, config: _Published) -> tuple[Any, Any]:
 
 
 class LvlmCaptioner:
-    """A LLaVA that shares the target's processor: it sees the request's own pixels, and answers greedily.
-
-    Args:
-        prompt: ids [T], with one picture's run of image tokens.
-        image_token_id: what that run is made of.
-        stop_ids: end a caption and do not belong to it.
+    """A LLaVA that shares the target's processor: it sees the request's own pixels, and answers greedily to `prompt`
+    [T], with one picture's run of image tokens. `stop_ids` end a caption and do not belong to it.
     """
 
     def __init__(
@@ -263,28 +241,17 @@ class LvlmCaptioner:
 
     @torch.inference_mode()
     def captions(self, request: Request) -> list[str]:
-        """One caption for each picture, in prompt order."""
-        requests = [Request(self.prompt, self.modality, tile[None]) for tile in _one_tile_each(request)]
+        requests, first = [], 0
+        for picture in pictures_of(request):
+            # One tile of each: an image's first, which holds all of it, or a clip's middle frame.
+            tile = first + (picture.num_tiles // 2 if picture.modality == VIDEO else 0)
+            assert request.pixels is not None
+            requests.append(Request(self.prompt, self.modality, request.pixels[tile][None]))
+            first += picture.num_tiles
         if not requests:
             return []
         count, stop_ids = len(requests), self.stop_ids
-        answers = write_answers(
-            self.decoder,
-            requests,
-            Warp(),
-            limits=[self.max_new_tokens] * count,
-            seeds=range(count),
-            eos_ids=stop_ids,
-        )
+        limits = [self.max_new_tokens] * count
+        answers = write_answers(self.decoder, requests, Warp(), limits=limits, seeds=range(count), eos_ids=stop_ids)
         spoken = [[token for token in answer.ids if token not in stop_ids] for answer in answers]
         return [str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip() for ids in spoken]
-
-
-def _one_tile_each(request: Request) -> list[Tensor]:
-    """Return one tile of each picture: an image's first, which holds all of it, or a clip's middle frame."""
-    tiles, first = [], 0
-    for picture in pictures_of(request):
-        assert request.pixels is not None
-        tiles.append(request.pixels[first + (picture.num_tiles // 2 if picture.modality == VIDEO else 0)])
-        first += picture.num_tiles
-    return tiles

@@ -2,8 +2,9 @@
 
 A cycle runs the draft once. Its queries are the last committed token and K masks; keys and values come from the states
 of all tokens before it, joined from several layers of the target, and from the block. Mask i answers for the token i
-places on. The target's pictures are states like any other. The module stands in dflash_module.py, the proposal in
-dflash_proposal.py, the loss in dflash_training.py, the files in dflash_files.py and the settings in dflash_settings.py.
+places on. The target's pictures are states like any other. The module stands in dflash_module.py, the loss in
+dflash_training.py, the files in dflash_files.py and the settings in dflash_settings.py.
+Letters: N committed states of a cycle, C states held, Q places of a block, K masks, J joined states, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ...core.json_types import JsonMapping, JsonObject
 from ..targets.base import Target, TargetShape
-from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective, TargetIdentity
 from .dflash_files import dflash_manifest, holds_dflash, load_dflash, save_dflash
 from .dflash_module import DflashHead
 from .dflash_proposal import DflashImageProposal, DflashProposal
@@ -25,8 +26,7 @@ from .dflash_settings import DflashSettings
 from .dflash_training import DflashImageTraining, DflashTraining
 from .draft_vocabulary import drafted_ids
 from .head_files import head_state
-from .head_objective import HeadObjective
-from .made_for import image_head_manifest
+from .manifest import manifest_for
 
 CONFIDENCE = "confidence_head."
 
@@ -53,10 +53,7 @@ class DflashConfig(DflashSettings):
 
     def grown(self, folder: Path, target: Target, identity: TargetIdentity | None) -> DflashHead:
         """A draft in float32 with the weights of a DFlash draft in `folder`, ours or published, and whatever is this
-        kind's own untrained: its first loss is DFlash's.
-
-        Raises:
-            UserError: as `load`.
+        kind's own untrained: its first loss is DFlash's. Raises `UserError` as `load`.
         """
         shared = {name: value for name, value in self.model_dump().items() if name in DflashConfig.model_fields}
         state = head_state(folder, torch.device("cpu"))
@@ -86,12 +83,12 @@ class DflashConfig(DflashSettings):
         save_dflash(self.kind, cast(DflashHead, module), folder, manifest)
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
+        training["drafter"] = self.model_dump(mode="json")
         if target.shape.draws_images:
-            return image_head_manifest(self.model_dump(mode="json"), identity, **training)
-        return dflash_manifest(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
+            return manifest_for(self.kind, identity, **training)
+        return dflash_manifest(self, target.shape, identity, **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
-        """Use the section's own loss; `settings` is not read."""
         training = DflashImageTraining if target.shape.draws_images else DflashTraining
         return training(cast(DflashHead, module), target, self)
 

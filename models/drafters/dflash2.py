@@ -23,11 +23,10 @@ from torch.nn import functional as F
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..targets.base import Target, TargetShape
+from .base import HeadObjective
 from .dflash import DflashConfig
-from .dflash_module import BlockLayer, DflashHead, DflashShape, Turn
+from .dflash_module import Before, BlockLayer, DflashHead, DflashShape, Reduce, Turn
 from .dflash_training import DflashImageTraining, DflashTraining, Places
-from .dflash_walk import Before, Reduce
-from .head_objective import HeadObjective
 
 BEFORE, AFTER = 0, 1  # a sublayer
 
@@ -41,7 +40,6 @@ class Dflash2Shape(DflashShape):
     selector_top_k: int = 16
 
     def to_dict(self) -> JsonObject:
-        """Return also what is DFlash 2's, under the published names."""
         values = super().to_dict()
         return values | {"dflash_config": values["dflash_config"] | self.of_kind | {"conv_kernel_size": 2}}
 
@@ -177,7 +175,6 @@ class Dflash2Config(DflashConfig):
     unread_for_language: ClassVar[frozenset[str]] = frozenset({"confidence", "cut_below"})
 
     def shape(self, target: TargetShape) -> Dflash2Shape:
-        """Return the draft's sizes. Raises `UserError` as DFlash's, and for groups that do not divide the width."""
         base = super().shape(target)
         if base.layer.hidden_size % self.conv_group_size:
             raise UserError(
@@ -190,6 +187,5 @@ class Dflash2Config(DflashConfig):
         )  # fmt: skip
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
-        """Return DFlash's with the selector's; `settings` is not read."""
         training = Dflash2ImageTraining if target.shape.draws_images else Dflash2Training
         return training(cast(DflashHead, module), target, self)

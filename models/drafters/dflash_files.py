@@ -5,22 +5,27 @@ A published draft has no manifest: what its `config.json` says of the block, the
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.placement import fill, without_storage
-from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
+from ...core.placement import without_storage
+from ..folders import CONFIG, read_values, write_folder
 from ..targets.base import Target, TargetShape
-from .base import TargetIdentity
 from .dflash_module import DflashHead, DflashShape
 from .dflash_settings import DflashSettings
-from .head_files import NUMBERING, check_identity, check_vocabulary, head_state, weights_file
-from .made_for import check_made_for, tested_with
-from .manifest import MANIFEST, read_manifest
+from .head_files import NUMBERING, check_vocabulary, head_state, take_weights, weights_file
+from .manifest import (
+    MANIFEST,
+    TargetIdentity,
+    check_made_for,
+    manifest_for,
+    read_manifest,
+    refuse,
+    write_manifest,
+)  # fmt: skip
 
 # What a draft's `config.json` says of heads that read the token before a place.
 WALKS = ("markov_rank", "markov_head_type", "markov_above", "conv_group_size", "selector_rank", "selector_top_k")
@@ -40,19 +45,13 @@ _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.we
 
 def dflash_manifest(config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: object) -> JsonObject:
     """What stands in `draftsmith.json`; `more` is of the stage."""
-    return {
-        "method": config.kind,
-        "target": dict(identity.section),
-        "tokenizer_sha256": identity.tokenizer_sha256,
-        "reads": {
-            "numbering": NUMBERING,
-            "state": list(config.shape(shape).taps),
-            "visual_slots": config.visual(training=True),
-        },
-        "positions": {"kind": config.positions},
-        "tested_with": tested_with(),
-        **more,
-    }
+    reads = {
+        "numbering": NUMBERING, "state": list(config.shape(shape).taps), "visual_slots": config.visual(training=True)
+    }  # fmt: skip
+    return manifest_for(
+        config.kind, identity, tokenizer_sha256=identity.tokenizer_sha256, reads=reads,
+        positions={"kind": config.positions}, **more,
+    )  # fmt: skip
 
 
 def save_dflash(kind: str, head: DflashHead, folder: Path, manifest: JsonMapping) -> None:
@@ -64,28 +63,22 @@ def save_dflash(kind: str, head: DflashHead, folder: Path, manifest: JsonMapping
         "draft_vocab_size": head.shape.layer.vocab_size if ids is None else len(ids),
     }
     write_folder(folder, values, head.state_dict())
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    write_manifest(folder, manifest)
 
 
 def load_dflash(
     config: DflashSettings, head_class: type[DflashHead], folder: Path, target: Target, dtype: torch.dtype,
     identity: TargetIdentity | None,
 ) -> DflashHead:  # fmt: skip
-    """A trained draft, ours or a published one in its native layout, on the target's device.
-
-    Raises:
-        UserError: a file is missing, or the draft was made for another target or with other settings.
+    """A trained draft, ours or a published one in its native layout, on the target's device. Raises `UserError` where a
+    file is missing, or it was made for another target or with other settings.
     """
-    written: JsonObject = {}
-    if target.shape.draws_images:
-        check_made_for(folder, target, identity)
-    else:
-        written = dict(check_identity(folder, config.kind, identity))
+    written = check_made_for(folder, config.kind, identity, target if target.shape.draws_images else None)
     shape = config.shape(target.shape)
     held = (written.get("reads") or {}).get("visual_slots")
     # Weights that never read a picture can be used either way.
     if held is not None and held != config.visual_slots and not written.get("text_only"):
-        _refuse("visual_slots", held, config.visual_slots, folder / MANIFEST)
+        refuse("visual_slots", held, config.visual_slots, folder / MANIFEST)
     _check_config(folder, shape)
     device = target.embedding.device
     state = {name: value for name, value in head_state(folder, device).items() if name not in _REPEATED}
@@ -95,12 +88,7 @@ def load_dflash(
     state.pop("t2d", None)
     with without_storage(device):
         head = head_class(shape, ids)
-    check_shapes(
-        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
-        what="the draft does not fit this target and its settings: ",
-        hint="name the target and the settings that the draft was trained with",
-    )  # fmt: skip
-    fill(head, state, device, dtype)
+    take_weights(head, state, weights_file(folder), device, dtype)
     if "draft_vocab_size" in config.model_fields_set:  # else decoding takes the one that is stored
         check_vocabulary(config, head, target, weights_file(folder))
     return head
@@ -116,48 +104,44 @@ def holds_dflash(folder: Path) -> bool:
 
 def _check_config(folder: Path, shape: DflashShape) -> None:
     """Compare what no weight's shape says."""
-    if not (folder / CONFIG).is_file():
-        return
     path = folder / CONFIG
+    if not path.is_file():
+        return
     values = native_values(read_values(folder), path)
     expected = settings_of(shape.to_dict(), path)
     for name, value in settings_of(values, path).items():
         if value is None and name not in ("mask_token_id", "sliding_window"):
             continue  # the file does not say
         if name in expected and value != expected[name]:
-            _refuse(name, value, expected[name], path)
-    if "zeros_before" in values:  # ours has the whole layer
-        different = shape.layer.differs_from(values)
-        if different is not None:
-            _refuse(*different, path)
+            refuse(name, value, expected[name], path)
+    # Ours has the whole layer.
+    if "zeros_before" in values and (different := shape.layer.differs_from(values)) is not None:
+        refuse(*different, path)
 
 
 def native_values(values: JsonObject, path: Path) -> JsonObject:
     """A `config.json` in the native layout, also where it is in DeepSpec's (DSpark) or speculators', whose blocks may
-    be causal.
-
-    Raises:
-        UserError: its blocks are causal, or its anchor is drafted, too, and it is no DSpark draft, or it computes
-            something that drafts here do not.
+    be causal. Raises `UserError` for what drafts here do not compute.
     """
     told = {**(values.get("transformer_layer_config") or {}), **values, **(values.get("dflash_config") or {})}
     anchored, window = told.get("sample_from_anchor"), told.get("sliding_window")
     causal = told.get("causal") if told.get("is_causal") is None else told["is_causal"]
     values = _as_native(values, path)
     if causal:
-        raise UserError("its blocks are causal (is_causal, or causal in dflash_config)", where=str(path),
-                        hint="a draft whose layers are all bidirectional is read")  # fmt: skip
+        _unread("its blocks are causal (is_causal, or causal in dflash_config)", path)
     if anchored and "markov_rank" not in values:
-        raise UserError("its pass also drafts at the last committed token (sample_from_anchor)", where=str(path),
-                        hint="a draft whose masks alone answer is read")  # fmt: skip
+        _unread("its pass also drafts at the last committed token (sample_from_anchor)", path)
     for name, plain in _OTHERWISE.items():
         if told.get(name, plain) not in (plain, None):
-            raise UserError(f"{name} is {told[name]}, and drafts here have {plain}", where=str(path),
-                            hint="a draft without it is read")  # fmt: skip
+            _unread(f"{name} is {told[name]}, and drafts here have {plain}", path)
     if told.get("swa_window_size", window) not in (window, None):
-        raise UserError(f"swa_window_size is {told['swa_window_size']}, and sliding_window {window}", where=str(path),
-                        hint="a draft with one window is read")  # fmt: skip
+        _unread(f"swa_window_size is {told['swa_window_size']}, and sliding_window {window}", path)
     return values if causal is None else values | {"is_causal": causal}
+
+
+def _unread(problem: str, path: Path) -> None:
+    hint = "a draft is read whose layers are all bidirectional, with one window or none, and whose masks alone answer"
+    raise UserError(problem, where=str(path), hint=hint)
 
 
 def _as_native(values: JsonObject, path: Path) -> JsonObject:
@@ -170,8 +154,7 @@ def _as_native(values: JsonObject, path: Path) -> JsonObject:
     layer = dict(values["transformer_layer_config"])
     windows = "sliding_attention" in (layer.get("layer_types") or ())
     if windows and not values.get("sliding_window_non_causal", kind == "dflash2"):
-        raise UserError("its blocks are causal within a sliding window (sliding_window_non_causal is not true)",
-                        where=str(path), hint="a draft whose layers are all bidirectional is read")  # fmt: skip
+        _unread("its blocks are causal within a sliding window (sliding_window_non_causal is not true)", path)
     ids = [one - 1 for one in values["aux_hidden_state_layer_ids"]]
     of_kind = {"dspark": DSPARK, "dflash2": DFLASH2}.get(kind, ())
     own = {name: values[name] for name in ("block_size", "draft_vocab_size", *of_kind) if name in values}
@@ -187,10 +170,7 @@ def settings_of(values: JsonObject, path: Path) -> JsonObject:
     anchor = ("sample_from_anchor",) if "markov_rank" in told else ()  # of DSpark alone
     windows = "zeros_before" in values or (kinds is not None and "sliding_attention" in kinds)
     if kinds is not None and windows and (len({*kinds}) > 1 or values.get("is_causal") is not False):
-        raise UserError(
-            "its blocks are causal within a sliding window, or only some layers have one", where=str(path),
-            hint="a draft whose layers are all bidirectional, with one window or none, is read",
-        )  # fmt: skip
+        _unread("its blocks are causal within a sliding window, or only some layers have one", path)
     return {
         "num_layers": values.get("num_hidden_layers"),
         "block_size": draft.get("block_size") or values.get("block_size"),  # newer published ones have it there alone
@@ -200,10 +180,3 @@ def settings_of(values: JsonObject, path: Path) -> JsonObject:
         "sliding_window": values.get("sliding_window") if windows else None,
         **{name: told[name] for name in (*WALKS, *anchor) if name in told},
     }
-
-
-def _refuse(name: str, value: object, expected: object, path: Path) -> None:
-    raise UserError(
-        f"the draft was made otherwise: {name} is {value}, expected {expected}", where=str(path),
-        hint=f"set drafter.{name} as the draft was trained, or train one for these settings",
-    )  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,40 @@ from torch.nn import functional as F
 from ...core.json_types import JsonObject
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, turning
 from ..layer import LayerShape
-from .dflash_confidence import ConfidenceHead
-from .dflash_walk import Before
 from .draft_vocabulary import OwnVocabulary
 
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Turn = Callable[[Tensor], Tensor]
+Reduce = Callable[[Tensor], Tensor]  # guidance over what the rows add to scores
+
+
+class Before(NamedTuple):
+    """What stands before places: [...] ids each."""
+
+    tokens: Tensor  # int64, the token before each
+    above: Tensor | None = None  # int64, the code above it in a picture, -1 where none is; None: not read
+
+    def at(self, index: tuple[Tensor, ...]) -> Before:
+        """The same of some places."""
+        return Before(self.tokens[index], None if self.above is None else self.above[index])
+
+
+class Conditional(Protocol):
+    """A draft whose places read the token before them."""
+
+    def conditioned(
+        self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores [F,V] of nodes given what stands before them, and what their children carry on [R,F,N].
+
+        Args:
+            scores: [F,V] without it.
+            outputs: [R,F,D] of the backbone at each node's place.
+            state: [R,F,N] that each node's parent carried on; None: a block begins, or nothing is carried.
+            reduce: [R,F,...] of the rows -> [F,...] as guidance joins them.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -113,12 +141,22 @@ class BlockLayer(nn.Module):
         return blocks + self.mlp(self.post_attention_layernorm(blocks))
 
 
-class DflashHead(OwnVocabulary):
-    """The draft.
-
-    Args:
-        draft_ids: [V'] int64 ascending, the ids that its own LM head scores; None: the target's LM head scores all.
+class ConfidenceHead(nn.Module):
+    """How likely the target accepts what is drafted at a place, given that it accepted all before, after DSpark's
+    (arXiv 2607.05147); parameter names are the published ones.
     """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """The draft's outputs [...,D] -> logits [...] float32."""
+        return self.proj(outputs)[..., 0].float()
+
+
+class DflashHead(OwnVocabulary):
+    """The draft. Its own LM head scores `draft_ids`, [V'] int64 ascending; None: the target's LM head scores all."""
 
     walks = False  # whether a place reads the token before it (`Conditional`)
     num_candidates = 0  # how many of a place's likeliest tokens a selector chooses from; 0: there is none
@@ -148,7 +186,6 @@ class DflashHead(OwnVocabulary):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
     def context(self, states: Tensor) -> Tensor:
@@ -156,10 +193,8 @@ class DflashHead(OwnVocabulary):
         return self.hidden_norm(self.fc(states.to(self.dtype)))
 
     def blocks(self, first: Tensor, embedding: Tensor) -> Tensor:
-        """Last committed tokens [B,A] of A blocks of P places -> [B,A*P,D]: each token's embedding and masks.
-
-        Args:
-            embedding: [V,D], the target's.
+        """Last committed tokens [B,A] of A blocks of P places -> [B,A*P,D]: each token's row of the target's embedding
+        [V,D], and masks.
         """
         known = F.embedding(first, embedding).to(self.dtype)[:, :, None]
         mask = self.mask_embedding if self.mask_embedding is not None else embedding[self.shape.mask_token_id]
@@ -184,11 +219,6 @@ class DflashHead(OwnVocabulary):
         return self.confidence_head(outputs)
 
 
-def within_grid(positions: Tensor, layer: LayerShape) -> Tensor:
-    """Positions that have a rotation: what a block says of places far behind the last cell is never drawn."""
-    return positions.clamp(max=layer.zeros_before + layer.grid**2) if layer.rope == "grid" else positions
-
-
 def even_taps(num_layers: int, count: int) -> tuple[int, ...]:
     """`count` layers of a target of `num_layers`, evenly from the second to the last but two, as published drafts
     have them (five of 36: 2, 10, 18, 26 and 34 layers passed); a single one lies in the middle.
@@ -197,3 +227,8 @@ def even_taps(num_layers: int, count: int) -> tuple[int, ...]:
         return (num_layers // 2 + 1,)
     first, last = 2, num_layers - 2
     return tuple(round(first + step * (last - first) / (count - 1)) for step in range(count))
+
+
+def within_grid(positions: Tensor, layer: LayerShape) -> Tensor:
+    """Positions that have a rotation: what a block says of places far behind the last cell is never drawn."""
+    return positions.clamp(max=layer.zeros_before + layer.grid**2) if layer.rope == "grid" else positions

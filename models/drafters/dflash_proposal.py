@@ -1,14 +1,18 @@
-"""One block a cycle: what a DFlash draft proposes beside the target's states, for a language model or a generator.
+"""DFlash's proposal: a block in one pass, then answers place by place, or node by node where a place reads the tokens
+before it.
 
-Image codes: a block stands along the raster row, whose cells are known before its codes are. Rows come with and without
-the condition, and their features are combined by the generator's own guidance before anything is warped.
-Letters: R rows (one of a language model), N committed states of a cycle, C states held, Q places of a block, K masks,
-J joined states, V vocabulary.
+DFlash's places know the last committed token alone, so that one distribution stands for a level of a tree. DSpark's and
+DFlash 2's know the drafted token before them: after the one pass of the backbone a walk asks each node for its own
+distribution, which costs a look-up and a small product. What is drawn at a node is drawn from what the walk answers
+there, so that chains and trees of any shape are exact as EAGLE's are.
+Letters: R rows, N committed states of a cycle, Q places of a block, K places that answer, F nodes, S answered nodes,
+J joined states, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,34 +22,45 @@ from ...core.pictures import TEXT
 from ...core.states import uploaded
 from ..attention import attend, attend_all
 from ..decoding.cache import Cache
+from ..decoding.rows import Guidance
+from ..decoding.tree import ROOT, Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep, Verified
-from .dflash_confidence import kept_levels
-from .dflash_module import DflashHead, within_grid
+from .dflash_module import Before, Conditional, DflashHead, within_grid
 from .dflash_settings import DflashSettings
-from .dflash_walk import Levels, Walk, answers_of, likeliest_before
 
 PIECE = 4096  # states of a prompt that are read at once
 
 
 class BlockProposal:
-    """What both have in common. Of the target its embedding and LM head are used."""
+    """Drafts one block a cycle, in each row of the target. Its embedding and LM head are used."""
+
+    _states: Tensor  # [R,N,J*D] true ones of what was committed last
+    _next: Tensor  # [R,1] position of the next committed token
 
     def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
         self.head, self.target, self.config = head.eval(), target, config
         self.taps = config.taps_for(target.shape, training=False)
         self.max_levels: int | None = head.shape.num_drafts
 
+    def begin(self, first: int) -> None:
+        self._tokens = [first]
+
     @torch.inference_mode()
     def root(self) -> Tensor:
-        """Draft a block from the last committed token; return q [V] of its first mask."""
-        (rows, count, _), device = self._states.shape, self.target.embedding.device
-        places = torch.arange(count + self.head.shape.block_size, device=device) + (self._next - count)
-        first = uploaded(torch.tensor([self._last]), device)
-        blocks = self._pass(self._states, places.view(-1, places.shape[-1]), first.expand(rows, 1))
-        hidden = blocks[:, self.head.shape.first :]
+        """Draft a block from the last committed token; return q [V] of its first place."""
+        count, shape, device = self._states.shape[1], self.head.shape, self.target.embedding.device
+        places = self._next - count + torch.arange(count + shape.block_size, device=device)  # [R,N+Q]
+        last = uploaded(torch.tensor(self._tokens[-1:]), device)
+        hidden = self._pass(self._states, places, last.expand(len(self._states), 1))[:, shape.first :]
         self._states = self._states[:, :0]
-        self._answers = self._read(hidden, first)
+        scores, more = self._scored(hidden, last)
+        self._answers: Levels | Walk
+        if self.head.walks:
+            head: Any = self.head  # a `Conditional`
+            self._answers = Walk(head, scores, hidden, self._warp, last, self._guidance, **more)
+        else:
+            self._answers = Levels(scores, self._warp)
         return self._answers.root()
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
@@ -55,73 +70,79 @@ class BlockProposal:
     def accept(self, verified: Verified) -> None:
         """True states of the last committed token and of the accepted path; the bonus token begins the next block."""
         assert verified.step is not None
-        self._states, self._last = self._joined(verified.step), verified.bonus
+        self._states = self._joined(verified.step)
         self._next = self._next + self._states.shape[1]
+        self._tokens += [*verified.tokens, verified.bonus]
+
+    def _begin_at(self, warp: Warp, guidance: Guidance, positions: Tensor, held: int) -> None:
+        """Begin a request: the next token stands at `positions` [R,1], and at most `held` are held."""
+        self._warp, self._guidance, self._next = warp, guidance, positions
+        self._cache = Cache(self.head.shape.num_layers, held + self.head.shape.block_size)
+
+    def _scored(self, hidden: Tensor, last: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Scores [K,V] of a block with outputs `hidden` [R,K,D], after the token `last` [1], and more for a `Walk`."""
+        raise NotImplementedError
+
+    def _attended(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[R,H,Q,E] of a block's queries, over all that is held and the block."""
+        raise NotImplementedError
 
     def _joined(self, step: TargetStep) -> Tensor:
         """[R,N,J*D]."""
         return torch.cat([step.layers[tap] for tap in self.taps.text_layers], dim=-1)
 
-    def _pass(self, states: Tensor, positions: Tensor, first: Tensor | None) -> Tensor:
-        """Keep keys and values of states [R,N,J*D]; run the block after `first` [R,1] and return its [R,Q,D].
-
-        Args:
-            positions: [R,N+Q] of both; [R,N] without a block.
+    def _pass(self, states: Tensor, positions: Tensor, last: Tensor | None = None) -> Tensor:
+        """Keep keys and values of states [R,N,J*D]; run the block after `last` [R,1] and return its [R,Q,D].
+        `positions` [R,N+Q] are of both; without a block [R,N], which needs no attention.
         """
         head, cache = self.head, self._cache
         blocks = states.new_zeros(len(states), 0, head.shape.layer.hidden_size, dtype=head.dtype)
-        if first is not None:
-            blocks = head.blocks(first, self.target.embedding)
+        if last is not None:
+            blocks = head.blocks(last, self.target.embedding)
 
         def attended(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.own_layers[number].update(k, v)
-            return self._attended(q, keys, values) if first is not None else q
+            return q if last is None else self._attended(q, keys, values)
 
-        hidden = head(blocks, head.context(states), positions, attended)
+        hidden = head(blocks, head.context(states), within_grid(positions, head.shape.layer), attended)
         cache.advance(states.shape[1])  # the block's own keys are written over by the next cycle's states
         return hidden
 
 
 class DflashProposal(BlockProposal):
-    """Of a language model."""
+    """Beside a language model, of one row."""
 
     @property
     def num_held(self) -> int:
-        """Number of tokens whose keys and values the draft holds."""
         return self._cache.length
 
     @torch.inference_mode()
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Make keys and values of the prompt's states; no attention is needed for that."""
+        """Make keys and values of the prompt's states."""
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
         assert len(prompt.ids) == 1, "drafts of language models read one row"
-        self._warp, self._guidance, kept = warp, prompt.guidance, prompt.mask[0]
+        kept = prompt.mask[0]
         if self.config.visual(training=False) == "none":
             kept = kept & (prompt.modality[0] == TEXT)
         index = kept.nonzero()[:, 0]
         flat, count = self.config.positions == "flat", len(index)
-        positions = index if flat else torch.arange(count, device=index.device)
-        self._next = prompt.ids.shape[1] if flat else count  # position of the next committed token
-        self._cache = Cache(self.head.shape.num_layers, count + capacity + self.head.shape.block_size)
-        self._within = torch.arange(self.head.shape.block_size, device=index.device)
+        positions = (index if flat else torch.arange(count, device=index.device))[None]
+        following = torch.full((1, 1), prompt.ids.shape[1] if flat else count, device=index.device)
+        self._begin_at(warp, prompt.guidance, following, count + capacity)
         states = self._joined(prefill)
         for start in range(0, count, PIECE):
             some = slice(start, start + PIECE)
-            self._pass(states[:, index[some]], positions[None, some], None)
+            self._pass(states[:, index[some]], positions[:, some])
         self._states = states[:, :0]
 
-    def begin(self, first: int) -> None:
-        """The first block stands after the prompt."""
-        self._last = first
-
-    def _read(self, hidden: Tensor, first: Tensor) -> Levels | Walk:
-        """What the block's masks [1,K,D] after `first` [1] answer; a confidence head says how many are verified."""
-        scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
-        if self.config.cut_below is not None:
-            before = likeliest_before(self.head, scores, hidden, first, self._guidance)
-            self.max_levels = kept_levels(self.head.confidence(hidden[0], before), self.config.cut_below)
-        return answers_of(self.head, scores, hidden, self._warp, first, self._guidance)
+    def _scored(self, hidden: Tensor, last: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        head, below = self.head, self.config.cut_below
+        scores = head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
+        if below is not None:
+            before = likeliest_before(head, scores, hidden, last, self._guidance)
+            self.max_levels = kept_levels(head.confidence(hidden[0], before), below)
+        return scores, {}
 
     def _attended(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         window, held = self.head.shape.sliding_window, keys.shape[2]
@@ -129,45 +150,32 @@ class DflashProposal(BlockProposal):
             return attend_all(q, keys, values)
         # Place i of the block sees the last `window` states before it, itself included, and all of the block.
         first = max(0, held - q.shape[2] - window + 1)
-        index = torch.arange(first, held, device=q.device)
-        seen = held - q.shape[2] + self._within[:, None] - index < window
+        index, within = torch.arange(first, held, device=q.device), torch.arange(q.shape[2], device=q.device)
+        seen = held - q.shape[2] + within[:, None] - index < window
         return attend_all(q, keys[:, :, first:], values[:, :, first:], seen)
 
 
 class DflashImageProposal(BlockProposal):
-    """Of an image generator, row by row as it is guided."""
+    """Beside an image generator: a block along the raster row, whose cells are known before its codes are."""
 
     @torch.inference_mode()
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Make keys and values of the condition's states; no attention is needed for that."""
+        """Make keys and values of the condition's states."""
         prompt = prefill.prompt
         assert prompt is not None, "this target does not tell what it prefilled"
-        self._warp, self._guidance, size = warp, prompt.guidance, self.head.shape.block_size
-        self._cache = Cache(self.head.shape.num_layers, prompt.ids.shape[1] + capacity + size)
         # Padding of a row is held and never seen; where no row has any, no mask is needed.
         self._seen = None if bool(prompt.mask.all()) else prompt.mask  # [R,T]
-        self._next = prompt.positions[:, -1:] + 1  # [R,1], of the next drawn code
+        self._begin_at(warp, prompt.guidance, prompt.positions[:, -1:] + 1, prompt.ids.shape[1] + capacity)
         states = self._joined(prefill)
-        self._pass(states, prompt.positions, None)
+        self._pass(states, prompt.positions)
         self._states = states[:, :0]
 
-    def begin(self, first: int) -> None:
-        """The first block stands after the condition."""
-        self._last, self._codes = first, [first]
-
-    def accept(self, verified: Verified) -> None:
-        """Also keep the drawn codes, which stand above the next ones."""
-        super().accept(verified)
-        self._codes += [*verified.tokens, verified.bonus]
-
-    def _read(self, hidden: Tensor, first: Tensor) -> Levels | Walk:
-        """What the block's masks [R,K,D] after `first` [1] answer."""
-        step, count, grid = len(self._codes), self.head.shape.num_drafts, self.target.shape.grid
+    def _scored(self, hidden: Tensor, last: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        step, count, grid = len(self._tokens), self.head.shape.num_drafts, self.target.shape.grid
         scores = self.target.guided(hidden.to(self.target.embedding.dtype), list(range(step, step + count)))
-        # -1 where no code is above, or it is drafted in this block and not read.
-        codes = [self._codes[i] if 0 <= i < step else -1 for i in range(step - grid, step - grid + count)]
-        above = uploaded(torch.tensor(codes), hidden.device)
-        return answers_of(self.head, scores, hidden, self._warp, first, self._guidance, above=above, step=step)
+        # [K] codes above the next cells; -1 where there is none, or it is drafted in this block and not read.
+        codes = [self._tokens[i] if 0 <= i < step else -1 for i in range(step - grid, step - grid + count)]
+        return scores, {"above": uploaded(torch.tensor(codes), self.target.embedding.device), "step": step}
 
     def _attended(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if self._seen is None:
@@ -175,5 +183,86 @@ class DflashImageProposal(BlockProposal):
         held = F.pad(self._seen, (0, keys.shape[2] - self._seen.shape[1]), value=True)
         return attend(q, keys, values, held[:, None, None].expand(-1, 1, q.shape[2], -1))
 
-    def _pass(self, states: Tensor, positions: Tensor, first: Tensor | None) -> Tensor:
-        return super()._pass(states, within_grid(positions, self.head.shape.layer), first)
+
+class Levels:
+    """One distribution for each place, of scores [K,V], whatever stands before it."""
+
+    def __init__(self, scores: Tensor, warp: Warp):
+        self.q, self._expansions = warp.apply_temperature(scores), Expansions()
+
+    def root(self) -> Tensor:
+        return self.q[0]
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        return self.q[_places(self._expansions.take(parents), self.q.device)]
+
+
+class Walk:
+    """A distribution for each node, given the tokens on its path.
+
+    Args:
+        scores: [K,V] guided, without what stands before a place.
+        outputs: [R,K,D] of the backbone.
+        first: [1] the last committed token.
+        above: [K] codes above the places, as of `Before`.
+        step: the number of the answer's token that the first place scores, for guidance.
+    """
+
+    def __init__(
+        self, head: Conditional, scores: Tensor, outputs: Tensor, warp: Warp, first: Tensor, guidance: Guidance,
+        *, above: Tensor | None = None, step: int = 0,
+    ):  # fmt: skip
+        self._head, self._scores, self._outputs, self._warp = head, scores, outputs, warp
+        self._first, self._guidance, self._above, self._step = first, guidance, above, step
+        self._expansions = Expansions()
+        self._states: Tensor | None = None  # [R,1+S,N] that the root's answer and each expansion carry on
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        return self._answer([0], self._first, None)[0]
+
+    @torch.inference_mode()
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """q [F,V] after `tokens` [F], each on its parent's path."""
+        depths, state = self._expansions.take(parents), None
+        if self._states is not None:
+            carried = torch.tensor([parent - ROOT for parent in parents])  # the root's stands first
+            state = self._states[:, uploaded(carried, self._scores.device)]
+        return self._answer(depths, tokens, state)
+
+    def _answer(self, depths: list[int], tokens: Tensor, state: Tensor | None) -> Tensor:
+        device = self._scores.device
+        places, steps = _places(depths, device), [self._step + depth for depth in depths]
+        before = Before(uploaded(tokens, device), None if self._above is None else self._above[places])
+        scores, carried = self._head.conditioned(
+            self._scores[places], self._outputs[:, places], before, state,
+            lambda rows: self._guidance(rows, steps, banned=False),
+        )  # fmt: skip
+        if carried is not None:
+            self._states = carried if self._states is None else torch.cat([self._states, carried], dim=1)
+        return self._warp.apply_temperature(scores)
+
+
+def _places(depths: list[int], device: torch.device) -> slice | Tensor:
+    """An index of places: a slice where there is one, of which nothing is gathered nor uploaded."""
+    return slice(depths[0], depths[0] + 1) if len(depths) == 1 else uploaded(torch.tensor(depths), device)
+
+
+def likeliest_before(head: Any, scores: Tensor, outputs: Tensor, first: Tensor, guidance: Guidance) -> Before:
+    """What stands before each place [K] on the likeliest path: known before any token is drawn."""
+    if not head.walks:
+        return Before(first.expand(len(scores)))
+    walk, tokens = Walk(head, scores, outputs, Warp(), first, guidance), [first]
+    q = walk.root()[None]
+    for place in range(1, len(scores)):
+        tokens.append(q.argmax(-1))
+        q = walk.expand([place - 2], tokens[-1])
+    return Before(torch.cat(tokens))
+
+
+def kept_levels(logits: Tensor, threshold: float) -> int:
+    """How many of a block's tokens are verified: those before which, and with which, the chance by `logits` [K] that
+    all are accepted is at least `threshold`; one at least. The host waits once.
+    """
+    survives = logits.double().sigmoid().cumprod(0)
+    return max(1, int((survives >= threshold).sum()))

@@ -11,13 +11,10 @@ from pydantic import Field, model_validator
 from ...core.errors import Refused, UserError
 from ...core.section import Section
 from ...core.states import Taps
-from ..layer import LayerShape
 from ..losses import Divergence
 from ..targets.base import TargetShape
-from .base import PublishedDrafter
-from .dflash_confidence import DflashConfidence
 from .dflash_module import DflashShape, even_taps
-from .mirrored import mirrored_layer
+from .head_settings import MirroringDrafter
 
 
 class DflashLoss(Section):
@@ -43,7 +40,17 @@ class DflashLoss(Section):
         return 1.0, 0.0
 
 
-class DflashSettings(PublishedDrafter):
+class DflashConfidence(Section):
+    """Trains a confidence head beside the draft."""
+
+    # Weight of its binary cross-entropy in the loss, relative to the draft's own (DSpark: 1).
+    weight: float = Field(1.0, gt=0)
+    # Whether its gradient ends at the head, so that the draft learns what it would learn without one. False lets the
+    # draft's layers learn from it as well.
+    detached: bool = True
+
+
+class DflashSettings(MirroringDrafter):
     """A DFlash draft, for a language model or an image generator. What is null mirrors the target."""
 
     kind: Literal["dflash"]
@@ -66,17 +73,7 @@ class DflashSettings(PublishedDrafter):
     # Share of the samples in training, drawn anew in each epoch, whose visual states are hidden, as under `vata`.
     blind_share: float = Field(0.0, ge=0, le=1)
     # Positions: flat counts the prompt's tokens, compact those whose states are seen. Served drafts have flat ones.
-    positions: Literal["compact", "flat"] = "flat"
-    # mha gives each query head its own keys and values.
-    kv_heads: Literal["target", "mha"] = "target"
-    # Width of the MLP.
-    intermediate_size: int | None = Field(None, ge=1, le=1 << 20)
-    # Of its norms.
-    norm_eps: float | None = Field(None, gt=0, le=1)
-    # Base of the rotary positions.
-    rope_theta: float | None = Field(None, ge=1, le=1e12)
-    # A target's stretched rotation (YaRN, llama3, linear): target copies it, plain has its base alone.
-    rope: Literal["target", "plain"] = "target"
+    positions: Literal["compact", "flat"] = "flat"  # type: ignore[assignment]
     # What is trained for.
     loss: DflashLoss = DflashLoss()
     # A trained head that predicts the probability that each drafted token is accepted (DSpark); null: none.
@@ -86,10 +83,8 @@ class DflashSettings(PublishedDrafter):
     cut_below: float | None = Field(None, gt=0, lt=1)
 
     layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "dflash"
-    # Published drafts have Qwen3's layer for every target: no biases.
-    qkv_bias: ClassVar[bool | None] = False
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata", "cut_below"})
-    beside_states: ClassVar[frozenset[str]] = PublishedDrafter.beside_states | {
+    beside_states: ClassVar[frozenset[str]] = MirroringDrafter.beside_states | {
         "block_size", "mask_token_id", "sliding_window", "draft_vocab_size", "vata", "blind_share", "positions",
         "kv_heads", "intermediate_size", "norm_eps", "rope_theta", "rope", "loss", "confidence", "cut_below",
     }  # fmt: skip
@@ -111,7 +106,6 @@ class DflashSettings(PublishedDrafter):
         return self
 
     def visual(self, *, training: bool) -> Literal["none", "read"]:
-        """Return `visual_slots`; "none" in decoding under `vata`."""
         return "none" if self.vata and not training else self.visual_slots
 
     def shape(self, target: TargetShape) -> DflashShape:
@@ -129,20 +123,29 @@ class DflashSettings(PublishedDrafter):
                 key="drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
             )  # fmt: skip
         if target.draws_images:
-            layer = image_layer(self, target)
+            mirrored = target.layer
+            assert mirrored is not None
+            # The generator's sizes and rotation, with Qwen3's norms as every DFlash draft has them. A state stands at
+            # its own place, one after where an EAGLE head's input stands.
+            layer = replace(
+                mirrored, input_norm=True, qk_norm=False, qk_rms_norm=True, mask_padding=True,
+                zeros_before=mirrored.zeros_before + (mirrored.rope == "grid"),
+                num_kv_heads=mirrored.num_heads if self.kv_heads == "mha" else mirrored.num_kv_heads,
+                norm_eps=self.norm_eps or mirrored.norm_eps,
+                intermediate_size=self.intermediate_size or mirrored.intermediate_size,
+            )  # fmt: skip
         else:
-            layer = replace(mirrored_layer(self, target.text, input_norm=True), qk_rms_norm=True)
+            # Published drafts have Qwen3's layer for every target: no biases.
+            layer = replace(self.mirrored(target.text, input_norm=True, qkv_bias=False), qk_rms_norm=True)
         return DflashShape(
             layer, self.num_layers, taps, self.block_size, self.mask_token_id, self.sliding_window,
             self.confidence is not None,
         )  # fmt: skip
 
     def check(self, shape: TargetShape) -> None:
-        """Raise `UserError` as `shape`."""
         self.shape(shape)
 
     def check_settings(self, draws_images: bool) -> None:
-        """Also refuse `blind_share` of a draft that sees no visual state in training."""
         super().check_settings(draws_images)
         if draws_images and self.mask_token_id is not None:
             raise Refused("mask_token_id", "every id of an image generator is a code", "leave it out: a trained vector")
@@ -151,21 +154,4 @@ class DflashSettings(PublishedDrafter):
             raise Refused("blind_share", problem, "leave it out")
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
-        """Ask for the joined layers, in training at every token and with the feature."""
         return Taps(self.shape(shape).taps, feature=training, everywhere=training)
-
-
-def image_layer(config: DflashSettings, shape: TargetShape) -> LayerShape:
-    """A layer of the draft: the generator's sizes and rotation, with Qwen3's norms as every DFlash draft has them.
-
-    A state stands at its own place, one after where an EAGLE head's input stands.
-    """
-    mirrored = shape.layer
-    assert mirrored is not None
-    return replace(
-        mirrored, input_norm=True, qk_norm=False, qk_rms_norm=True, mask_padding=True,
-        zeros_before=mirrored.zeros_before + (mirrored.rope == "grid"),
-        num_kv_heads=mirrored.num_heads if config.kv_heads == "mha" else mirrored.num_kv_heads,
-        norm_eps=config.norm_eps or mirrored.norm_eps,
-        intermediate_size=config.intermediate_size or mirrored.intermediate_size,
-    )  # fmt: skip

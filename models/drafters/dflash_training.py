@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.batch import Batch, CodeBatch, StepLoss
@@ -25,13 +25,10 @@ from ..attention import attend
 from ..fast import causal_blocks
 from ..losses import Divergence, divergence
 from ..targets.base import Target
-from .dflash_confidence import acceptance, confidence_loss
-from .dflash_module import DflashHead, DflashShape, within_grid
+from .dflash_module import Before, DflashHead, DflashShape, within_grid
 from .dflash_settings import DflashSettings
-from .dflash_walk import Before
-from .draft_vocabulary import entries
-from .goal_scores import Goals, GoalScores
-from .head_training import is_blind
+from .draft_vocabulary import BesideTarget, Goals, GoalScores, entries
+from .head_draws import is_blind
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,8 @@ class Blocks(OnDevice):
 
 
 def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_drafts: int) -> Blocks:
-    """At most `most` anchors of each row, from its seed; fewer are eligible in short answers, and then all are taken.
-
-    An anchor is a supervised token after which another one stands.
-
-    Args:
-        loss_mask: [B,T] bool on the CPU.
-        seeds: B; read where an answer has more anchors than `most`.
+    """At most `most` anchors of each row, drawn from its seed: supervised tokens after which another one stands. Fewer
+    are eligible in short answers, and then all are taken. `loss_mask` [B,T] bool is on the CPU.
     """
     count = loss_mask.shape[1]
     index = torch.arange(count)
@@ -102,24 +94,20 @@ class Sequences:
         return Before(tokens, above)
 
 
-class DflashTraining(nn.Module):
+class DflashTraining(BesideTarget):
     """`engine(batch, states)` gives the loss. Of the frozen target its embedding and its LM head are used."""
 
     metrics: tuple[str, ...] = ("top1", "top3", "accepted")
 
     def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
-        super().__init__()
-        self.head, self.config, self.loss = head, config, config.loss
-        self.target = target  # no module: neither the optimizer nor a checkpoint sees it
+        super().__init__(head, target)
+        self.head: DflashHead = head
+        self.config, self.loss = config, config.loss
         self.lm = head.lm_head_of(target.scores, self.loss.chunk, target.embedding.dtype)
         self.goal_scores = GoalScores(target, head)
         self.weights = self.loss.weights(head.shape.block_size, head.shape.num_drafts)
         if config.confidence is not None:
             self.metrics = (*self.metrics, "confidence_error")
-
-    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """Return the head's parameters as one part, for the optimizer's groups."""
-        return {"head": [*self.head.named_parameters()]}
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
         """Sums over blocks. Each block of a row counts for as many supervised tokens as there are for each block, so
@@ -155,11 +143,8 @@ class DflashTraining(nn.Module):
         return StepLoss(loss, count, dict(zip(self.metrics, sums, strict=True)))
 
     def further(self, outputs: Tensor, before: Before, compare: Places) -> tuple[Tensor | float, tuple[Tensor, ...]]:
-        """The loss of what is trained beside the draft at S places, and metrics of it; `compare` has been called.
-
-        Args:
-            outputs: [S,D].
-            before: [S] each.
+        """The loss of what is trained beside the draft at S places with `outputs` [S,D], and metrics of it; `compare`
+        has been called.
         """
         settings = self.config.confidence
         if settings is None:
@@ -182,7 +167,7 @@ class DflashTraining(nn.Module):
         head, shape, kept = self.head, self.head.shape, rows.kept
         within = torch.arange(shape.block_size, device=kept.device)
         starts = rows.positions.gather(1, blocks.anchors)[..., None]
-        positions = self.placed(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1))
+        positions = within_grid(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1), shape.layer)
         context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
         first = head.blocks(rows.ids.gather(1, blocks.anchors), self.target.embedding)
         if not fast.enabled():
@@ -193,10 +178,6 @@ class DflashTraining(nn.Module):
             blocks.on_host("anchors"), kept.shape[1], attend, kept.device,
         )  # fmt: skip
         return head(first, context, positions, in_pieces)
-
-    def placed(self, positions: Tensor) -> Tensor:
-        """Positions [B,C+Q] that a rotation has."""
-        return positions
 
     def kept(self, batch: Batch) -> Tensor:
         """[B,T] bool on the CPU: tokens whose states the blocks may see."""
@@ -210,46 +191,9 @@ class DflashTraining(nn.Module):
         return mask & ~(visual & torch.tensor([is_blind(seed, share) for seed in batch.seeds])[:, None])
 
 
-class DflashImageTraining(DflashTraining):
-    """Blocks after drawn codes of each picture; its condition, or none, stands before the codes."""
-
-    def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
-        super().__init__(head, target, config)
-        self.grid = target.shape.grid
-
-    def sequences(self, batch: CodeBatch, states: TargetStates) -> Sequences:  # type: ignore[override]
-        """The pictures with their conditions; every code is supervised."""
-        ids, seen = states.ids, states.mask
-        assert ids is not None and seen is not None and states.positions is not None
-        codes = torch.arange(ids.shape[1]) >= ids.shape[1] - states.num_generated
-        loss_mask = batch.on_host("real")[:, None] & codes
-        return Sequences(ids, loss_mask, seen, states.positions[0], batch.seeds, above_next(ids, codes, self.grid))
-
-    def placed(self, positions: Tensor) -> Tensor:
-        """Positions that lie on the grid, or just behind it."""
-        return within_grid(positions, self.head.shape.layer)
-
-
-def above_next(ids: Tensor, codes: Tensor, grid: int) -> Tensor:
-    """[B,T] the code above the one that follows each of `ids` [B,T]; -1 where that lies outside the picture.
-
-    Args:
-        codes: [T] bool on the CPU, which are codes.
-        grid: codes in a row.
-    """
-    index = torch.arange(1, len(codes) + 1) - grid
-    inside = (index >= 0) & codes[index.clamp(min=0)]
-    return torch.where(uploaded(inside, ids.device), ids[:, uploaded(index.clamp(min=0), ids.device)], -1)
-
-
 def block_mask(kept: Tensor, anchors: Tensor, shape: DflashShape, reach: int) -> Tensor:
-    """[B,1,N,R+N] bool: what the N places of blocks see of the first R states of the row, and of each other: states
-    before the anchor, and the block itself.
-
-    Args:
-        kept: [B,T] bool, states that are held.
-        anchors: [B,A].
-        reach: R.
+    """[B,1,N,R+N] bool: what the N places of blocks after `anchors` [B,A] see of the first R = `reach` states of the
+    row, and of each other: `kept` [B,T] states before the anchor, and the block itself.
     """
     index = torch.arange(reach, device=kept.device)
     seen = (kept[:, None, :reach] & (index < anchors[..., None]))[:, :, None].expand(-1, -1, shape.block_size, -1)
@@ -290,12 +234,9 @@ class Places:
         self.share, self.num_candidates, self.candidates = share, num_candidates, list[tuple[Tensor, Tensor]]()
 
     def hits(self, shape: torch.Size, at: tuple[Tensor, Tensor, Tensor], share: Tensor) -> tuple[Tensor, ...]:
-        """Sums over blocks, after the comparison: the first place hit, was among three, and how many hit in a row.
-
-        Args:
-            shape: [B,A,K].
-            at: row, block and place in it of each trained place, [S] each.
-            share: [B] what each block of a row counts for.
+        """Sums over blocks, after the comparison: the first place hit, was among three, and how many hit in a row. `at`
+        gives row, block and place in a `shape` [B,A,K] of each trained place; `share` [B] is what each block of a row
+        counts for.
         """
         ranks, first = torch.cat(self.ranks), (at[2] == 0) * share[at[0]]
         hits = torch.zeros(shape, device=share.device).index_put(at, (ranks == 0).float())
@@ -303,10 +244,8 @@ class Places:
         return (first * (ranks == 0)).sum(), (first * (ranks < 3)).sum(), run
 
     def __call__(self, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum over a piece, with the scores [C,V] there; no further sums.
-
-        With a part of the vocabulary the target's distribution is the one over its ids, and places whose right token
-        lies outside count nothing, as in EAGLE-3.
+        """The weighted sum over a piece, with the scores [C,V] there; no further sums. With a part of the vocabulary
+        the target's distribution is the one over its ids, and places whose right token lies outside count nothing.
         """
         labels, theirs = self.labels[piece], None
         of_terms = self.name == "tvd" and self.ids is None  # which is 1 less what is accepted
@@ -355,3 +294,44 @@ class Places:
         if self.ids is None:
             return tokens, torch.ones_like(tokens, dtype=torch.bool)
         return entries(self.ids, tokens)
+
+
+@torch.no_grad()
+def acceptance(goals: Goals, draft_scores: Tensor) -> Tensor:
+    """The chance [S] float32 that a token drawn from the draft's scores [S,V'] is accepted at temperature 1; `goals`
+    are the target's, of the ids that the draft scores, as it never proposes another one.
+    """
+    p = goals.scores.float()
+    p = p.softmax(-1) if goals.log_sum is None else (p - goals.log_sum[:, None]).exp_()
+    return torch.minimum(p, draft_scores.float().softmax(-1)).sum(-1)
+
+
+def confidence_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[S] each -> the weighted sum of binary cross-entropies, and that of |chance - label|."""
+    loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    with torch.no_grad():
+        error = (logits.sigmoid() - labels).abs()
+    return (loss * weights).sum(), (error * weights).sum()
+
+
+def above_next(ids: Tensor, codes: Tensor, grid: int) -> Tensor:
+    """[B,T] the code above the one that follows each of `ids` [B,T], in rows of `grid`; -1 where that lies outside the
+    picture. `codes` [T] bool on the CPU says which are codes.
+    """
+    index = torch.arange(1, len(codes) + 1) - grid
+    inside = (index >= 0) & codes[index.clamp(min=0)]
+    return torch.where(uploaded(inside, ids.device), ids[:, uploaded(index.clamp(min=0), ids.device)], -1)
+
+
+class DflashImageTraining(DflashTraining):
+    """Blocks after drawn codes of each picture; its condition, or none, stands before the codes."""
+
+    def sequences(self, batch: CodeBatch, states: TargetStates) -> Sequences:  # type: ignore[override]
+        """The pictures with their conditions; every code is supervised."""
+        ids, seen = states.ids, states.mask
+        assert ids is not None and seen is not None and states.positions is not None
+        codes = torch.arange(ids.shape[1]) >= ids.shape[1] - states.num_generated
+        loss_mask = batch.on_host("real")[:, None] & codes
+        return Sequences(
+            ids, loss_mask, seen, states.positions[0], batch.seeds, above_next(ids, codes, self.target.shape.grid)
+        )

@@ -8,7 +8,7 @@ Letters: B rows, T tokens, S supervised positions, C positions of a chunk, D wid
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -55,51 +55,6 @@ class DistillObjective(Section):
     chunk: int = Field(256, ge=1)
 
 
-class OnlineGoal:
-    """The target's distributions at the supervised positions, one chunk at a time, of its states [S,D]; its vocabulary
-    is projected when a piece is asked for.
-
-    Args:
-        head: the target's LM head, called as a module.
-        banned: [V] bool.
-    """
-
-    def __init__(self, hidden: Tensor, head: nn.Module, banned: Tensor, temperature: float):
-        self.hidden, self.head, self.banned, self.temperature = hidden, head, banned, temperature
-
-    def log_probs(self, piece: slice) -> Tensor:
-        """[C,N] over the outcomes that are compared."""
-        scores = self.head(self.hidden[piece]).to(self.banned.device)
-        return log_probs(scores.float().masked_fill_(self.banned, float("-inf")).div_(self.temperature))
-
-    def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
-        """[C] the likeliest tokens, given what `log_probs` returned for the chunk."""
-        return log_p.argmax(-1)
-
-    def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
-        """The draft's log-probabilities [C,V] over the same outcomes [C,N]."""
-        return log_q
-
-
-class KeptGoal:
-    """The verbs of `OnlineGoal`, over the target's likeliest tokens as they were kept and all others as one outcome."""
-
-    def __init__(self, kept: KeptScores):
-        self.kept = kept
-
-    def log_probs(self, piece: slice) -> Tensor:
-        return torch.cat([self.kept.log_probs[piece], self.kept.log_rest[piece, None]], dim=-1)
-
-    def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
-        return self.kept.ids[piece, 0]
-
-    def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
-        return with_rest(log_q, self.kept.ids[piece])
-
-
-Goal = OnlineGoal | KeptGoal
-
-
 def with_rest(logs: Tensor, ids: Tensor) -> Tensor:
     """Log-probabilities [C,V] of the named tokens [C,K], and of all others together: [C,K+1]."""
     rest = logs.scatter(-1, ids, NEVER).logsumexp(-1, keepdim=True)
@@ -137,12 +92,9 @@ class Teacher:
 
 
 class DistillTraining(LvlmTraining):
-    """A draft with its target. The target is not a submodule, so neither the optimizer nor a checkpoint sees it.
-
-    Args:
-        teacher: of the draft's vocabulary and pictures; None where every batch brings kept scores.
-        banned: [V] bool, ids that are never emitted: rows without a token and the image placeholder. They are taken
-            out of both distributions.
+    """A draft with its target, which is no submodule: neither the optimizer nor a checkpoint sees it. Without a
+    `teacher` every batch brings kept scores. Ids that are never emitted, `banned` [V] bool, are taken out of both
+    distributions.
     """
 
     metrics = ("accuracy", "agreement", "alpha")
@@ -185,24 +137,37 @@ class DistillTraining(LvlmTraining):
         assert states is not None, "distillation compares with the target"
         places = places_of(batch.predicting, batch.ids.device)
         labels = at_places(batch.ids, places, 1)  # [S]
-        goal: Goal
-        if states.kept is not None:
-            goal = KeptGoal(states.kept)
-        else:
+        theirs = None
+        if states.kept is None:
             assert states.feature is not None and self.teacher is not None
-            kept = at_places(states.feature, places)
-            goal = OnlineGoal(kept, self.teacher.lm_head, self.banned, self.objective.temperature)
+            feature, head = at_places(states.feature, places), self.teacher.lm_head  # called as a module
+            theirs = lambda piece: head(feature[piece])  # noqa: E731
         hidden = at_places(self.hidden_states(batch), places)  # [S,D]
-        loss, sums = self.head(hidden, functools.partial(self._compare, goal, labels))
+        loss, sums = self.head(hidden, functools.partial(self._compare, theirs, states.kept, labels))
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
-    def _compare(self, goal: Goal, labels: Tensor, piece: slice, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss summed over a piece, with the draft's scores [C,V] there, and the metrics' sums [3]."""
+    def _compare(
+        self, theirs: Callable[[slice], Tensor] | None, kept: KeptScores | None, labels: Tensor, piece: slice,
+        scores: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The loss summed over a piece, with the draft's scores [C,V] there, and the metrics' sums [3]. `theirs` gives
+        the target's scores [C,V] of a piece; None: its likeliest tokens that were `kept`, and all others as one
+        outcome.
+        """
         objective = self.objective
         scores = scores.masked_fill(self.banned, float("-inf"))
+        log_q = log_probs(scores / objective.temperature)
         with torch.no_grad():
-            log_p = goal.log_probs(piece)
-        log_q = goal.outcomes(log_probs(scores / objective.temperature), piece)
+            if kept is None:
+                assert theirs is not None
+                goal = theirs(piece).to(self.banned.device).float().masked_fill_(self.banned, float("-inf"))
+                log_p = log_probs(goal.div_(objective.temperature))  # [C,N] over the outcomes that are compared
+                best = log_p.argmax(-1)
+            else:
+                log_p = torch.cat([kept.log_probs[piece], kept.log_rest[piece, None]], dim=-1)
+                best = kept.ids[piece, 0]
+        if kept is not None:
+            log_q = with_rest(log_q, kept.ids[piece])
         loss = divergence_of_logs(objective.divergence, log_p, log_q, beta=objective.beta, eta=objective.eta).sum()
         if objective.cross_entropy:
             own = F.cross_entropy(scores, labels[piece], reduction="sum")
@@ -210,5 +175,5 @@ class DistillTraining(LvlmTraining):
         with torch.no_grad():
             choice = scores.argmax(-1)
             alpha = torch.minimum(log_p, log_q).exp().sum()
-            right, agreed = choice == labels[piece], choice == goal.likeliest(log_p, piece)
+            right, agreed = choice == labels[piece], choice == best
             return loss, torch.stack([right.sum(), agreed.sum(), alpha]).float()

@@ -23,10 +23,8 @@ from ...core.json_types import JsonObject
 from ..losses import ChunkedHead, Divergence, FrozenHead
 from ..targets.base import TargetShape
 from .dflash import DflashConfig
-from .dflash_confidence import DflashConfidence
-from .dflash_module import DflashHead, DflashShape
-from .dflash_settings import DflashLoss
-from .dflash_walk import Before, Reduce
+from .dflash_module import Before, DflashHead, DflashShape, Reduce
+from .dflash_settings import DflashConfidence, DflashLoss
 from .draft_vocabulary import Scores
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -62,15 +60,12 @@ class DsparkShape(DflashShape):
     confidence_head_with_markov: bool = False
 
     def to_dict(self) -> JsonObject:
-        """Return also what the heads are, under the published names."""
         return {**super().to_dict(), **self.of_kind, "sample_from_anchor": self.sample_from_anchor}
 
 
 class MarkovHead(nn.Module):
-    """The bias by the token before; parameter names are the published ones. It begins as no bias.
-
-    Args:
-        above: whether an embedding of the code above is added to that of the token before.
+    """The bias by the token before, and with `above` by the code above; parameter names are the published ones. It
+    begins as no bias.
     """
 
     def __init__(self, kind: MarkovKind, rank: int, width: int, rows: int, draft_rows: int, *, above: bool = False):
@@ -97,12 +92,9 @@ class MarkovHead(nn.Module):
         return found + self.markov_above(before.above.clamp(min=0)) * (before.above >= 0)[..., None]
 
     def factor(self, embedded: Tensor, outputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What `markov_w2` makes the bias of [...,N], and the state that the next place reads.
-
-        Args:
-            embedded: [...,N] of the token before.
-            outputs: [...,D].
-            state: [...,N] of the place before; None: the block's first place, or nothing is carried.
+        """What `markov_w2` makes the bias of [...,N], and the state that the next place reads, from the embedded token
+        before [...,N], outputs [...,D] and the state [...,N] of the place before (None: the block's first place, or
+        nothing is carried).
         """
         if self.kind == "vanilla":
             return embedded, None
@@ -205,7 +197,6 @@ class DsparkConfig(DflashConfig):
         return self
 
     def shape(self, target: TargetShape) -> DsparkShape:
-        """Return the draft's sizes. Raises `UserError` as DFlash's, and for a code above that a block itself drafts."""
         base = super().shape(target)
         made = DsparkShape(
             **vars(base) | {"sample_from_anchor": self.sample_from_anchor},

@@ -24,20 +24,12 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.states import Taps
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
-from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
-from .eagle_images import (
-    EagleLoss,
-    ImageEagleHead,
-    ImageEagleProposal,
-    ImageEagleTraining,
-    load_eagle,
-    save_eagle,
-)
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective, TargetIdentity
+from .eagle_images import EagleLoss, ImageEagleHead, ImageEagleProposal, ImageEagleTraining, load_eagle, save_eagle
 from .head_config import FusedHeadConfig, exports_as_eagle
-from .head_inputs import Image, Visual
 from .head_module import FusedHead, StateHead
-from .head_objective import HeadObjective
-from .made_for import check_made_for, image_head_manifest
+from .head_settings import Image, Visual
+from .manifest import check_made_for, manifest_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -51,8 +43,7 @@ class EagleConfig(FusedHeadConfig):
     image: Image = "projected"
     # Language models: text-only window in training and decoding.
     vata: bool = False
-    # Image generators: attention heads, and the terms of the loss. LANTERN's heads for LlamaGen have norm_eps 1e-6
-    # where their target has 1e-5.
+    # Image generators: attention heads. LANTERN's for LlamaGen also have norm_eps 1e-6 where their target has 1e-5.
     num_heads: int | None = Field(None, ge=1)
     # Image generators: the terms of the loss.
     loss: EagleLoss = EagleLoss()
@@ -62,12 +53,10 @@ class EagleConfig(FusedHeadConfig):
     unread_for_language: ClassVar[frozenset[str]] = frozenset({"num_heads", "loss"})
 
     def check(self, shape: TargetShape) -> None:
-        """Accept every target that draws images; check the others as `HeadConfig` does."""
         if not shape.draws_images:
             super().check(shape)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
-        """Tell also the parameters with the target's embedding, which the head of an image generator holds frozen."""
         lines = super().lines(shape, config)
         if shape.draws_images:
             whole = sum(self.count(shape).values()) + shape.vocab_size * shape.hidden_size
@@ -78,11 +67,9 @@ class EagleConfig(FusedHeadConfig):
         return exports_as_eagle(engine)
 
     def visual(self, *, training: bool) -> Visual:
-        """Return "none" under `vata`, in training as well; else "read": visual tokens are ordinary inputs."""
         return "none" if self.vata else "read"
 
     def image_input(self, *, training: bool = True) -> Image | None:
-        """Return the setting `image`; None under `vata`."""
         return None if self.vata else self.image
 
     def layer(self, shape: TargetShape) -> LayerShape:
@@ -91,15 +78,11 @@ class EagleConfig(FusedHeadConfig):
             return super().layer(shape)
         mirrored = shape.layer
         heads = self.num_heads or mirrored.num_heads
-        shared = (
-            heads if self.kv_heads == "mha" or mirrored.num_kv_heads == mirrored.num_heads else mirrored.num_kv_heads
-        )
+        grouped = self.kv_heads != "mha" and mirrored.num_kv_heads != mirrored.num_heads
+        shared = mirrored.num_kv_heads if grouped else heads
         if heads % shared:
-            raise UserError(
-                f"drafter.num_heads is {heads}, no multiple of the target's {shared} heads of keys and values",
-                key="drafter.num_heads",
-                hint="choose a multiple, or drafter.kv_heads: mha",
-            )
+            problem = f"drafter.num_heads is {heads}, no multiple of the target's {shared} heads of keys and values"
+            raise UserError(problem, key="drafter.num_heads", hint="choose a multiple, or drafter.kv_heads: mha")
         return replace(
             mirrored, num_heads=heads, num_kv_heads=shared, norm_eps=self.norm_eps or mirrored.norm_eps,
             intermediate_size=self.intermediate_size or mirrored.intermediate_size,
@@ -121,10 +104,9 @@ class EagleConfig(FusedHeadConfig):
         return head
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
-        """Read heads of image generators, ours or LANTERN's, with `load_eagle`; others as `HeadConfig` does."""
         if not target.shape.draws_images:
             return super().read(folder, target, dtype, identity)
-        check_made_for(folder, target, identity)
+        check_made_for(folder, self.kind, identity, target)
         return load_eagle(folder, target.embedding.to(dtype), self.layer(target.shape), self).to(dtype)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -144,7 +126,7 @@ class EagleConfig(FusedHeadConfig):
     def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         if not target.shape.draws_images:
             return super().manifest(target, identity, **training)
-        return image_head_manifest(self.model_dump(mode="json"), identity, **training)
+        return manifest_for(self.kind, identity, drafter=self.model_dump(mode="json"), **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         if target.shape.draws_images:
@@ -157,7 +139,6 @@ class EagleConfig(FusedHeadConfig):
         return super().drafter(module, target, options)
 
     def empty(self, shape: TargetShape) -> nn.Module:
-        """Give the head of an image generator the target's embedding, which is frozen."""
         if not shape.draws_images:
             return super().empty(shape)
         with torch.device("meta"):

@@ -21,15 +21,14 @@ from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rota
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from ..training_passes import TrainingPasses
-from .base import CountTokens
-from .draft_vocabulary import drafted_ids
+from .base import HeadObjective
+from .draft_vocabulary import CountTokens, drafted_ids
 from .head_config import HeadConfig
-from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
-from .head_objective import HeadObjective
-from .mirrored import mirrored_layer
+from .head_settings import Image, Reads, Visual
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
+_ITS_OWN = "objective.feature compares states, and this head's are its own"
 
 
 class Eagle3Config(HeadConfig):
@@ -61,19 +60,15 @@ class Eagle3Config(HeadConfig):
     @model_validator(mode="after")
     def _no_feature_loss(self) -> Eagle3Config:
         if self.objective is not None and self.objective.feature:
-            raise ValueError(
-                "objective.feature compares states, and this head's are its own; give token, l1 or listmle"
-            )
+            raise ValueError(f"{_ITS_OWN}; give token, l1 or listmle")
         if self.taps is not None and list(self.taps) != sorted(set(self.taps)):
             raise ValueError("taps are three layers in ascending order")
         return self
 
     def visual(self, *, training: bool) -> Visual:
-        """Return `visual_slots`; "none" in decoding under `vata`."""
         return "none" if self.vata and not training else self.visual_slots
 
     def image_input(self, *, training: bool = True) -> Image | None:
-        """Return the setting `image`; None where no input stands at a visual token."""
         return self.image if self.visual(training=training) != "none" else None
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
@@ -95,39 +90,28 @@ class Eagle3Config(HeadConfig):
 
     def layer(self, shape: TargetShape) -> LayerShape:
         """Mirror a layer without what only Qwen has; its attention reads embedding and state, 2 * D wide."""
-        return mirrored_layer(self, shape.text, input_norm=True, like_llama=True)
+        return self.mirrored(shape.text, input_norm=True, qkv_bias=self.qkv_bias, like_llama=True)
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
-        """Make an `Eagle3Head`; without `draft_ids` [V'] it scores the whole vocabulary."""
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
         return Eagle3Head(layer, ids, fc_norm=self.fc_norm, norm_output=self.norm_output)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
-        """A reduced vocabulary takes the ids that the training data has most often: `count_tokens` says how often."""
         ids = drafted_ids(self.draft_vocab_size, target, count_tokens)
         return self.module(self.layer(target.shape), ids)
 
     def exports(self, engine: str) -> list[str]:
-        """Return no reason for any engine: the settings decide."""
-        return []
+        return []  # the settings decide
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
-        """Raise `UserError` for settings with a `feature` term: this head's states are its own."""
         if settings is not None and settings.feature:
-            raise UserError(
-                "objective.feature compares states, and this head's are its own", key="objective.feature",
-                hint="give token, l1 or listmle",
-            )  # fmt: skip
+            raise UserError(_ITS_OWN, key="objective.feature", hint="give token, l1 or listmle")
         return super().training_objective(module, target, settings)
 
 
 class Eagle3Head(StateHead):
-    """EAGLE-3: its own final norm and LM head over a part of the vocabulary.
-
-    Args:
-        draft_ids: [V] int64 ascending, the target's ids of the draft's vocabulary.
-        fc_norm: whether each joined state has a norm of its own (EAGLE-3.1).
-        norm_output: whether its own state is normed before the next pass reads it (EAGLE-3.1).
+    """EAGLE-3: its own final norm, and an LM head over `draft_ids`, [V'] int64 ascending, of the target's ids.
+    EAGLE-3.1 norms each joined state (`fc_norm`), and its own state before the next pass reads it (`norm_output`).
     """
 
     model_type = "eagle3"
@@ -158,17 +142,9 @@ class Eagle3Head(StateHead):
         return self.fc(states)
 
     def forward(
-        self,
-        embeds: Tensor,
-        states: Tensor,
-        positions: Tensor | Rotation,
-        mask: Tensor | None,
-        cache: Cache | object | None = None,
-        *,
-        direct: tuple[Tensor, Tensor] | None = None,
-        image: Tensor | None = None,
-        depths: Tensor | None = None,
-    ) -> Tensor:
+        self, embeds: Tensor, states: Tensor, positions: Tensor | Rotation, mask: Tensor | None,
+        cache: Cache | object | None = None, *, direct: None = None, image: None = None, depths: None = None,
+    ) -> Tensor:  # fmt: skip
         """Predict features as `FusedHead.forward` does; they are normed under `norm_output` alone."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
         rope: Tensor | Rotation | None
@@ -178,11 +154,6 @@ class Eagle3Head(StateHead):
             rope = None if isinstance(cache, TrainingPasses) and cache.step else self.rotary(positions)
         outputs = self.midlayer(embeds, states, rope, mask, cache)
         return self.norm(outputs) if self.norm_output else outputs
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights, read from `fc`: here, so that a reader of a step finds it in this file."""
-        return self.fc.weight.dtype
 
     def hidden(self, outputs: Tensor) -> Tensor:
         """Apply the head's final norm to outputs [...,D] that are not normed."""

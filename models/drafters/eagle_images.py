@@ -6,36 +6,34 @@ as well. Letters: R rows, B samples, N new positions, T positions, F nodes, D wi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import CodeBatch, StepLoss
-from ...core.errors import UserError
-from ...core.files import read_json
-from ...core.json_types import JsonMapping, JsonObject
-from ...core.placement import fill, without_storage
+from ...core.json_types import JsonMapping
+from ...core.placement import without_storage
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..attention import causal_among
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
-from ..folders import check_shapes, shapes_of
+from ..folders import write_folder
 from ..layer import LayerShape
 from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetStep, Verified
+from .draft_vocabulary import BesideTarget
 from .head_config import HeadConfig
-from .head_files import head_state, stored_layer, weights_file
+from .head_draws import add_noise, row_uniforms
+from .head_files import check_layer, head_state, stored_layer, take_weights, weights_file
 from .head_module import FusedHead
-from .head_training import add_noise, row_uniforms
-from .recursion import Recursive
+from .head_proposal import Recursive
+from .manifest import write_manifest
 
 
 class EagleLoss(Section):
@@ -78,88 +76,51 @@ class ImageEagleHead(FusedHead):
     def predict(
         self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None = None
     ) -> Tensor:
-        """Predicted features [R,N,D]; a module call, as the engine needs it.
-
-        Args:
-            features: [R,N,D] of the positions.
-            tokens: [R,N] the token after each position.
-            positions: [R,N] or [N] int64 of the features.
-            mask: [N,K] or [R,N,K] bool; None as of `FusedHead.forward`.
+        """Predicted features [R,N,D] of features [R,N,D] and the tokens [R,N] after them; the rest as of `forward`. A
+        module call, as the engine needs it.
         """
         return self(self.embed_tokens(tokens), features, positions, mask, cache)
-
-
-def save_eagle(head: ImageEagleHead, folder: Path, manifest: JsonMapping, *, with_embedding: bool = False) -> None:
-    """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = with_embedding or head.own_embedding
-    state = {k: v.contiguous() for k, v in head.state_dict().items() if whole or k != _EMBEDDING}
-    save_file(state, folder / "model.safetensors")
-    settings = {"model_type": "eagle", "fc_bias": head.fc.bias is not None, **head.shape.to_dict()}
-    (folder / "config.json").write_text(json.dumps(settings, indent=1))
-    (folder / "draftsmith.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-
-
-def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: HeadConfig) -> ImageEagleHead:
-    """A trained head, ours or one that LANTERN published (pytorch_model.bin, read without running code).
-
-    Args:
-        embedding: the target's [V,D], for heads that were saved without one. A published head keeps its own: some
-            hold rows of the LM head there, and were trained with them.
-        shape: what this target's heads look like; sizes that a published folder names take its place.
-        config: the recipe's section: what it sets must be what the folder says.
-
-    Raises:
-        UserError: a file is missing, or the head was made for another target.
-    """
-    _check_made_for(folder, shape)
-    device = embedding.device
-    state = head_state(folder, device)
-    shape = stored_layer(config, folder, shape, state)
-    with without_storage(device):
-        head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
-    own = _EMBEDDING in state
-    if not own:
-        head.share_embedding(embedding)
-        state[_EMBEDDING] = embedding
-    check_shapes(
-        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
-        what="the head does not fit this target: ", hint="name the target that the head was trained for",
-    )  # fmt: skip
-    head.own_embedding = own
-    fill(head, state, device)
-    return head
-
-
-def _check_made_for(folder: Path, shape: LayerShape) -> None:
-    """Our heads say what they mirror, most of which is in no weight's shape. Published configs do not."""
-    path = folder / "config.json"
-    written = read_json(path, JsonObject, hint="train or download it again") if path.is_file() else {}
-    if "zeros_before" not in written:
-        return
-    different = shape.differs_from(written)
-    if different is not None:
-        name, value, expected = different
-        raise UserError(
-            f"the head does not fit this target: {name} is {value}, expected {expected}",
-            where=str(path), hint="name the target and the settings that the head was trained with",
-        )  # fmt: skip
 
 
 _EMBEDDING = "embed_tokens.weight"
 
 
-class ImageEagleTraining(nn.Module):
-    """The training forward. The frozen target is not a submodule, so neither the optimizer nor a checkpoint sees it."""
+def save_eagle(head: ImageEagleHead, folder: Path, manifest: JsonMapping, *, with_embedding: bool = False) -> None:
+    """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
+    whole = with_embedding or head.own_embedding
+    state = {name: value for name, value in head.state_dict().items() if whole or name != _EMBEDDING}
+    values = {"model_type": "eagle", "fc_bias": head.fc.bias is not None, **head.shape.to_dict()}
+    write_folder(folder, values, state)
+    write_manifest(folder, manifest)
+
+
+def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: HeadConfig) -> ImageEagleHead:
+    """A trained head, ours or one that LANTERN published (pytorch_model.bin, read without running code); sizes that its
+    folder names take the place of those in `shape`. One that was saved without an embedding takes the target's [V,D]; a
+    published head keeps its own: some hold rows of the LM head there, and were trained with them. Raises `UserError`
+    where a file is missing, or it was made for another target or otherwise than `config` says.
+    """
+    check_layer(folder, shape, generator=True)
+    device = embedding.device
+    state = head_state(folder, device)
+    shape = stored_layer(config, folder, shape, state)
+    with without_storage(device):
+        head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
+    head.own_embedding = _EMBEDDING in state
+    if not head.own_embedding:
+        head.share_embedding(embedding)
+        state[_EMBEDDING] = embedding
+    take_weights(head, state, weights_file(folder), device)
+    return head
+
+
+class ImageEagleTraining(BesideTarget):
+    """The training forward."""
 
     def __init__(self, head: ImageEagleHead, target: Target, config: EagleLoss):
-        super().__init__()
-        self.head, self.config = head, config
-        self.target = target
-
-    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """Return the head's trainable parameters as one part, for the optimizer's groups."""
-        return {"head": [(n, p) for n, p in self.head.named_parameters() if p.requires_grad]}
+        super().__init__(head, target)
+        self.head: ImageEagleHead = head
+        self.config = config
 
     def forward(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
         """Sums over trained positions; metrics are sums as well: top-1 and top-3 hits of the target's best token."""
@@ -201,18 +162,13 @@ class ImageEagleTraining(nn.Module):
         assert states.mask is not None and states.positions is not None
         features, true = states.feature[:, :-1], states.feature[:, 1:]
         if self.training and self.config.noise:
-            lengths = (
-                states.mask.sum(1)
-                if self.head.shape.mask_padding
-                else features.new_full((len(features),), states.ids.shape[1])
-            )
+            lengths = features.new_full((len(features),), states.ids.shape[1])
+            if self.head.shape.mask_padding:
+                lengths = states.mask.sum(1)
             uniforms = row_uniforms(features, states.padding, [seed + side for seed in batch.seeds])
             features = add_noise(features, uniforms, lengths, self.config.noise)
-        mask = causal_mask(self.head, states.mask[:, :-1])
-        predicted = self.head.predict(
-            features.to(self.head.dtype), states.ids[:, 1:], states.positions[0, :, :-1], mask
-        )  # fmt: skip
-        return predicted, true
+        mask, read = causal_mask(self.head, states.mask[:, :-1]), features.to(self.head.dtype)
+        return self.head.predict(read, states.ids[:, 1:], states.positions[0, :, :-1], mask), true
 
     def _unguided(self, predicted: Tensor, true: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[P,D] each: EAGLE's two terms, summed over positions."""
@@ -253,10 +209,8 @@ def _hits(goal: Tensor, ours: Tensor, prefix: str) -> dict[str, Tensor]:
 
 
 class ImageEagleProposal(Recursive):
-    """Drafts with a head, row by row as the target is guided.
-
-    Args:
-        guided: [R,F,D], steps -> [F,V]: the target's LM head and its guidance.
+    """Drafts with a head, row by row as the target is guided: `guided` is its LM head and guidance, [R,F,D], steps ->
+    [F,V].
     """
 
     taps = Taps(feature=True)
@@ -267,7 +221,6 @@ class ImageEagleProposal(Recursive):
 
     @torch.inference_mode()
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Keep the prompt and its features, and make the cache; the head first runs in `root`."""
         prompt = prefill.prompt
         assert prompt is not None and prefill.feature is not None, "an image generator's prefill gives its prompt"
         self._warp, self._prompt = warp, prompt
@@ -284,7 +237,6 @@ class ImageEagleProposal(Recursive):
         self._emitted = 1
 
     def accept(self, verified: Verified) -> None:
-        """Features of the root and of the accepted path, each with the token after it."""
         assert verified.step is not None and verified.step.feature is not None
         self._states = verified.step.feature
         tokens = uploaded(torch.tensor([*verified.tokens, verified.bonus]), self._states.device)

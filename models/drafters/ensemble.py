@@ -20,7 +20,6 @@ from ...core.batch import Request
 from ...core.errors import Refused, did_you_mean
 from ...core.fields import shorthand
 from ...core.section import Section
-from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Places, stacked
 from ..decoding.warp import Warp
@@ -33,6 +32,7 @@ from .weights import (
     InverseWeights,
     Weights,
     WeightsConfig,
+    check_weights,
     grid,
     grid_scores,
     mixture,
@@ -52,7 +52,7 @@ class EnsembleConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> EnsembleConfig:
-        self.weights.check(len(self.members))
+        check_weights(self.weights, len(self.members))
         if (known := _named(self.name)) is not None:
             members, adapts = known
             values = self.weights.values or () if isinstance(self.weights, FixedWeights) else None
@@ -74,11 +74,9 @@ def _named(name: str) -> tuple[tuple[Mode, ...], bool] | None:
 
 
 def preset(name: str) -> EnsembleConfig:
-    """Converts a name to members: a mode, or several modes (MT, MTCP: equal weights; MT*, MTCP*: TABED's adaptive
-    weights).
-
-    The star is the grid for two members and the inverse error for more, as in the article's experiments.
-    Raises `ValueError` for a name that stands for nothing.
+    """Convert a name to members: a mode, or several modes (MT, MTCP: equal weights; MT*, MTCP*: TABED's adaptive
+    weights, the grid for two members and the inverse error for more). Raises `ValueError` for a name that stands for
+    nothing.
     """
     if (known := _named(name)) is None:
         raise Refused("", f"no drafting mode {name!r}", did_you_mean(name, [*MODES, "MT", "MT*", "MTCP", "MTCP*"]))
@@ -95,10 +93,9 @@ DraftingMode = Annotated[EnsembleConfig, shorthand(str, preset)]
 
 @dataclass
 class WeightTrace:
-    """The weights of one request over time, and what each weight between two members would have drafted.
-
-    A step is a token of the output, counted from 0 (the target's first). Steps whose token no draft proposed (the
-    bonus token of a cycle that was accepted whole) are left out.
+    """The weights of one request over time, and what each weight between two members would have drafted. A step is a
+    token of the output, counted from 0 (the target's first); steps whose token no draft proposed (the bonus token of a
+    cycle that was accepted whole) are left out.
     """
 
     members: tuple[str, ...]
@@ -111,23 +108,14 @@ class WeightTrace:
 
 
 class EnsembleProposal(IndependentProposal):
-    """Proposes the mixture of several modes.
-
-    Args:
-        weights: the rule; it is told the outcome of each cycle.
-        record: keep a `WeightTrace` of each request in `trace`. It costs a synchronisation in each cycle.
+    """Proposes the mixture of several modes by `weights`, and with `record` keeps a `WeightTrace` of each request in
+    `trace`, which costs a synchronisation in each cycle.
     """
 
     def __init__(
-        self,
-        decoder: CachedDecoder,
-        members: Sequence[Mode],
-        weights: Weights,
-        *,
-        newline_id: int,
-        substitutes: ImageSubstitutes | None = None,
-        record: bool = False,
-    ):
+        self, decoder: CachedDecoder, members: Sequence[Mode], weights: Weights, *, newline_id: int,
+        substitutes: ImageSubstitutes | None = None, record: bool = False,
+    ):  # fmt: skip
         super().__init__(decoder, members[0], newline_id=newline_id, substitutes=substitutes)
         for mode in members:
             self.substitutes.check(mode)
@@ -137,11 +125,16 @@ class EnsembleProposal(IndependentProposal):
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Run each mode's prompt, start the weights, and begin a new `trace` with `record`."""
         super().start(request, prefill, warp, capacity=capacity)
         self.weights.start(self.decoder.device)
         self._emitted, self._drafted = 1, []  # tokens of the output so far
-        self.trace = self._new_trace() if self.record else None
+        self.trace = None
+        if self.record:
+            pair = (self.members.index("M"), self.members.index("T")) if {"M", "T"} <= {*self.members} else (0, 1)
+            assert len(self.members) > 1, "one member has no weights to record"
+            line = grid(2, 10)
+            self._line = torch.tensor(line, device=self.decoder.device)
+            self.trace = WeightTrace(self.members, pair, [first for first, _ in line])
 
     def _views_of(self, request: Request) -> tuple[View, ...]:
         # A mode that is listed twice is computed once, because captions cost a pass of a model.
@@ -149,21 +142,16 @@ class EnsembleProposal(IndependentProposal):
         return tuple(views[mode] for mode in self.members)
 
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
-        caches = self._run_prompts(views)
-        lengths = tuple(cache.length for cache in caches)
-        self._cache = stacked(caches, max(lengths) + capacity)
-        self._places = Places(lengths, max(lengths) + capacity, self.decoder.device, self._rope_delta)
-
-    def _run_prompts(self, views: Sequence[View]) -> list[Cache]:
-        """Each row's prompt alone: padding all to the longest would cost most of the prefill. M and P look once."""
+        """Run each row's prompt alone: padding all to the longest would cost most of the prefill. M and P look once."""
         shown = ((view.request.pixels, view.request.pictures) for view in views)
         seen = next((self.decoder.see(pixels, pictures) for pixels, pictures in shown if pixels is not None), None)
         caches = [self.decoder.new_cache(len(view.request.ids)) for view in views]
-        self._rope_delta = [self._run_prompt(view, cache, seen) for view, cache in zip(views, caches, strict=True)]
-        return caches
+        rope_deltas = [self._run_prompt(view, cache, seen) for view, cache in zip(views, caches, strict=True)]
+        lengths = tuple(cache.length for cache in caches)
+        self._cache = stacked(caches, max(lengths) + capacity)
+        self._places = Places(lengths, max(lengths) + capacity, self.decoder.device, rope_deltas)
 
     def root(self) -> Tensor:
-        """Drop the last cycle's q of the modes, then return the mixture's q [V]."""
         self._drafted = []
         return super().root()
 
@@ -175,32 +163,22 @@ class EnsembleProposal(IndependentProposal):
 
     @torch.inference_mode()
     def accept(self, verified: Verified) -> None:
-        """Update the weights by the cycle's p and q, then commit the path."""
-        self._observe(verified)
-        self._emitted += len(verified.tokens) + 1
-        super().accept(verified)
+        """Update the weights by the cycle's p and q, then commit the path.
 
-    def _observe(self, verified: Verified) -> None:
-        """Positions whose token was drafted and whose place was reached: the accepted ones and the first rejected.
-
-        The bonus position of a path that was accepted whole is none of them, as in TABED's code.
+        The bonus position of a path that was accepted whole is no part of them, as in TABED's code.
         """
         step, expansions = verified.step, reached(verified)
         assert step is not None
-        if not expansions or not (self.weights.adaptive or self.record):
-            return
-        p = self._warp.apply_temperature(step.logits[: len(expansions)])
-        q = _rows(self._drafted, expansions)
-        if self.trace is not None:
-            self._note(self.trace, p, q)
-        self.weights.observe(p, q)
-
-    def _new_trace(self) -> WeightTrace:
-        pair = (self.members.index("M"), self.members.index("T")) if {"M", "T"} <= {*self.members} else (0, 1)
-        assert len(self.members) > 1, "one member has no weights to record"
-        line = grid(2, 10)
-        self._line = torch.tensor(line, device=self.decoder.device)
-        return WeightTrace(self.members, pair, [first for first, _ in line])
+        if expansions and (self.weights.adaptive or self.record):
+            p = self._warp.apply_temperature(step.logits[: len(expansions)])
+            # [R,P,V]: columns of the parts [R,F,V] side by side, which are never joined whole.
+            columns = [(part, column) for part in self._drafted for column in range(part.shape[1])]
+            q = torch.stack([columns[number][0][:, columns[number][1]] for number in expansions], dim=1)
+            if self.trace is not None:
+                self._note(self.trace, p, q)
+            self.weights.observe(p, q)
+        self._emitted += len(verified.tokens) + 1
+        super().accept(verified)
 
     def _note(self, trace: WeightTrace, p: Tensor, q: Tensor) -> None:
         """Greedy acceptance, whatever the temperature: the likeliest token of the mixture is the target's."""
@@ -210,9 +188,3 @@ class EnsembleProposal(IndependentProposal):
         trace.steps += range(self._emitted, self._emitted + len(p))
         trace.cycle_of_step += [len(trace.cycles)] * len(p)
         trace.cycles.append(self.weights.current.tolist())
-
-
-def _rows(parts: Sequence[Tensor], wanted: Sequence[int]) -> Tensor:
-    """[R,P,V]: the columns `wanted` of the parts [R,F,V] side by side, which are never joined whole."""
-    columns = [(part, column) for part in parts for column in range(part.shape[1])]
-    return torch.stack([columns[w][0][:, columns[w][1]] for w in wanted], dim=1)

@@ -6,6 +6,7 @@ setting (`head_settings.py`): MTP is `mtp_steps`, IVSB is `ivsb`, VATA is `vata`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal, cast
 
@@ -15,18 +16,16 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
+from ...core.states import Taps
 from ..hub import recurrent_layers
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
-from .base import PLAIN, Drafter, DraftingOptions, TargetIdentity
+from .base import PLAIN, Drafter, DraftingOptions, HeadObjective, TargetIdentity
 from .head_files import load_head, manifest_of, save_head
-from .head_inputs import Reads, Visual
 from .head_module import FusedHead, StateHead
-from .head_objective import HeadObjective
 from .head_proposal import HeadProposal
-from .head_settings import HeadSettings
+from .head_settings import HeadSettings, Reads, Visual
 from .head_training import HeadTraining
-from .mirrored import mirrored_layer
 
 # ViSpec's two stages, which Sparrow follows.
 TEXT_STAGE = HeadObjective(feature=1.0, token=0.1, listmle=0.01, mtp_steps=0)
@@ -83,7 +82,7 @@ class FusedHeadConfig(HeadConfig):
         return 0 if self.visual(training=training) == "direct" else None
 
     def layer(self, shape: TargetShape) -> LayerShape:
-        return mirrored_layer(self, shape.text, input_norm=self.input_norm)
+        return self.mirrored(shape.text, input_norm=self.input_norm, qkv_bias=self.qkv_bias)
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         return FusedHead(layer, draft_ids, fc_bias=self.fc_bias)
@@ -110,46 +109,30 @@ class DirectHeadConfig(FusedHeadConfig):
     )
 
     def visual(self, *, training: bool) -> Visual:
-        """Return "none" where the share of visual tokens is 0, or in decoding under `vata`; else "direct"."""
         if training:
             return "direct" if self.train_visual_share else "none"
         return "direct" if self.visual_share and not self.vata else "none"
 
-    @property
-    def trained_visual_share(self) -> float:
-        return self.train_visual_share
+    def visual_kept(self, *, training: bool) -> float:
+        return self.train_visual_share if training else self.visual_share
 
-    @property
-    def held_visual_share(self) -> float:
-        return self.visual_share
-
-    @property
-    def attention_queries(self) -> Literal["last", "text"]:
-        return self.share_by
-
-    def attention_layers(self, shape: TargetShape) -> tuple[int, ...]:
-        """Return `share_layer`, null: the first layer from half depth on that attends; () where no or all visual tokens
-        are held.
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """Ask also for attention where a part of the visual tokens is held: that of `share_layer`, null: of the first
+        layer from half depth on that attends.
         """
-        if self.vata or self.visual_share in (0.0, 1.0):
-            return ()
+        taps = super().taps_for(shape, training=training)
+        if training or self.vata or self.visual_share in (0.0, 1.0):
+            return taps
         recurs = recurrent_layers(shape.text) or (False,) * shape.num_layers
         attending = [number for number, recurring in enumerate(recurs) if not recurring]
         half = next((number for number in attending if number >= shape.num_layers // 2), attending[-1])
         layer = half if self.share_layer is None else self.share_layer
-        if layer < shape.num_layers and layer not in attending:
+        if layer not in attending:
             raise UserError(
-                f"drafter.share_layer is {layer}, a layer of the target that recurs and has no attention",
-                key="drafter.share_layer",
-                hint=f"leave it null, or name one of {', '.join(map(str, attending))}",
-            )
-        if layer >= shape.num_layers:
-            raise UserError(
-                f"drafter.share_layer is {layer}, and the target's layers are 0 to {shape.num_layers - 1}",
-                key="drafter.share_layer",
-                hint="leave it null for half of them",
-            )
-        return (layer,)
+                f"drafter.share_layer is {layer}, and the target's layers with attention are {attending}",
+                key="drafter.share_layer", hint="leave it null for one at half depth",
+            )  # fmt: skip
+        return replace(taps, prefill_attention=(layer,), attention_queries=self.share_by)
 
     def exports(self, engine: str) -> list[str]:
         return exports_as_eagle(engine)

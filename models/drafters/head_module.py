@@ -7,6 +7,9 @@ Letters: B rows, N inputs, D width, S joined states, K positions seen, V vocabul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,12 +38,17 @@ class StateHead(OwnVocabulary):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
     def fuse(self, states: Tensor) -> Tensor:
         """True states [B,N,S*D] -> the state half of the layer's input [B,N,D]."""
         return states
+
+    def pictured(
+        self, visual: str, layout: Any, layers: Mapping[int, Tensor]
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
+        """`direct` and `image` of `forward` at a layout's inputs, of a head with `num_queries`."""
+        raise NotImplementedError
 
     def hidden(self, outputs: Tensor) -> Tensor:
         """Outputs [...,D] as the LM head reads them."""
@@ -65,17 +73,10 @@ class FusedHead(StateHead):
         return self.fc(torch.cat([embeds, states], dim=-1))
 
     def forward(
-        self,
-        embeds: Tensor,
-        states: Tensor,
-        positions: Tensor | Rotation,
-        mask: Tensor | None,
-        cache: Cache | object | None = None,
-        *,
-        direct: tuple[Tensor, Tensor] | None = None,
-        image: Tensor | None = None,
-        depths: Tensor | None = None,
-    ) -> Tensor:
+        self, embeds: Tensor, states: Tensor, positions: Tensor | Rotation, mask: Tensor | None,
+        cache: Cache | object | None = None, *, direct: tuple[Tensor, Tensor] | None = None,
+        image: Tensor | None = None, depths: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Predicted features [B,N,D].
 
         Args:

@@ -3,28 +3,134 @@
 The prompt's inputs are read once, each cycle reads the newest tokens with their true states, and a tree's nodes read
 the head's own outputs. Under the text-only window (VATA) visual inputs are never made: what the drafter holds and
 does is the same for any number of visual tokens.
-Letters: N inputs, T places, F nodes, D width, V vocabulary.
+Letters: R rows, N inputs, T places, F nodes, D width, V vocabulary, K places seen, S expansions, J joined states.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.pictures import TEXT
-from ...core.states import uploaded
-from ..decoding.head_layer import Rotation
+from ...core.states import TargetStates, uploaded
+from ..decoding.cache import Cache
+from ..decoding.head_layer import Rotary, Rotation, rotation
+from ..decoding.tree import Expansions, upload_tokens
 from ..decoding.warp import Warp
-from ..targets.base import Prompt, Target, TargetStep, Verified
-from .head_inputs import Filled, Sequences, base_positions, fill, lay_out
+from ..fast.cuda_graphs import Graphs
+from ..targets.base import Target, TargetStep, Verified
 from .head_module import StateHead
 from .head_settings import HeadSettings
-from .recursion import Recursive
+from .head_training import base_positions, fill, lay_out
 
 PIECE = 4096  # inputs of a prompt that are read at once
+
+
+class Recursive:
+    """The part of a proposal that runs in each cycle, of every head that reads its own last output: what was committed,
+    then the tree that grows after it, whose nodes run after the committed positions of the cache.
+    """
+
+    graphs: Graphs | None = None  # of its passes; None: they are run eagerly
+    captures = True  # whether a pass reads nothing of a request but its arguments and the cache
+
+    _cache: Cache
+    _warp: Warp
+    _emitted: int  # tokens of the answer that are committed
+    _states: Tensor  # [R,N,J*D] true ones of what was committed last
+    _tokens: Tensor  # [R,N] the token after each of them, or [1,N] for all rows
+    _positions: Tensor  # [R,N], or [3,R,N] of a prompt's end under M-RoPE
+    _next: Tensor  # [R,1] position of the root's children
+    _rotations: Tensor | None = None  # of the head's `Rotary.table`; None: they are computed in each pass
+    _expansions: Expansions
+    _outputs: Tensor  # [R,1+S,D] the root's, then each expansion's
+
+    def _fused(self, states: Tensor) -> Tensor:
+        """True states [R,N,J*D] -> what the layer reads of them [R,N,D]."""
+        raise NotImplementedError
+
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
+        """[R,N,D] outputs for N states and the tokens after them; `depths` [N] int64, 0 is a true state."""
+        raise NotImplementedError
+
+    def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
+        """q [N,V] of outputs; output n scores token number `steps[n]` of the answer (from 0)."""
+        raise NotImplementedError
+
+    def _new_cache(self, needed: int) -> Cache:
+        """An empty cache of at least `needed` positions."""
+        return Cache(1, needed) if self.graphs is None else self.graphs.new_cache(needed)
+
+    def _pass(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
+        """`_run` of fused states, by a CUDA graph where there is one; `mask` is over all places."""
+        if self.graphs is None or not self.graphs.take(self._cache, states.shape[1]):
+            return self._run(states, tokens, positions, mask, depths)
+
+        def run(seen: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            states, tokens, positions, depths = inputs
+            return (self._run(states, tokens, positions, seen[0], depths),)
+
+        inputs = (states, 1), (tokens, 1), (positions, -1), (depths, 0)
+        (hidden,) = self.graphs(positions.dim(), run, self._cache, mask, *inputs)
+        return hidden
+
+    def _lay_out(self, rotary: Rotary, positions: Tensor, further: int) -> None:
+        """Make rotations up to `further` behind the last of a request's `positions`. A graph computes its own: it would
+        read a shorter request's table.
+        """
+        if self.graphs is not None:
+            self._rotations = None
+            return
+        reach = int(positions.max()) + further + 1
+        if self._rotations is None or len(self._rotations) < reach:
+            self._rotations = rotary.table(max(256, 1 << (reach - 1).bit_length()), positions.device)
+
+    def _turned(self, positions: Tensor) -> Tensor | Rotation:
+        """Positions as the head's forward reads them: [R,N] as their rotation where there is a table."""
+        if self._rotations is None or positions.dim() == 3:
+            return positions
+        return rotation(self._rotations, positions)
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        """Read what was committed; only that stays in the cache. q [V] of the token after it."""
+        count, past, device = self._states.shape[1], self._cache.length, self._states.device
+        self._expansions = Expansions()
+        # Text has one position, whatever the number of coordinates.
+        positions = self._positions if self._positions.dim() == 2 else self._positions[0]
+        self._next = positions[:, -1:] + 1
+        mask = None  # one input sees all
+        if count > 1:
+            mask = torch.ones(count, past + count, dtype=torch.bool, device=device).tril_(past)
+        true = torch.zeros(count, dtype=torch.int64, device=device)
+        hidden = self._pass(self._fused(self._states), self._tokens, self._positions, mask, true)
+        self._cache.advance(count)
+        self._outputs = hidden[:, -1:]
+        return self._probabilities(self._outputs, [self._emitted])[0]
+
+    @torch.inference_mode()
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Run nodes [F] on their parents' outputs; the cache keeps its committed length."""
+        past, first, device = self._cache.length, len(self._expansions), self._outputs.device
+        depths = self._expansions.take(parents)
+        # The root's output, whose parent is ROOT, -1, stands before the expansions'.
+        rows, seen = np.array([parents, depths, depths]), self._expansions.ancestors(first, past=past).numpy()
+        rows[0] += 1
+        rows[2] -= 1  # behind the root's children
+        tokens, (above, below, further), mask = upload_tokens(device, tokens, rows, seen)
+        states, positions = self._outputs[:, above], self._next + further
+        # Expansions are written after each other; the cache's length covers them only during this forward.
+        self._cache.crop_to(past + first)
+        hidden = self._pass(states, tokens.expand(len(states), -1), positions, mask, below)
+        self._cache.crop_to(past)
+        q = self._probabilities(hidden, [self._emitted + depth for depth in depths])
+        self._outputs = torch.cat([self._outputs, hidden], dim=1)
+        return q
 
 
 class HeadProposal(Recursive):
@@ -40,12 +146,10 @@ class HeadProposal(Recursive):
 
     @property
     def num_held(self) -> int:
-        """Number of inputs whose keys and values the drafter holds."""
         return self._cache.length
 
     @torch.inference_mode()
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Keep the prompt and its states; the head reads them in `begin`."""
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
         assert len(prompt.ids) == 1, "heads of language models read one row"
@@ -58,48 +162,52 @@ class HeadProposal(Recursive):
         """Read the prompt's inputs except the last one, which reads `first` and belongs to the first cycle."""
         prompt, prefill = self._prompt, self._prefill
         del self._prompt, self._prefill  # free the states of the prompt, which are large for a long clip
-        visual = self.config.visual(training=False)
-        keep = self._kept(prompt, prefill) if prefill.attention else None
-        sequences = _with_first(prompt, first, prefill)
-        vectors = self.head.num_queries - 1 if self.head.num_queries else 0
-        layout = lay_out(visual, sequences.modality, sequences.mask, num_vectors=vectors, keep=keep)
-        filled = fill(self.head, visual, self._reads, layout, sequences, self.target.embedding)
-        positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
+        assert prompt.modality is not None
+        visual, keep = self.config.visual(training=False), None
+        if prefill.attention:
+            # [1,T+1] bool: the visual tokens that get the most attention, as many as the share says.
+            (layer,), shown = self.taps.prefill_attention, prompt.modality[0] != TEXT
+            scores = prefill.attention[layer][0].mean(0).masked_fill(~shown, -1.0)
+            best = scores.topk(round(self.config.visual_kept(training=False) * int(shown.sum()))).indices
+            keep = F.one_hot(best, len(shown) + 1).any(0)[None]
+        # The first token stands behind the prompt, and has no state.
+        ids, mask = F.pad(prompt.ids, (0, 1), value=first), F.pad(prompt.mask, (0, 1), value=True)
+        modality, vectors = F.pad(prompt.modality, (0, 1), value=TEXT), max(0, self.head.num_queries - 1)
+        layout = lay_out(visual, modality, mask, num_vectors=vectors, keep=keep)
+        states = TargetStates(prefill.feature, prefill.layers)
+        filled = fill(self.head, visual, self._reads, layout, ids, states, self.target.embedding)
+        axes = prompt.positions if prompt.positions.dim() == 3 else prompt.positions[None]
+        positions = base_positions(self.config.positions, layout, axes, visual_held=True)
         self._cache = self._new_cache(layout.index.shape[1] + self._capacity)
         self._image = None if filled.image is None else filled.image[:, -1:].clone()
         if self.head.takes_rotations:
             self._lay_out(self.head.rotary, positions, self._capacity)
-        self._read_prompt(filled, positions)
-        self._states, self._tokens = filled.states[:, -1:].clone(), sequences.ids[:, -1:]
+        # All inputs but the last one, in pieces, so that no tensor is quadratic in the length of a long clip.
+        last = positions.shape[-1] - 1
+        for start in range(0, last, PIECE):
+            stop, seen = min(start + PIECE, last), None
+            piece = filled.each(operator.itemgetter((slice(None), slice(start, stop))))
+            if start:
+                seen = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
+            true = torch.zeros(stop - start, dtype=torch.int64, device=positions.device)
+            self._read(
+                piece.embeds, piece.fused(self.head), positions[..., start:stop], seen, true, piece.direct, piece.image
+            )
+            self._cache.advance(stop - start)
+        self._states, self._tokens = filled.states[:, -1:].clone(), ids[:, -1:]
         self._positions, self._emitted = positions[..., -1:], 1
 
     def accept(self, verified: Verified) -> None:
         """True states of the root and of the accepted path, each with the token after it."""
-        assert verified.step is not None
-        self._states = self._true(verified.step)
+        step = verified.step
+        assert step is not None
+        joined = self._reads.state
+        states = torch.cat([step.layers[layer] for layer in joined], dim=-1) if joined else step.feature
+        assert states is not None
+        self._states = states  # [1,N,J*D]
         self._tokens = uploaded(torch.tensor([[*verified.tokens, verified.bonus]]), self._states.device)
         self._positions = self._next + torch.arange(self._tokens.shape[1], device=self._states.device)
         self._emitted += self._tokens.shape[1]
-
-    def _read_prompt(self, filled: Filled, positions: Tensor) -> None:
-        """Run all inputs but the last one in chunks, so that no tensor is quadratic in the length of a long clip."""
-        last = positions.shape[-1] - 1
-        for start in range(0, last, PIECE):
-            stop = min(start + PIECE, last)
-            piece, mask = filled.part(start, stop), None
-            if start:
-                mask = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
-            states, places = piece.fused(self.head), positions[..., start:stop]
-            true = torch.zeros(stop - start, dtype=torch.int64, device=self.target.embedding.device)
-            self._read(piece.embeds, states, places, mask, true, piece.direct, piece.image)
-            self._cache.advance(stop - start)
-
-    def _true(self, step: TargetStep) -> Tensor:
-        """[1,N,S*D]."""
-        if self._reads.state:
-            return torch.cat([step.layers[layer] for layer in self._reads.state], dim=-1)
-        assert step.feature is not None
-        return step.feature
 
     def _fused(self, states: Tensor) -> Tensor:
         return self.head.fuse(states.to(self.head.dtype))
@@ -121,27 +229,3 @@ class HeadProposal(Recursive):
     def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
         scores = self.head.draft_scores(hidden[0], self.target.scores, self._embedding.dtype)
         return self._warp.apply_temperature(scores)
-
-    def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:
-        """[1,T+1] bool: the visual tokens that get the most attention, as many as the share says."""
-        modality, (layer,) = prompt.modality, self.taps.prefill_attention
-        assert modality is not None
-        scores, shown = prefill.attention[layer][0].mean(0), modality[0] != TEXT
-        count = round(self.config.held_visual_share * int(shown.sum()))
-        best = scores.masked_fill(~shown, -1.0).topk(count).indices
-        return F.one_hot(best, len(shown) + 1).any(0)[None]
-
-
-def _with_first(prompt: Prompt, first: int, prefill: TargetStep) -> Sequences:
-    """The prompt and the first token after it: T + 1 places, of which the last has no state."""
-    positions = prompt.positions if prompt.positions.dim() == 3 else prompt.positions[None]
-    modality = prompt.modality
-    assert modality is not None
-    return Sequences(
-        ids=F.pad(prompt.ids, (0, 1), value=first),
-        mask=F.pad(prompt.mask, (0, 1), value=True),
-        modality=F.pad(modality, (0, 1), value=TEXT),
-        positions=positions,
-        feature=prefill.feature,
-        layers=prefill.layers,
-    )

@@ -6,7 +6,8 @@ Numbers follow the published code where there is one. What is done with a head, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -15,27 +16,45 @@ from torch import Tensor, nn
 from ...core.errors import Refused, UserError
 from ...core.json_types import JsonObject
 from ...core.states import Taps
-from ..layer import LayerShape
+from ..hub import config_value, rope_of, usual_heads
+from ..layer import STRETCHED, LayerShape, stretched
 from ..targets.base import Target, TargetShape
 from ..targets.table import text_of
-from .base import CountTokens, PublishedDrafter
-from .draft_vocabulary import drafted_ids
-from .head_inputs import Image, Reads, Visual
+from .base import HeadObjective, PublishedDrafter
+from .draft_vocabulary import CountTokens, drafted_ids
 from .head_module import StateHead
-from .head_objective import HeadObjective
-from .mirrored import mirrored_layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # EAGLE's, which MSD follows.
 EAGLE_LOSS = HeadObjective(feature=1.0, token=0.1)
 
 
-class HeadSettings(PublishedDrafter):
-    """What all kinds have."""
+# What a visual entry is to the layer: absent, a state that enters it directly, a run's few compressed vectors, an
+# ordinary entry (embedding and true state), or one whose state half is a middle layer's.
+Visual = Literal["none", "direct", "compressed", "read", "middle"]
+# What takes an embedding's place at a visual token: its placeholder's own row, as vLLM embeds it, or the projected
+# image, as SGLang does.
+Image = Literal["placeholder", "projected"]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Which of the target's layers hold what a head is fed. Layers count decoder layers passed, 0 is the embedding;
+    EAGLE-3's published ids mean the same (the input of layer k is the state after k layers).
+    """
+
+    state: tuple[int, ...]  # joined as the state half; none: the feature
+    visual: int | None  # what stands in visual entries, or what their vectors are made of; None: nothing
+    image: int | None  # 0 where the projected image takes an embedding's place
+
+
+class MirroringDrafter(PublishedDrafter):
+    """Drafters whose layers mirror one of the target's; what is null is the target's."""
 
     # mha gives each query head its own keys and values (ViSpec): 8 times the draft's cache on Qwen2.5-VL.
     kv_heads: Literal["target", "mha"] = "target"
-    # Null: as the target's.
-    qkv_bias: bool | None = None
     # Width of the MLP; null: the target's.
     intermediate_size: int | None = Field(None, ge=1, le=1 << 20)
     # Of its norms; null: the target's.
@@ -48,6 +67,73 @@ class HeadSettings(PublishedDrafter):
     # Positions of the inputs in decoding: compact counts what the drafter holds, flat counts the prompt's tokens, mrope
     # takes the target's own (M-RoPE targets alone). flat and mrope leave a gap where visual tokens are dropped.
     positions: Literal["compact", "flat", "mrope"] = "flat"
+
+    def mirrored(
+        self, text: PreTrainedConfig, *, input_norm: bool | None, qkv_bias: bool | None, like_llama: bool = False
+    ) -> LayerShape:
+        """The layer that mirrors one of the target's.
+
+        Args:
+            text: transformers' text config of the target.
+            input_norm, qkv_bias: None: as the family.
+            like_llama: without the biases and norms that only some families have, as servers know EAGLE-3; its
+                attention reads embedding and state beside each other.
+
+        Raises:
+            UserError: `positions: mrope` for a target without M-RoPE, or a rotation that a layer does not know.
+        """
+        heads, rope, family = text.num_attention_heads, rope_of(text), text_of(text)
+        scaling = stretched(rope) if self.rope == "target" else None
+        if scaling is not None and scaling["rope_type"] not in STRETCHED:
+            raise UserError(
+                f"the target ({text.model_type}) stretches its positions by {scaling['rope_type']}, unknown to heads",
+                hint="set drafter.rope: plain, for a head that turns by the base alone",
+            )
+        section: tuple[int, ...] = ()
+        if self.positions == "mrope":
+            section, problem = tuple(rope.get("mrope_section") or family.mrope_section), None
+            if (share := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+                problem = (
+                    f"turns {share:g} of each attention head: a head's layer turns all of it, and three positions "
+                    "would be shared out otherwise"
+                )
+            elif not section:
+                problem = "has no M-RoPE"
+            if problem:
+                raise UserError(
+                    f"drafter.positions: mrope, and the target ({text.model_type}) {problem}",
+                    key="drafter.positions", hint="use compact or flat",
+                )  # fmt: skip
+        theta: Any = self.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
+        bias = not like_llama and (family.qkv_bias or bool(config_value(text, "attention_bias")))
+        groups, own = usual_heads(text)
+        inner = self.intermediate_size or config_value(text, "intermediate_size")
+        if inner is None:
+            raise UserError(
+                f"the target ({text.model_type}) has experts alone, and no MLP whose width a head could take",
+                key="drafter.intermediate_size", hint="name a width, for example twice the target's hidden_size",
+            )  # fmt: skip
+        return LayerShape(
+            vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_heads=heads,
+            num_kv_heads=heads if self.kv_heads == "mha" else groups,
+            intermediate_size=inner,
+            norm_eps=self.norm_eps or text.rms_norm_eps,
+            rope_theta=float(theta),
+            input_norm=family.norms_input if input_norm is None else input_norm,
+            qkv_bias=bias if qkv_bias is None else qkv_bias,
+            qk_rms_norm=family.norms_heads and not like_llama,
+            own_head_dim=own if own * heads != text.hidden_size else None,
+            attention_input=2 * text.hidden_size if like_llama else None,
+            mrope_section=section, mrope_interleaved=bool(section) and family.mrope_interleaved,
+            rope_scaling=scaling,
+        )  # fmt: skip
+
+
+class HeadSettings(MirroringDrafter):
+    """What all kinds have."""
+
+    # Null: as the target's.
+    qkv_bias: bool | None = None
     # Share of samples in training whose text after the last image stands a random distance 0 to `gap` after the text
     # before it: the head then does not depend on the choice above.
     gap_share: float = Field(0.0, ge=0, le=1)
@@ -68,7 +154,7 @@ class HeadSettings(PublishedDrafter):
     objective: HeadObjective | None = None
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions"})
-    beside_states: ClassVar[frozenset[str]] = PublishedDrafter.beside_states | {
+    beside_states: ClassVar[frozenset[str]] = MirroringDrafter.beside_states | {
         "kv_heads", "qkv_bias", "intermediate_size", "norm_eps", "rope_theta", "rope", "positions", "gap_share", "gap",
         "blind_share", "mtp_steps", "mtp_attention", "replace", "objective", "draft_vocab_size",
     }  # fmt: skip
@@ -107,26 +193,14 @@ class HeadSettings(PublishedDrafter):
         """What enters as the embedding of a visual token; None: no input has one."""
         return self.embeds_images if self.visual(training=training) != "none" else None
 
-    @property
-    def trained_visual_share(self) -> float:
-        """Share of the visual tokens that training keeps."""
+    def visual_kept(self, *, training: bool) -> float:
+        """Share of the visual tokens whose inputs it has."""
         return 1.0
-
-    @property
-    def held_visual_share(self) -> float:
-        """Share of the visual tokens that decoding holds."""
-        return 1.0
-
-    def attention_layers(self, shape: TargetShape) -> tuple[int, ...]:
-        """The layer whose attention says which visual tokens are held, where some are."""
-        return ()
 
     def layer(self, shape: TargetShape) -> LayerShape:
-        """The layer that mirrors one of the target's. Raises `UserError` as `mirrored_layer`."""
-        return mirrored_layer(self, shape.text, input_norm=True)
+        return self.mirrored(shape.text, input_norm=True, qkv_bias=self.qkv_bias)
 
     def check(self, shape: TargetShape) -> None:
-        """Raise `UserError` for a target that `mirrored_layer` refuses."""
         self.layer(shape)
         if text_of(shape.text).scales_embeddings and self.image_input() == "projected" and not self.is_eagle3:
             raise UserError(
@@ -137,7 +211,6 @@ class HeadSettings(PublishedDrafter):
             )
 
     def check_settings(self, draws_images: bool) -> None:
-        """Also refuse `blind_share` of a head that holds no visual input in training."""
         super().check_settings(draws_images)
         if self.blind_share and self.visual(training=True) == "none":
             problem = f"this {self.kind} head holds no visual input in training, so that every sample is blind"
@@ -150,13 +223,7 @@ class HeadSettings(PublishedDrafter):
         if training:
             everywhere = self.visual(training=True) == "read"
             return Taps(reads.state, True, visual_layers=tuple(sorted(visual)), everywhere=everywhere)
-        layers = tuple(sorted({*reads.state, *visual}))
-        return Taps(layers, not reads.state, self.attention_layers(shape), self.attention_queries)
-
-    @property
-    def attention_queries(self) -> Literal["last", "text"]:
-        """Whose attention says which visual tokens are held: the prompt's last token's, or all its text's."""
-        return "last"
+        return Taps(tuple(sorted({*reads.state, *visual})), not reads.state)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """An LM head of its own begins with the target's rows."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ...core.json_types import JsonObject
 from ..layer import LayerShape
+from .base import HeadObjective
 from .head_config import VISUAL_STAGE, FusedHeadConfig, exports_as_eagle
-from .head_inputs import Visual
 from .head_module import FusedHead, StateHead
-from .head_objective import HeadObjective
+from .head_settings import Visual
 
 
 class HivisConfig(FusedHeadConfig):
@@ -37,7 +37,6 @@ class HivisConfig(FusedHeadConfig):
         return super().written_settings() | {"num_steps": self.num_steps}
 
     def exports(self, engine: str) -> list[str]:
-        """Also refuse the eagle layout, and every engine for a head with step vectors."""
         reasons = exports_as_eagle(engine)
         if engine == "eagle":
             reasons.append("hivis has no published code that would read it")

@@ -28,11 +28,8 @@ from .modes import ImageSubstitutes, Mode, View
 
 
 class IndependentProposal:
-    """Proposes with a causal model through its own cache.
-
-    Args:
-        newline_id: stands for a picture in mode T.
-        substitutes: what stands for a picture in the other text modes.
+    """Proposes with a causal model through its own cache. Pictures are a newline in mode T, `substitutes` in the other
+    text modes.
     """
 
     taps = Taps()
@@ -54,7 +51,6 @@ class IndependentProposal:
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Run the request's prompt, as the mode sees it, into the draft's own cache."""
         self._warp = warp
         began = time.perf_counter()
         self._seen = (request, self._views_of(self._own(request)))
@@ -103,7 +99,6 @@ class IndependentProposal:
         return max(len(view.request.ids) for view in self.views(request)) + max_new_tokens
 
     def begin(self, first: int) -> None:
-        """Keep the first token, which `root` feeds."""
         self._pending = [first]
 
     @torch.inference_mode()

@@ -67,7 +67,6 @@ class JacobiProposal:
         self._config, self._grid, self._vocab_size = config, grid, vocab_size
 
     def start(self, request: ImageRequest, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Begin without a window."""
         self._warp, self._codes = warp, list[int]()
         self._possible = prefill.logits[-1].isfinite().float()  # [V]; Anole scores its codes alone
         self._known = prefill.logits[:0].float()  # [K,V] q of the next places
@@ -78,13 +77,11 @@ class JacobiProposal:
         self._codes.append(first)
 
     def root(self) -> Tensor:
-        """Return q [V] of the first place of the window."""
         self._expansions, self._drawn = Expansions(), 0
         self._window: list[Any] = []  # what is drawn in this cycle
         return self._level(0)
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Return q [1,V] of the next place."""
         if len(parents) > 1:
             raise _branches()
         (depth,) = self._expansions.take(parents)
@@ -142,5 +139,5 @@ class JacobiProposal:
 
 
 def _branches() -> UserError:
-    return UserError("Jacobi decoding drafts a window of codes, and the tree branches", key="tree",
-                     hint="use tree: {kind: chain, gamma: 16}")  # fmt: skip
+    problem = "Jacobi decoding drafts a window of codes, and the tree branches"
+    return UserError(problem, key="tree", hint="use tree: {kind: chain, gamma: 16}")

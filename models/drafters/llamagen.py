@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ...core.batch import ImageRequest
-from ...core.errors import UserError
 from ...core.fields import Place, Revision
 from ...core.states import Taps
 from ..decoding.rows import Guidance, GuidanceScale
@@ -24,7 +23,7 @@ from ..targets.base import Target, TargetShape, TargetStep, Verified
 from ..targets.llamagen.files import load_llamagen
 from ..targets.llamagen.target import LlamaGenTarget
 from ..targets.llamagen.transformer import LlamaGen, LlamaGenConfig, published
-from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
+from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity, check_alike
 
 
 class SiblingConfig(DrafterConfig):
@@ -50,15 +49,10 @@ class SiblingConfig(DrafterConfig):
     def provides(self) -> set[str]:
         return {"drafter"}
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
+    def _loaded(
+        self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
     ) -> LlamaGen:
-        """Load the weights at `path`; `folder` is not read. Raise `UserError` as `check_sibling`."""
+        """The weights at `path`. Raises `UserError` for a model of another condition, size or tokenizer of images."""
         assert isinstance(target, LlamaGenTarget), "see check_sibling"
         dtype = dtype or target.embedding.dtype
         model = load_llamagen(self.path, revision=self.revision, dtype=dtype, device=target.device)
@@ -73,12 +67,9 @@ class SiblingConfig(DrafterConfig):
             guidance = Guidance(self.cfg_scale, guidance.interval)
         return SiblingProposal(LlamaGenTarget(module, guidance))
 
-    def _config(self, shape: TargetShape) -> LlamaGenConfig:
-        return published(self.size, grid=shape.grid, condition=shape.condition)  # type: ignore[arg-type]
-
     def count(self, shape: TargetShape) -> dict[str, int]:
         with torch.device("meta"):
-            model = LlamaGen(self._config(shape))
+            model = LlamaGen(published(self.size, grid=shape.grid, condition=shape.condition))  # type: ignore[arg-type]
         return {"transformer": sum(p.numel() for p in model.parameters())}
 
 
@@ -92,17 +83,14 @@ class SiblingProposal:
         self.model = model
 
     def start(self, request: ImageRequest, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Run the request's prompt through the sibling, into a cache of its own."""
         self._warp = warp
         self._session, _ = self.model.prefill(request, Taps(), capacity=capacity)
 
     def begin(self, first: int) -> None:
-        """Keep the first token, which `root` feeds."""
         self._pending = [first]
 
     @torch.inference_mode()
     def root(self) -> Tensor:
-        """Feed what was committed since the last cycle; the cache then ends at the last committed token."""
         count = len(self._pending)
         tokens = torch.tensor(self._pending, device=self.model.device)
         mask = torch.ones(count, count, dtype=torch.bool).tril()
@@ -122,7 +110,6 @@ class SiblingProposal:
         )
 
     def accept(self, verified: Verified) -> None:
-        """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
         kept = accepted_expansions(verified)
         self._session.cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
@@ -130,15 +117,7 @@ class SiblingProposal:
 
 def check_sibling(target: LlamaGenConfig, sibling: LlamaGenConfig) -> None:
     """Raises `UserError` where the two do not draw the same codes on the same condition."""
-    pairs = {
-        "vocab_size": (sibling.vocab_size, target.vocab_size),
-        "grid": (sibling.grid, target.grid),
-        "condition": (sibling.condition, target.condition),
-        "num_condition_tokens": (sibling.num_condition_tokens, target.num_condition_tokens),
-    }
-    for name, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise UserError(
-                f"the drafter has {name} {ours}, the target {theirs}", key="drafter",
-                hint="use a smaller model of the same condition, image size and image tokenizer",
-            )  # fmt: skip
+    names = ("vocab_size", "grid", "condition", "num_condition_tokens")
+    pairs = {name: (getattr(sibling, name), getattr(target, name)) for name in names}
+    hint = "use a smaller model of the same condition, image size and image tokenizer"
+    check_alike(pairs, key="drafter", hint=hint)

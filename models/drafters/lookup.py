@@ -10,6 +10,7 @@ Letters: E ends of matches, F nodes, V vocabulary.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -31,11 +32,47 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
+class Node(NamedTuple):
+    """A place in the tree: the drafted tokens that lead to it, and where in the text its continuations stand."""
+
+    path: tuple[int, ...]
+    ends: np.ndarray  # [E] int64; at or behind the text's end, the continuation is what was drafted
+    share: float = 1.0  # of the match's continuations that came this way
+
+
 class LookupConfig(WeightlessDrafter):
     """What both kinds share: no weights, no states, any target that answers in words."""
 
+    # Fewest tokens of a match; nothing is drafted where there is none.
+    min_match: int = Field(1, ge=1, le=1024)
+    # Most tokens of a match.
+    max_match: int = Field(3, ge=1, le=1024)
+
+    def levels(self, length: int) -> int | None:
+        """The most levels to draft after a match of `length` tokens; None: any."""
+        return None
+
+    def weighed(self, node: Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct ids among `tokens` [E], which follow the node's matches, latest first, and a weight for each."""
+        raise NotImplementedError
+
     def lines(self, shape: Any, config: PreTrainedConfig) -> list[str]:
         return ["  no weights, no training; drafts what followed the same tokens before"]
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> LookupProposal:
+        return LookupProposal(self, target.vocab_size)
+
+    @property
+    def lookup_in_vllm(self) -> JsonObject:
+        """The settings of vLLM's own look-up."""
+        raise NotImplementedError
+
+    def exports(self, engine: str) -> list[str]:
+        """There is nothing to export: engines look up by themselves."""
+        count = {"num_speculative_tokens": 5} if self.kind == "ngram" else {}
+        own = json.dumps({"method": self.kind, **count, **self.lookup_in_vllm})
+        how = f"vllm serve TARGET --speculative-config '{own}'" if engine == "vllm" else "see its documentation"
+        return [f"a drafter of kind {self.kind} has no weights to export, and engines look up in their own way: {how}"]
 
 
 class NgramConfig(LookupConfig):
@@ -44,8 +81,6 @@ class NgramConfig(LookupConfig):
     kind: Literal["ngram"]
     # Most tokens of a match. The longest match counts, then the most recent one. More are surer and rarer.
     max_match: int = Field(3, ge=1, le=1024)
-    # Fewest tokens of a match; nothing is drafted where there is none.
-    min_match: int = Field(1, ge=1, le=1024)
     # Matches that a tree can branch into, the most recent ones.
     branches: int = Field(8, ge=1, le=64)
 
@@ -55,27 +90,21 @@ class NgramConfig(LookupConfig):
             raise ValueError(f"min_match {self.min_match} is above max_match {self.max_match}")
         return self
 
-    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> NgramProposal:
-        return NgramProposal(self, target.vocab_size)
+    def weighed(self, node: Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The most recent match has the largest part of q, so that a chain follows it; a tree branches into others."""
+        ids, first = np.unique(tokens, return_index=True)
+        ids = ids[np.argsort(first)][: self.branches]
+        return ids, 0.5 ** np.arange(len(ids))  # more than half on the first
 
     @property
     def lookup_in_vllm(self) -> JsonObject:
         return {"prompt_lookup_max": self.max_match, "prompt_lookup_min": self.min_match}
-
-    def exports(self, engine: str) -> list[str]:
-        """There is nothing to export: engines look up by themselves."""
-        own = (f'{{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": {self.max_match}, '
-               f'"prompt_lookup_min": {self.min_match}}}')  # fmt: skip
-        how = f"vllm serve TARGET --speculative-config '{own}'" if engine == "vllm" else "see its documentation"
-        return [f"an n-gram drafter has no weights to export, and engines look up in their own way: {how}"]
 
 
 class SuffixConfig(LookupConfig):
     """SuffixDecoding's longest match."""
 
     kind: Literal["suffix"]
-    # Fewest tokens of a match; nothing is drafted where there is none.
-    min_match: int = Field(1, ge=1, le=1024)
     # Most tokens of a match: longer ones are not told apart, and a text that repeats one token has very long ones.
     max_match: int = Field(64, ge=1, le=1024)
     # Levels drafted for each token of the match (alpha of the paper): a long match is trusted further.
@@ -88,8 +117,17 @@ class SuffixConfig(LookupConfig):
     # requests, on the number of ranks, each of which remembers its own, and on where a stopped run went on.
     earlier_answers: int = Field(0, ge=0, le=100_000)
 
-    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> SuffixProposal:
-        return SuffixProposal(self, target.vocab_size)
+    def levels(self, length: int) -> int | None:
+        return max(1, int(length * self.levels_per_match))
+
+    def weighed(self, node: Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Continuations by how often they came, down to a share of the match's."""
+        ids, counts = np.unique(tokens, return_counts=True)
+        kept = node.share * counts >= self.min_prob * len(node.ends)
+        ids, counts = ids[kept], counts[kept]
+        if self.proposal == "one_hot" and len(ids):
+            return ids[[counts.argmax()]], np.ones(1)
+        return ids, counts.astype(np.float64)
 
     @property
     def lookup_in_vllm(self) -> JsonObject:
@@ -99,42 +137,25 @@ class SuffixConfig(LookupConfig):
             "suffix_decoding_max_cached_requests": self.earlier_answers,
         }
 
-    def exports(self, engine: str) -> list[str]:
-        """There is nothing to export: engines look up by themselves."""
-        own = (f'{{"method": "suffix", "suffix_decoding_max_spec_factor": {self.levels_per_match:g}, '
-               f'"suffix_decoding_min_token_prob": {self.min_prob:g}, '
-               f'"suffix_decoding_max_cached_requests": {self.earlier_answers}}}')  # fmt: skip
-        how = f"vllm serve TARGET --speculative-config '{own}'" if engine == "vllm" else "it has none"
-        return [f"a suffix drafter has no weights to export, and engines look up in their own way: {how}"]
-
-
-class _Node(NamedTuple):
-    """A place in the tree: the drafted tokens that lead to it, and where in the text its continuations stand."""
-
-    path: tuple[int, ...]
-    ends: np.ndarray  # [E] int64; at or behind the text's end, the continuation is what was drafted
-    share: float = 1.0  # of the match's continuations that came this way
-
 
 class LookupProposal:
-    """Proposes what followed the longest match of the last tokens.
-
-    A match that reaches the end of the text goes on in what was drafted, so that a repetition goes on. q are made on
-    the CPU, where all of this is.
+    """Proposes what followed the longest match of the last tokens. A match that reaches the end of the text goes on in
+    what was drafted, so that a repetition goes on. q are made on the CPU, where all of this is.
     """
 
     may_pass: ClassVar[bool] = True  # rows of zeros, and `max_levels` 0, where nothing was found
 
-    def __init__(self, vocab_size: int, *, min_match: int, max_match: int, earlier_answers: int = 0):
+    def __init__(self, config: LookupConfig, vocab_size: int):
         self.taps = Taps()
         self.max_levels: int | None = 0
         self._most: int | None = None  # levels of this cycle
-        self._vocab_size, self._min, self._max = vocab_size, min_match, max_match
-        self._earlier_answers, self._earlier = earlier_answers, dict[bytes, np.ndarray]()  # prompt -> answer
+        self._config, self._vocab_size = config, vocab_size
+        self._earlier_answers = config.earlier_answers if isinstance(config, SuffixConfig) else 0
+        self._earlier = dict[bytes, np.ndarray]()  # prompt -> answer
         self._prompt = b""
         self._text, self._length, self._begins = np.empty(0, dtype=np.int64), 0, 0
-        self._nodes: list[_Node] = []
-        self._root = _Node((), np.empty(0, dtype=np.int64))
+        self._nodes: list[Node] = []
+        self._root = Node((), np.empty(0, dtype=np.int64))
 
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Take the prompt; earlier answers stand before it."""
@@ -160,9 +181,9 @@ class LookupProposal:
     def root(self) -> Tensor:
         """q [V] after the longest match; zeros, with `max_levels` 0, where there is none."""
         length, ends = self._matches()
-        self._root, self._nodes, self._most = _Node((), ends), [], None
+        self._root, self._nodes, self._most = Node((), ends), [], None
         q = self._q([self._root])[0]
-        self._most, self.max_levels = self._levels(length), None if q.any() else 0
+        self._most, self.max_levels = self._config.levels(length), None if q.any() else 0
         return q
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
@@ -172,12 +193,11 @@ class LookupProposal:
             node = self._root if parent == ROOT else self._nodes[parent]
             follows = self._following(node) == token
             share = node.share * follows.sum() / max(1, len(follows))
-            made.append(_Node((*node.path, token), node.ends[follows] + 1, share))
+            made.append(Node((*node.path, token), node.ends[follows] + 1, share))
         self._nodes += made
         return self._q(made)
 
     def accept(self, verified: Verified) -> None:
-        """Take the accepted tokens and the bonus token into the text."""
         self._append((*verified.tokens, verified.bonus))
 
     def _append(self, tokens: Sequence[int]) -> None:
@@ -187,7 +207,7 @@ class LookupProposal:
     def _matches(self) -> tuple[int, np.ndarray]:
         """The longest match's tokens, and the places [E] behind each place that it ends at, latest first."""
         text = self._text[: self._length]
-        longest = min(self._max, self._length - 1)
+        longest = min(self._config.max_match, self._length - 1)
         ends = np.flatnonzero(text[:-1] == text[-1])  # a match is anywhere but at the end itself
         length = 1 if len(ends) else 0
         while 0 < length < longest:
@@ -196,9 +216,9 @@ class LookupProposal:
             if not len(further):
                 break
             ends, length = further, length + 1
-        return length, ends[::-1] + 1 if length >= self._min else ends[:0]
+        return length, ends[::-1] + 1 if length >= self._config.min_match else ends[:0]
 
-    def _following(self, node: _Node) -> np.ndarray:
+    def _following(self, node: Node) -> np.ndarray:
         """[E] the token at each end; below 0: nothing that can be proposed."""
         inside = node.ends < self._length
         tokens = self._text[np.minimum(node.ends, self._length - 1)]
@@ -206,58 +226,13 @@ class LookupProposal:
             tokens[~inside] = np.array(node.path)[node.ends[~inside] - self._length]
         return tokens
 
-    def _q(self, nodes: Sequence[_Node]) -> Tensor:
+    def _q(self, nodes: Sequence[Node]) -> Tensor:
         q = np.zeros((len(nodes), self._vocab_size), dtype=np.float32)
         for row, node in zip(q, nodes, strict=True):
             if self._most is not None and len(node.path) >= self._most:
                 continue
             tokens = self._following(node)
-            ids, weights = self._weighed(node, tokens[tokens >= 0])
+            ids, weights = self._config.weighed(node, tokens[tokens >= 0])
             if len(ids):
                 row[ids] = weights / weights.sum()
         return torch.from_numpy(q)
-
-    def _levels(self, length: int) -> int | None:
-        """The most levels to draft after a match of `length` tokens; None: any."""
-        raise NotImplementedError
-
-    def _weighed(self, node: _Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct ids among `tokens` [E], which follow the node's matches, latest first, and a weight for each."""
-        raise NotImplementedError
-
-
-class NgramProposal(LookupProposal):
-    """The most recent match has the largest part of q, so that a chain follows it; a tree branches into others."""
-
-    def __init__(self, config: NgramConfig, vocab_size: int):
-        super().__init__(vocab_size, min_match=config.min_match, max_match=config.max_match)
-        self._branches = config.branches
-
-    def _levels(self, length: int) -> int | None:
-        return None
-
-    def _weighed(self, node: _Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, first = np.unique(tokens, return_index=True)
-        ids = ids[np.argsort(first)][: self._branches]
-        return ids, 0.5 ** np.arange(len(ids))  # more than half on the first
-
-
-class SuffixProposal(LookupProposal):
-    """Continuations by how often they came, down to a share of the match's."""
-
-    def __init__(self, config: SuffixConfig, vocab_size: int):
-        earlier = config.earlier_answers
-        super().__init__(vocab_size, min_match=config.min_match, max_match=config.max_match, earlier_answers=earlier)
-        self._config = config
-
-    def _levels(self, length: int) -> int | None:
-        return max(1, int(length * self._config.levels_per_match))
-
-    def _weighed(self, node: _Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, counts = np.unique(tokens, return_counts=True)
-        kept = node.share * counts >= self._config.min_prob * len(node.ends)
-        ids, counts = ids[kept], counts[kept]
-        if self._config.proposal == "one_hot" and len(ids):
-            best = counts.argmax()
-            return ids[[best]], np.ones(1)
-        return ids, counts.astype(np.float64)

@@ -6,22 +6,21 @@ loss is LLaVA's own, `models/targets/llava/model.py`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.json_types import JsonMapping
 from ...core.pretrained import Checkpoint, name_accelerator
+from ...core.results import check_sums
 from ...core.section import Section, torch_dtype
 from ..folders import find_folder
-from ..hub import load_pretrained, read_config, rope_of, transformers_class, vision_half
+from ..hub import config_value, load_pretrained, read_config, rope_of, transformers_class
 from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
@@ -33,11 +32,11 @@ from ..targets.llava.section import LlavaTarget
 from ..targets.load import load_lvlm
 from ..targets.sizes import parameter_lines
 from ..targets.table import family_of
-from .base import PLAIN, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
-from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
+from .base import PLAIN, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity, check_alike
+from .ensemble import DraftingMode, EnsembleProposal, preset
 from .independent import IndependentProposal
-from .manifest import MANIFEST, read_manifest
-from .modes import ImageSubstitutes
+from .manifest import MANIFEST, read_manifest, write_manifest
+from .weights import weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -111,15 +110,10 @@ class LvlmConfig(PublishedDrafter):
             )
         return self
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
+    def _loaded(
+        self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
     ) -> PreTrainedModel:
-        """Load a draft of ours, or one without our manifest; `dtype` None: the section's, or else the target's."""
+        """A draft of ours, or one without our manifest; `dtype` None: the section's, or else the target's."""
         model = target.decoder.model  # type: ignore[attr-defined]
         dtype = dtype or (torch_dtype(self.dtype) if self.dtype else model.dtype)
         tokenizer = None if identity is None else identity.tokenizer_sha256
@@ -132,7 +126,6 @@ class LvlmConfig(PublishedDrafter):
         save_lvlm(cast("PreTrainedModel", module), folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
-        """Return the number of parameters of each part and the size of the vocabulary."""
         draft = self.config_beside(config)
         return [*parameter_lines(draft, vocabulary=True), *reading_of(draft).lines]
 
@@ -150,16 +143,15 @@ class LvlmConfig(PublishedDrafter):
         return [f"the {engine} layout is for heads, and this is a whole model"]
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        decoder = target.decoder  # type: ignore[attr-defined]
-        substitutes = options.substitutes
-        return proposal(
-            cast("PreTrainedModel", module),
-            self.mode,
-            num_token_ids=decoder.num_token_ids,
-            never=decoder.never,
-            newline_id=0 if substitutes is None else substitutes.newline_id,
-            substitutes=substitutes,
-            record=options.record_weights,
+        theirs, substitutes = target.decoder, options.substitutes  # type: ignore[attr-defined]
+        model, members = cast("PreTrainedModel", module), self.mode.members
+        decoder = LlavaDecoder(model, num_token_ids=theirs.num_token_ids, never=theirs.never)
+        newline_id = 0 if substitutes is None else substitutes.newline_id
+        if len(members) == 1:
+            return IndependentProposal(decoder, members[0], newline_id=newline_id, substitutes=substitutes)
+        weights = weights_of(self.mode.weights, len(members))
+        return EnsembleProposal(
+            decoder, members, weights, newline_id=newline_id, substitutes=substitutes, record=options.record_weights
         )
 
 
@@ -170,7 +162,8 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
     if config.vision_tower == "target":
         vision = target.vision_config
     else:
-        vision = vision_half(read_config(config.vision_tower, key="drafter.vision_tower", network=network))
+        vision = read_config(config.vision_tower, key="drafter.vision_tower", network=network)
+        vision = config_value(vision, "vision_config", vision)  # CLIP's Hub config holds a text half, too
     other = vision.image_size, vision.patch_size
     shares = config.pictures == "target"
     if shares and other != (target.vision_config.image_size, target.vision_config.patch_size):
@@ -185,13 +178,7 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
         layer = target.vision_feature_layer if shares else -2
     if config.rope_scaling is not None:
         scale_positions(text, config.rope_scaling)
-    draft = llava_config(
-        text,
-        vision,
-        ids,
-        vision_feature_layer=layer,
-        family=config.family,
-    )
+    draft = llava_config(text, vision, ids, vision_feature_layer=layer, family=config.family)
     reading_beside(target, config.projector_input, config.first_token).write(draft)
     return draft
 
@@ -203,11 +190,8 @@ def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
     if rope.get("rope_type", "default") != "default":
         raise UserError(f"the language model's positions are scaled already: {rope}", key=key, hint="remove it")
     if scaling.max_positions <= known:
-        raise UserError(
-            f"max_positions is {scaling.max_positions} and the language model has {known}",
-            key=key,
-            hint="remove it, or ask for more positions",
-        )
+        problem = f"max_positions is {scaling.max_positions} and the language model has {known}"
+        raise UserError(problem, key=key, hint="remove it, or ask for more positions")
     rope |= {"rope_type": scaling.kind, "factor": scaling.max_positions / known}
     if scaling.kind == "yarn":
         rope["original_max_position_embeddings"] = known
@@ -223,7 +207,7 @@ def build_drafter(
     full = target.config if isinstance(target, PreTrainedModel) else target
     assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
-    language_model = None
+    language_model = tower = None
     if not isinstance(config.language_model, dict):
         language_model = load_pretrained(
             transformers_class("AutoModelForCausalLM").from_pretrained, config.language_model,
@@ -232,9 +216,7 @@ def build_drafter(
     if config.vision_tower == "target":
         assert isinstance(target, PreTrainedModel)
         tower = target.model.vision_tower
-    elif isinstance(config.vision_tower, dict):
-        tower = None
-    else:
+    elif not isinstance(config.vision_tower, dict):
         # A config of both CLIP towers is read for its vision half.
         is_clip = joined.vision_config.model_type == "clip_vision_model"
         maker = transformers_class("CLIPVisionModel" if is_clip else "AutoModel")
@@ -252,41 +234,33 @@ def save_lvlm(model: PreTrainedModel, folder: Path, manifest: JsonMapping) -> No
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
     name_accelerator()
     model.save_pretrained(folder)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    write_manifest(folder, manifest)
 
 
 def load_drafter(
     folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype, device: torch.device | None = None
 ) -> PreTrainedModel:
-    """A trained draft on `device`; None: the CPU.
-
-    Args:
-        tokenizer_hash: the target's; None compares nothing.
-
-    Raises:
-        UserError: it was made for another tokenizer, or a file of a published one is missing or has been changed.
+    """A trained draft on `device` (None: the CPU). Raises `UserError` where it was made for another tokenizer than the
+    target's (None compares nothing), or a file of a published one is missing or has been changed.
     """
     check_sums(folder)
-    trained_with = read_manifest(folder).get("tokenizer_hash")
+    trained_with, path = read_manifest(folder).get("tokenizer_hash"), str(folder / MANIFEST)
     if trained_with is None:
-        raise UserError(f"{MANIFEST} is missing, or does not name the draft's tokenizer (tokenizer_hash)",
-                        where=str(folder / MANIFEST), hint="restore the file, or train the draft again")  # fmt: skip
+        problem = f"{MANIFEST} is missing, or does not name the draft's tokenizer (tokenizer_hash)"
+        raise UserError(problem, where=path, hint="restore the file, or train the draft again")
     if tokenizer_hash is not None and trained_with != tokenizer_hash:
         raise UserError(
-            "the draft was trained with another tokenizer than the target's: it would propose noise",
-            where=str(folder / MANIFEST),
+            "the draft was trained with another tokenizer than the target's: it would propose noise", where=path,
             hint="train the draft with this target's processor, or evaluate it with its own target",
-        )
+        )  # fmt: skip
     return load_lvlm(folder, revision=None, dtype=dtype, key="drafter", whole=True, device=device)
 
 
 def load_strangers(
     config: LvlmConfig, target: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device | None = None
 ) -> PreTrainedModel:
-    """A published draft without our manifest: taken at its word, as far as the sizes that must agree do.
-
-    Raises:
-        UserError: it cannot be loaded, or does not fit the target.
+    """A published draft without our manifest: taken at its word, as far as the sizes that must agree do. Raises
+    `UserError` where it cannot be loaded, or does not fit the target.
     """
     model = load_lvlm(
         str(config.path), revision=config.revision, dtype=dtype, key="drafter.path", whole=True, device=device
@@ -298,12 +272,8 @@ def load_strangers(
         "picture's side": (ours.vision_config.image_size, target.vision_config.image_size),
         "patch": (ours.vision_config.patch_size, target.vision_config.patch_size),
     }
-    for what, (mine, other) in pairs.items():
-        if mine != other:
-            raise UserError(
-                f"the {what} of {config.path!r} is {mine}, the target's {other}", key="drafter.path",
-                hint="give a draft that was trained for targets of this vocabulary and resolution",
-            )  # fmt: skip
+    hint = "give a draft that was trained for targets of this vocabulary and resolution"
+    check_alike(pairs, key="drafter.path", hint=hint)
     return model
 
 
@@ -322,28 +292,3 @@ def as_target(model: PreTrainedModel, *, num_token_ids: int, image_token_id: int
     """The draft as it answers on its own. One without a newline reads one tile of what a target reads in several."""
     reads_tiles = False if family_of(model.config).one_tile else None
     return LlavaTarget(model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=reads_tiles)
-
-
-def proposal(
-    model: PreTrainedModel,
-    mode: EnsembleConfig,
-    *,
-    num_token_ids: int,
-    newline_id: int,
-    never: tuple[int, ...],
-    substitutes: ImageSubstitutes | None = None,
-    record: bool = False,
-) -> IndependentProposal:
-    """The draft as the decoding loop calls it.
-
-    Args:
-        substitutes: what stands for a picture in the text modes; needed for C and T-text.
-        record: keep an ensemble's weights over time in its `trace`.
-        never: ids that are never proposed.
-    """
-    decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
-    shown: dict[str, Any] = {"newline_id": newline_id, "substitutes": substitutes}
-    members, weights = mode.members, mode.weights.build(len(mode.members))
-    if len(members) == 1:
-        return IndependentProposal(decoder, members[0], **shown)
-    return EnsembleProposal(decoder, members, weights, record=record, **shown)

@@ -25,10 +25,8 @@ from ..decoding.tree import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetShape, TargetStep, Verified
-from .base import PLAIN, CountTokens, Drafter, DraftingOptions
-from .draft_vocabulary import OwnVocabulary, drafted_ids, entries
-from .goal_scores import GoalScores
-from .head_objective import HeadObjective
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective
+from .draft_vocabulary import BesideTarget, GoalScores, OwnVocabulary, drafted_ids, entries
 from .plain_module import ModuleDrafter
 
 
@@ -54,21 +52,16 @@ class MedusaConfig(ModuleDrafter):
 
     layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "medusa"
     beside_states: ClassVar[frozenset[str]] = ModuleDrafter.beside_states | {
-        "num_heads",
-        "num_layers",
-        "draft_vocab_size",
-        "loss",
-    }
+        "num_heads", "num_layers", "draft_vocab_size", "loss"
+    }  # fmt: skip
     for_images: ClassVar[bool] = True
     unread_for_images: ClassVar[frozenset[str]] = frozenset({"draft_vocab_size"})
     starts_outside: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:
-        """Return the sizes of the heads: the target's width, the number of heads, and the blocks of each."""
         return MedusaShape(target.hidden_size, self.num_heads, self.num_layers)
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
-        """Ask for the feature alone, in training and in decoding."""
         return Taps(feature=True)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> MedusaHead:
@@ -84,7 +77,6 @@ class MedusaConfig(ModuleDrafter):
         return {"model_type": "medusa", **asdict(head.shape), **own}
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
-        """Use the section's own loss; `settings` is not read."""
         training = MedusaImageTraining if target.shape.draws_images else MedusaTraining
         return training(cast(MedusaHead, module), target, self.loss)
 
@@ -95,7 +87,6 @@ class MedusaConfig(ModuleDrafter):
         return MedusaProposal(head, lambda rows, _: head.draft_scores(rows[0], target.scores, target.embedding.dtype))
 
     def exports(self, engine: str) -> list[str]:
-        """Refuse all but vLLM: 0.32 has Medusa, 0.33 was read without it."""
         return [] if engine == "vllm" else ["vLLM 0.32 alone has Medusa"]
 
 
@@ -116,16 +107,12 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Map states [...,D] to [...,D]."""
+        """[...,D] -> [...,D]."""
         return states + F.silu(self.linear(states))
 
 
 class MedusaHead(OwnVocabulary):
-    """[...,D] -> [L,...,D]: features whose scores the target's LM head gives, or one over `draft_ids` [V'].
-
-    Args:
-        vocab_size: the target's.
-    """
+    """[...,D] -> [L,...,D]: features whose scores the target's LM head gives, or one over `draft_ids` [V']."""
 
     def __init__(self, shape: MedusaShape, vocab_size: int, draft_ids: Tensor | None = None):
         super().__init__()
@@ -141,27 +128,17 @@ class MedusaHead(OwnVocabulary):
         return torch.stack([head(features) for head in self.heads])
 
 
-class _Training(nn.Module):
-    """A training forward; the frozen target is no module, and so no part of this one."""
-
-    def __init__(self, head: nn.Module, target: Target, config: MedusaLoss):
-        super().__init__()
-        self.head, self.config, self.target = head, config, target
-
-    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        return {"heads": [*self.head.named_parameters()]}
-
-
-class MedusaTraining(_Training):
+class MedusaTraining(BesideTarget):
     """Over language: level i at index t scores token t + 2 + i, where the answer goes as far.
 
     Index t counts where token t + 1 is supervised: only there a cycle's root can stand.
     """
 
-    metrics = ("top1", "top3", "token_loss")
+    part, metrics = "heads", ("top1", "top3", "token_loss")
 
     def __init__(self, head: MedusaHead, target: Target, config: MedusaLoss, chunk: int = 256):
-        super().__init__(head, target, config)
+        super().__init__(head, target)
+        self.config = config
         self.lm, self.ids = head.lm_head_of(target.scores, chunk, target.embedding.dtype), head.draft_ids
         self.goal_scores = GoalScores(target, head)
 
@@ -190,13 +167,9 @@ class MedusaTraining(_Training):
         return StepLoss(total, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
     def _compare(self, goal: Tensor, labels: Tensor, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss summed over a piece, with the level's scores [C,V] there, and the metrics' sums [3].
-
-        With a part of the vocabulary the target's distribution is the one over its ids, and tokens outside (the label,
-        or the target's likeliest) count nothing, as in EAGLE-3.
-
-        Args:
-            goal: [S,D] features that score the tokens `labels` [S].
+        """The loss summed over a piece of what features `goal` [S,D] score, with the level's scores [C,V] there, and
+        the metrics' sums [3]. With a part of the vocabulary the target's distribution is the one over its ids, and
+        tokens outside (the label, or the target's likeliest) count nothing, as in EAGLE-3.
         """
         goals, answer = self.goal_scores(goal[piece]).at(None, ours), labels[piece]
         theirs, best, best_known = goals.scores, goals.scores.argmax(-1), goals.known
@@ -211,8 +184,14 @@ class MedusaTraining(_Training):
         return loss, torch.stack([right[:, 0].sum(), right.any(-1).sum(), loss.detach()]).float()
 
 
-class MedusaImageTraining(_Training):
+class MedusaImageTraining(BesideTarget):
     """Over image codes."""
+
+    part = "heads"
+
+    def __init__(self, head: MedusaHead, target: Target, config: MedusaLoss):
+        super().__init__(head, target)
+        self.config = config
 
     def forward(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
         """Sums over the positions whose next code is known, as EAGLE's are counted; level i has i fewer of them.
@@ -259,7 +238,6 @@ class MedusaProposal:
         self.max_levels: int | None = head.shape.num_heads
 
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Keep the feature [R,1,D] of the prompt's last token."""
         assert prefill.feature is not None
         self._warp, self._feature, self._emitted = warp, prefill.feature[:, -1:], 0
 
@@ -277,7 +255,6 @@ class MedusaProposal:
         return self._levels[0]
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Return q [F,V] by the depth of each node; `tokens` are not read."""
         return self._levels[self._expansions.take(parents)]
 
     def accept(self, verified: Verified) -> None:

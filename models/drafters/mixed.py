@@ -21,7 +21,7 @@ from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep, Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from .beside import may_pass
-from .weights import FixedWeights, Weights, WeightsConfig, mixture, reached
+from .weights import FixedWeights, Weights, WeightsConfig, check_weights, mixture, reached, weights_of
 
 
 class MixedConfig(DrafterConfig):
@@ -40,21 +40,16 @@ class MixedConfig(DrafterConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> MixedConfig:
-        self.weights.check(len(self.members))
+        check_weights(self.weights, len(self.members))
         return self
 
     def drafter(self, module: Any, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         """`module` holds the members' proposals: an evaluation opens them one by one, and there is nothing to load."""
-        return MixedProposal(module, self.weights.build(len(self.members)), target.vocab_size)
+        return MixedProposal(module, weights_of(self.weights, len(self.members)), target.vocab_size)
 
 
 class MixedProposal:
-    """Proposes the mixture of its members.
-
-    Args:
-        members: drafters of one target; none is used outside.
-        weights: updated with the outcome of each cycle.
-    """
+    """Proposes the mixture of its members, which nobody else uses; `weights` take in the outcome of each cycle."""
 
     def __init__(self, members: Sequence[Drafter], weights: Weights, vocab_size: int):
         self.members, self.weights, self.vocab_size = list(members), weights, vocab_size
@@ -76,7 +71,6 @@ class MixedProposal:
             member.begin(first)
 
     def root(self) -> Tensor:
-        """Drop the last cycle's q of the members, then return the mixture's q [V]."""
         self._drafted = []
         each = [member.root()[None] for member in self.members]
         levels = [m.max_levels for m in self.members if m.max_levels != 0]  # 0: it has nothing to say in this cycle
@@ -88,8 +82,11 @@ class MixedProposal:
 
     @torch.inference_mode()
     def accept(self, verified: Verified) -> None:
-        """Update the weights by the cycle's p and q, then tell every member."""
-        self._observe(verified)
+        """Update the weights by p and q at the positions that were reached (TABED, section 5), and tell the members."""
+        if self.weights.adaptive and (numbers := reached(verified)):
+            assert verified.step is not None
+            p = self._warp.apply_temperature(verified.step.logits[: len(numbers)])
+            self.weights.observe(p, torch.cat(self._drafted, dim=1)[:, numbers])
         for member in self.members:
             member.accept(verified)
 
@@ -109,16 +106,6 @@ class MixedProposal:
         total, equal = mixed.sum(-1, keepdim=True), q.mean(0)
         equal = equal / equal.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
         return torch.where(total > 0, mixed / total.where(total > 0, 1.0), equal)
-
-    def _observe(self, verified: Verified) -> None:
-        """Hand the weights p and q at the accepted positions and at the first rejected one (TABED, section 5)."""
-        if not self.weights.adaptive:
-            return
-        if numbers := reached(verified):
-            step = verified.step
-            assert step is not None
-            p = self._warp.apply_temperature(step.logits[: len(numbers)])
-            self.weights.observe(p, torch.cat(self._drafted, dim=1)[:, numbers])
 
 
 def _all_taps(taps: Sequence[Taps]) -> Taps:

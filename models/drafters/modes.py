@@ -51,12 +51,8 @@ class View:
 
 @dataclass(frozen=True)
 class ImageSubstitutes:
-    """Token ids that the text modes put in place of a picture. `of` reads them from a tokenizer.
-
-    Args:
-        literal_ids: "<image>" as text.
-        prefix_ids: what stands before a caption, "image: ".
-        encode: a caption's ids, without special tokens, whatever it says.
+    """Token ids that the text modes put in place of a picture: `literal_ids` are "<image>" as text, `prefix_ids` what
+    stands before a caption, which `encode` makes ids of without special tokens. `of` reads them from a tokenizer.
     """
 
     newline_id: int
@@ -124,7 +120,6 @@ def without_pictures(request: Request, newline_id: int) -> Request:
 
 
 def _replaced(request: Request, words: Sequence[Sequence[int]]) -> Request:
-    """The request with text ids in place of each picture's run."""
     pieces, place = [], 0
     for (start, stop), substitute in zip(picture_runs(request), words, strict=True):
         pieces += [request.ids[place:start], request.ids.new_tensor(list(substitute))]

@@ -10,7 +10,6 @@ Letters: B rows, N inputs, K places, D width, H heads, E head width.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, cast
@@ -21,23 +20,22 @@ from torch import Tensor, nn
 
 from ...core.errors import Refused, UserError
 from ...core.json_types import JsonMapping, text_at
-from ...core.placement import fill, without_storage
+from ...core.placement import without_storage
 from ...core.pretrained import Checkpoint
 from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, Rotation, rotate_halves
-from ..folders import check_shapes, opened_target, shapes_of, write_folder
+from ..folders import opened_target, write_folder
 from ..hub import config_value, rope_of, usual_heads
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from ..targets.table import text_of
 from ..training_passes import TrainingPasses
-from .base import TargetIdentity
+from .base import HeadObjective, TargetIdentity
 from .head_config import HeadConfig
-from .head_files import check_manifest
-from .head_inputs import Image, Reads, Visual
+from .head_files import check_manifest, take_weights
 from .head_module import StateHead
-from .head_objective import HeadObjective
-from .manifest import MANIFEST
+from .head_settings import Image, Reads, Visual
+from .manifest import MANIFEST, write_manifest
 
 PREFIX = "mtp."
 MTP_LOSS = HeadObjective(token=1.0, decay=0.6, noise=0.0)
@@ -86,29 +84,24 @@ class MtpConfig(HeadConfig):
         return "read"
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
-        """The feature, and where pictures enter the target."""
         return Reads((), None, 0)
 
     def layer(self, shape: TargetShape) -> MtpShape:
         """Raises `UserError` for a target without such a head."""
-        text, rope = shape.text, rope_of(shape.text)
+        text, rope, problem = shape.text, rope_of(shape.text), None
+        num = config_value(text, "mtp_num_hidden_layers", 1)
+        dedicated = config_value(text, "mtp_use_dedicated_embeddings", False)
         if not text_of(text).ships_mtp:
-            raise UserError(
-                f"this target ({text.model_type}) ships no head for several tokens that is known here",
-                key="drafter.kind", hint="Qwen3.5 does; for this one train eagle3",
-            )  # fmt: skip
-        if config_value(text, "num_experts"):
-            raise UserError(
-                "the head of this target has experts, which are not built here",
-                key="drafter.kind", hint="take a dense Qwen3.5, or train eagle3",
-            )  # fmt: skip
-        num, dedicated = (config_value(text, f"mtp_{name}", default) for name, default in _SHIPPED)
-        if num != 1 or dedicated:
-            raise UserError(
+            problem = f"this target ({text.model_type}) ships no head for several tokens that is known here"
+        elif config_value(text, "num_experts"):
+            problem = "the head of this target has experts, which are not built here"
+        elif num != 1 or dedicated:
+            problem = (
                 f"the target says mtp_num_hidden_layers {num}, mtp_use_dedicated_embeddings {dedicated}, and one layer "
-                "over the target's own table is built here",
-                key="drafter.kind", hint="train eagle3",
-            )  # fmt: skip
+                "over the target's own table is built here"
+            )
+        if problem:
+            raise UserError(problem, key="drafter.kind", hint="take a dense Qwen3.5, or train eagle3")
         groups, own = usual_heads(text)
         return MtpShape(
             vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=text.intermediate_size,
@@ -122,22 +115,12 @@ class MtpConfig(HeadConfig):
         return MtpHead(cast(MtpShape, layer))
 
     def provides(self) -> set[str]:
-        """The target's folder has the head, so no stage must train one."""
         return {"drafter"}
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
+    def _loaded(
+        self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
     ) -> nn.Module:
-        """From a stage's folder, from `path`, or from the target's own.
-
-        Raises:
-            UserError: no tensors of a head are there, or they do not fit the target.
-        """
+        """From a stage's folder, from `path`, or from the target's own."""
         layer = self.layer(target.shape)
         section: JsonMapping = identity.section if identity else {}
         source = str(folder) if folder else self.path or text_at(section, "path")
@@ -158,28 +141,23 @@ class MtpConfig(HeadConfig):
             )  # fmt: skip
         with without_storage(target.device):
             head = MtpHead(layer)
-        check_shapes(
-            shapes_of(state), shapes_of(head.state_dict()), where=source, what="the head does not fit this target: ",
+        take_weights(
+            head, state, Path(source), target.device, dtype or target.embedding.dtype,
             hint="name the model that this target was trained from",
         )  # fmt: skip
-        fill(head, state, target.device, dtype or target.embedding.dtype)
         return head
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
-        return cast(StateHead, self.load(folder, target, dtype=dtype, identity=identity))
+        return cast(StateHead, self._loaded(folder, target, dtype, identity))
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         head = cast(MtpHead, module)
         state = {PREFIX + name: value for name, value in head.state_dict().items()}
         write_folder(folder, {"model_type": head.model_type, **head.shape.to_dict()}, state)
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        write_manifest(folder, manifest)
 
     def exports(self, engine: str) -> list[str]:
-        """Only vLLM's loader was read; there the head goes back into the target's folder."""
         return [] if engine == "vllm" else ["it is a part of the target's folder, which --to vllm writes"]
-
-
-_SHIPPED = (("num_hidden_layers", 1), ("use_dedicated_embeddings", False))
 
 
 class MtpHead(StateHead):
@@ -199,17 +177,9 @@ class MtpHead(StateHead):
         self.rotary = Rotary(replace(shape, own_head_dim=shape.turned))
 
     def forward(
-        self,
-        embeds: Tensor,
-        states: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: Cache | object | None = None,
-        *,
-        direct: tuple[Tensor, Tensor] | None = None,
-        image: Tensor | None = None,
-        depths: Tensor | None = None,
-    ) -> Tensor:
+        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None,
+        cache: Cache | object | None = None, *, direct: None = None, image: None = None, depths: None = None,
+    ) -> Tensor:  # fmt: skip
         """Predict features as `FusedHead.forward` does; `states` [B,N,D] are features, which the head norms itself."""
         assert direct is None and image is None, "pictures are ordinary inputs of this head"
         joined = torch.cat([self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(states)], dim=-1)

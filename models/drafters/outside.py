@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
@@ -17,8 +16,7 @@ from ...core.pretrained import INDEX
 from ..folders import CONFIG, find_folder
 from ..targets.base import Target
 from .base import DrafterConfig, PublishedDrafter, TargetIdentity
-from .made_for import OtherTarget
-from .manifest import MANIFEST, read_manifest
+from .manifest import MANIFEST, OtherTarget, read_manifest
 
 # What is fetched of a Hub id. Pickles are read without running anything that is in them.
 FILES = (CONFIG, MANIFEST, "*.safetensors", INDEX, "pytorch_model.bin")
@@ -38,37 +36,23 @@ def find_start(source: str | Path, revision: str | None) -> Path:
 
 
 def load_start(
-    config: DrafterConfig,
-    folder: Path,
-    target: Target,
-    identity: TargetIdentity,
-    published: LoadPublished,
-    *,
+    config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, published: LoadPublished, *,
     other_target: bool = False,
-) -> nn.Module:
-    """The head in float32 on the target's device, ready to be trained on.
-
-    Args:
-        published: reads layouts that are not ours.
-        other_target: it was trained for another target of the same shape and tokenizer, whose name and embedding are
-            not compared.
-
-    Raises:
-        UserError: a file is missing, or the head is of another kind, target or making than `config` says.
+) -> nn.Module:  # fmt: skip
+    """The head in float32 on the target's device, ready to be trained on; `published` reads layouts that are not ours.
+    Raises `UserError` where a file is missing, or the head is of another kind, making or target than `config` says:
+    with `other_target`, a target's name and embedding are not compared.
     """
     embedding: Tensor | None = target.embedding
     if other_target:
         identity, embedding = TargetIdentity({}, identity.tokenizer_sha256), None
     try:
         if is_own(folder) or config.publishes_as_ours:
-            if isinstance(config, PublishedDrafter):
-                return config.begin_from(folder, target, identity)
-            return config.load(folder, target, dtype=torch.float32, identity=identity)
+            assert isinstance(config, PublishedDrafter), "others start from nothing"
+            return config.begin_from(folder, target, identity)
         return published(config, folder, target, identity, embedding)
     except OtherTarget as error:
         if other_target:
             raise
-        hint = (
-            f"{error.hint}; if it was trained for a base model of this target: from: {{path: ..., other_target: true}}"
-        )
-        raise UserError(error.problem, key=error.key, where=error.where, hint=hint) from error
+        hint = "if it was trained for a base model of this target: from: {path: ..., other_target: true}"
+        raise UserError(error.problem, key=error.key, where=error.where, hint=f"{error.hint}; {hint}") from error

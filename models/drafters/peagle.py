@@ -26,12 +26,11 @@ from ..decoding.tree import Expansions
 from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..losses import Divergence
-from ..targets.base import Target, TargetShape, TargetStep, Verified
-from .base import PLAIN, CountTokens, Drafter, DraftingOptions
+from ..targets.base import Target, TargetShape, TargetStep
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective
 from .dflash_training import Places, draw_blocks
 from .eagle3 import Eagle3Config, Eagle3Head
 from .head_module import StateHead
-from .head_objective import HeadObjective
 from .head_proposal import HeadProposal
 from .head_training import HeadTraining
 
@@ -45,9 +44,6 @@ class PeagleLoss(Section):
     num_anchors: int = Field(256, ge=1)
     # Places whose vocabulary is projected at once.
     chunk: int = Field(512, ge=1)
-
-
-_UNREAD = ("mtp_steps", "mtp_attention", "replace", "objective", "fc_norm", "norm_output")
 
 
 class PeagleConfig(Eagle3Config):
@@ -67,15 +63,13 @@ class PeagleConfig(Eagle3Config):
     takes_objective: ClassVar[bool] = False
 
     def check_settings(self, draws_images: bool) -> None:
-        """Also refuse settings of passes over a head's own outputs."""
         super().check_settings(draws_images)
-        for name in _UNREAD:
+        for name in ("mtp_steps", "mtp_attention", "replace", "objective", "fc_norm", "norm_output"):
             if dict(self)[name] != type(self).model_fields[name].default:
                 problem = "it is of heads that read their own outputs, and this one drafts in one pass"
                 raise Refused(name, problem, "leave it out")
 
     def check(self, shape: TargetShape) -> None:
-        """Also refuse a mask's id that the target has not."""
         super().check(shape)
         if self.mask_token_id is not None and self.mask_token_id >= shape.vocab_size:
             raise UserError(
@@ -95,7 +89,6 @@ class PeagleConfig(Eagle3Config):
         return head
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
-        """Use the section's own loss; `settings` is not read."""
         return PeagleTraining(cast(PeagleHead, module), target, self)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
@@ -192,12 +185,9 @@ class PeagleTraining(HeadTraining):
 
 
 def rollout_mask(real: Tensor, entry: Tensor, masks: int) -> Tensor:
-    """What each entry sees, [B,L,L] bool with L = N + A * M: true entries those up to them, masked ones those up to the
-    one that their block begins with, and the masks of their block up to themselves.
-
-    Args:
-        real: [B,N] bool.
-        entry: [B,A] number of the true entry that each block begins with.
+    """What each entry sees, [B,L,L] bool with L = N + A * M: true entries (`real` [B,N]) those up to them, masked ones
+    those up to the one that their block begins with (number `entry` [B,A]), and the masks of their block up to
+    themselves.
     """
     rows, entries = real.shape
     index = torch.arange(entries, device=real.device)
@@ -215,22 +205,17 @@ class PeagleProposal:
     def __init__(self, head: PeagleHead, target: Target, config: PeagleConfig):
         self.head, self.target, self.config = head.eval(), target, config
         self.reader = HeadProposal(head, target, config)
-        self.taps = self.reader.taps
+        self.taps, self.begin, self.accept = self.reader.taps, self.reader.begin, self.reader.accept
         self.max_levels: int | None = config.parallel_tokens
 
     @property
     def num_held(self) -> int:
-        """Number of inputs whose keys and values the drafter holds."""
         return self.reader.num_held
 
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Keep the prompt and its states; `begin` reads them. Masks are written after what is committed."""
         self._warp = warp
         self.reader.start(request, prefill, warp, capacity=capacity + self.config.parallel_tokens)
-
-    def begin(self, first: int) -> None:
-        """Read the prompt's inputs except the last one, which belongs to the first cycle."""
-        self.reader.begin(first)
 
     @torch.inference_mode()
     def root(self) -> Tensor:
@@ -253,9 +238,4 @@ class PeagleProposal:
         return self._levels[0]
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Return q [F,V] by the depth of each node; `tokens` are not read."""
         return self._levels[self._expansions.take(parents)]
-
-    def accept(self, verified: Verified) -> None:
-        """True states of the root and of the accepted path, each with the token after it."""
-        self.reader.accept(verified)

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.json_types import JsonMapping, JsonObject
-from ...core.placement import fill, without_storage
+from ...core.placement import without_storage
 from ..decoding.rows import Guidance
-from ..folders import CONFIG, WEIGHTS, check_shapes, shapes_of
+from ..folders import CONFIG, WEIGHTS
 from ..targets.base import Target
-from .base import PublishedDrafter, TargetIdentity
-from .head_files import check_identity, head_state, weights_file
-from .made_for import check_made_for, image_head_manifest
-from .manifest import MANIFEST
+from .base import PublishedDrafter
+from .head_files import head_state, take_weights, weights_file
+from .manifest import TargetIdentity, check_made_for, manifest_for, write_manifest
 
 
 class ModuleDrafter(PublishedDrafter):
@@ -38,8 +37,9 @@ class ModuleDrafter(PublishedDrafter):
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         """The section, the target, and of a target that answers in words its tokenizer's hash."""
-        more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
-        return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)
+        if not target.shape.draws_images:
+            training["tokenizer_sha256"] = identity.tokenizer_sha256
+        return manifest_for(self.kind, identity, drafter=self.model_dump(mode="json"), **training)
 
     def sizes(self, module: nn.Module) -> JsonObject:
         """What `config.json` says of the module, for other programs; empty: there is no such file."""
@@ -50,23 +50,14 @@ class ModuleDrafter(PublishedDrafter):
         save_file({name: value.contiguous() for name, value in module.state_dict().items()}, folder / WEIGHTS)
         if sizes := self.sizes(module):
             (folder / CONFIG).write_text(json.dumps(sizes, indent=1))
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        write_manifest(folder, manifest)
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> nn.Module:
-        """Raises `UserError` where a file is missing, or was made for another target, kind or settings."""
-        if target.shape.draws_images:
-            check_made_for(folder, target, identity)
-        else:
-            check_identity(folder, self.kind, identity)
+        check_made_for(folder, self.kind, identity, target if target.shape.draws_images else None)
         state = head_state(folder, target.device)
         with torch.random.fork_rng(devices=[]), without_storage(target.device):  # whoever loads must not draw
             module = self.build(target, count_tokens=lambda: torch.ones(target.shape.vocab_size, dtype=torch.int64))
-        check_shapes(
-            shapes_of(state), shapes_of(module.state_dict()), where=str(weights_file(folder)),
-            what="the weights do not fit this target and these settings: ",
-            hint="name the target and the settings that the drafter was trained with",
-        )  # fmt: skip
-        fill(module, state, target.device, dtype)
+        take_weights(module, state, weights_file(folder), target.device, dtype)
         return module
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -76,7 +67,6 @@ class ModuleDrafter(PublishedDrafter):
         return twin
 
     def empty(self, shape: object) -> nn.Module:
-        """What is built beside a target of this shape."""
         with torch.device("meta"):
             return self.build(ShapeAlone(shape))  # type: ignore[arg-type]
 

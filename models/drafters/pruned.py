@@ -32,7 +32,7 @@ from ..targets.language import LanguageTarget
 from ..targets.load import load_target, target_config
 from ..targets.sizes import parameter_counts, parameter_lines
 from ..targets.table import TargetConfig
-from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
+from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity, check_alike
 from .independent import IndependentProposal
 
 if TYPE_CHECKING:
@@ -76,30 +76,19 @@ class PrunedConfig(DrafterConfig):
         layers = self.attention_layers or tuple(n for n, recurring in enumerate(recurs) if not recurring)
         return Taps(prefill_attention=layers if self.ratio else (), attention_queries="suffix")
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
+    def _loaded(
+        self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
     ) -> Any:
-        """What drafts, which several proposals may share: the target itself, or its sibling. Raises `UserError` where
-        that cannot be loaded or is none.
-        """
+        """What drafts, which several proposals may share: the target itself, or its sibling."""
         assert isinstance(target, LanguageTarget)
         if self.model == "target":
             return target
         if self.model.path is None:
             raise UserError("the sibling has no path", key="drafter.model.path", hint="name its weights")
         sibling = load_target(
-            self.model,
-            self.model.path,
-            num_token_ids=target.decoder.num_token_ids,
-            image_token_id=next(iter(target.decoder.never), None),
-            device=target.device,
-            key="drafter.model",
-        )
+            self.model, self.model.path, num_token_ids=target.decoder.num_token_ids,
+            image_token_id=next(iter(target.decoder.never), None), device=target.device, key="drafter.model",
+        )  # fmt: skip
         check_sibling(sibling, target)
         return sibling
 
@@ -108,13 +97,11 @@ class PrunedConfig(DrafterConfig):
         return PrunedProposal(module, target, self)
 
     def count(self, shape: TargetShape) -> dict[str, int]:
-        """Nothing of the target's own weights; of a sibling all."""
         if self.model == "target":
             return {}
         return parameter_counts(target_config(self.model, None, network=False))
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
-        """Return the share of visual tokens kept, after the sibling's parameters where a sibling drafts."""
         kept = f"{1 - self.ratio:.0%} of the visual tokens kept" if self.ratio else "every visual token kept"
         if self.model == "target":
             return [f"  the target's own weights, with a cache of its own; {kept}; nothing is trained"]
@@ -127,11 +114,8 @@ class PrunedConfig(DrafterConfig):
 
 
 def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
-    """[N] float32 on the CPU: how much the text after the last visual token looks at each of them.
-
-    Args:
-        attention: layer -> [1,heads,T], mean over the queries of that text; here over layers and heads.
-        modality: [T].
+    """[N] float32 on the CPU: how much the text after the last visual token looks at each of them, the mean of
+    `attention` (layer -> [1,heads,T], a mean over the queries of that text) over layers and heads.
     """
     visual = (modality != TEXT).nonzero().flatten().cpu()
     suffix = len(modality) - 1 - int(visual[-1])
@@ -147,10 +131,8 @@ def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
 
 
 def keep_visual(scores: Tensor, budget: int, *, share: float = 0.4) -> Tensor:
-    """Which of N visual tokens stay: `budget` indices, ascending.
-
-    First the smallest set that holds `share` of all the attention, at most the budget; then as many of the others as
-    are left, at even distances.
+    """Which of N visual tokens stay, `budget` indices, ascending: first the smallest set that holds `share` of all the
+    attention, at most the budget; then as many of the others as are left, at even distances.
     """
     if budget <= 0:
         return torch.empty(0, dtype=torch.int64)
@@ -182,10 +164,8 @@ def pruned_prompt(prompts: PromptRows, kept: Tensor, *, positions: Literal["comp
 
 
 class PrunedProposal(IndependentProposal):
-    """Proposes with `reader` after the pruned prompt.
-
-    Args:
-        reader: the sibling, or `target` itself, whose weights are then shared and whose cache is not.
+    """Proposes after the pruned prompt with `reader`: the sibling, or the target itself, whose weights are then shared
+    and whose cache is not.
     """
 
     def __init__(self, reader: LanguageTarget, target: LanguageTarget, config: PrunedConfig):
@@ -204,7 +184,12 @@ class PrunedProposal(IndependentProposal):
         began = time.perf_counter()
         kept = self._kept(request, prefill)
         self.pruning_s = time.perf_counter() - began
-        prompts = self._prompt(request, prefill)
+        if self._is_target:
+            assert prefill.received is not None, "a language model's prefill"
+            prompts = prefill.received
+        else:
+            ids, modality = request.ids[None], request.modality[None]
+            prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures)
         if len(kept) < len(request.ids):
             prompts = pruned_prompt(prompts, kept, positions=self.config.positions)
         length = prompts.embeds.shape[1]
@@ -231,13 +216,6 @@ class PrunedProposal(IndependentProposal):
         stays[visual[keep_visual(scores, self.num_kept, share=self.config.attention_share)]] = True
         return stays.nonzero().flatten()
 
-    def _prompt(self, request: Request, prefill: TargetStep) -> PromptRows:
-        ids, modality = request.ids[None], request.modality[None]
-        if not self._is_target:
-            return self.decoder.prompts(ids, modality, request.pixels, request.pictures)
-        assert prefill.received is not None, "a language model's prefill"
-        return prefill.received
-
     def last_position(self, request: Request, max_new_tokens: int) -> int:
         """Count only the kept visual tokens under `positions: compact`, all of them under `target`."""
         visual = int((request.modality != TEXT).sum())
@@ -262,15 +240,6 @@ def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
     pairs = {
         f"vision tower's {name}": (config_value(our_vision, name), config_value(their_vision, name)) for name in _SIZES
     }
-    pairs["image token"] = _image_token(ours), _image_token(theirs)
-    for what, (mine, other) in pairs.items():
-        if mine != other:
-            raise UserError(
-                f"the drafter's {what} is {mine}, the target's {other}",
-                key="drafter.model",
-                hint="use a smaller model of the target's own family",
-            )
-
-
-def _image_token(config: PreTrainedConfig) -> int | None:
-    return config_value(config, "image_token_id", config_value(config, "image_token_index"))
+    image_token = lambda config: config_value(config, "image_token_id", config_value(config, "image_token_index"))  # noqa: E731
+    pairs["image token"] = image_token(ours), image_token(theirs)
+    check_alike(pairs, key="drafter.model", hint="use a smaller model of the target's own family")

@@ -9,8 +9,8 @@ from pydantic import Field
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..targets.base import TargetShape
+from .base import HeadObjective
 from .head_config import VISUAL_STAGE, DirectHeadConfig
-from .head_objective import HeadObjective
 
 
 class SparrowConfig(DirectHeadConfig):
@@ -37,9 +37,8 @@ class SparrowConfig(DirectHeadConfig):
         """Return the middle layer with `ivsb`, else 0; None where there are no direct visual inputs."""
         if self.visual(training=training) != "direct":
             return None
-        return self._middle(shape) if self.ivsb else 0
-
-    def _middle(self, shape: TargetShape) -> int:
+        if not self.ivsb:
+            return 0
         layer = self.middle_layer or max(1, shape.num_layers // 2)
         if not 1 <= layer <= shape.num_layers:
             raise UserError(
@@ -53,7 +52,6 @@ class SparrowConfig(DirectHeadConfig):
         return super().written_settings() | {"ivsb": self.ivsb}
 
     def exports(self, engine: str) -> list[str]:
-        """Also refuse the eagle layout: no published code would read a Sparrow head."""
         if engine == "eagle":
             return [*super().exports(engine), "sparrow has no published code that would read it"]
         return super().exports(engine)

@@ -5,6 +5,7 @@ Letters: P tokens of an image, Q queries, N inputs, B rows, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.json_types import JsonObject
+from ...core.states import uploaded
 from ..layer import LayerShape
 from ..targets.base import TargetShape
+from .base import HeadObjective
 from .head_config import VISUAL_STAGE, FusedHeadConfig, exports_as_eagle
-from .head_inputs import Visual
 from .head_module import FusedHead, StateHead
-from .head_objective import HeadObjective
+from .head_settings import Visual
+from .head_training import Layout
 
 
 class VispecConfig(FusedHeadConfig):
@@ -37,7 +40,6 @@ class VispecConfig(FusedHeadConfig):
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
 
     def visual(self, *, training: bool) -> Visual:
-        """Return "none" with one query (the global vector alone) or in decoding under `vata`; else "compressed"."""
         return "none" if (self.vata and not training) or self.num_queries == 1 else "compressed"
 
     def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
@@ -71,6 +73,37 @@ class VispecHead(FusedHead):
         """Join the states with the global vectors `image` [B,N,D] by `img_fc` first."""
         assert image is not None
         return super().joined(embeds, self.img_fc(torch.cat([states, image], dim=-1)), image, depths)
+
+    def pictured(
+        self, visual: str, layout: Layout, layers: Mapping[int, Tensor]
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
+        """The vectors of each picture: at its last inputs under "compressed", and one for all text after it."""
+        # Without a picture a zero one runs: ranks that call other modules hang in ZeRO's collectives.
+        embeds = layers[0]
+        parts = [embeds[row, first:end] for row, first, end in layout.runs] or [embeds.new_zeros(1, embeds.shape[-1])]
+        features = nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.dtype)
+        lengths = uploaded(torch.tensor([len(part) for part in parts]), features.device)
+        vectors = self.imadpt(features, torch.arange(features.shape[1], device=features.device) < lengths[:, None])
+        direct = (layout.visual, spread(layout, vectors[:, :-1])) if visual == "compressed" else None
+        # [B,N,D]: at each input the last vector of the last picture that ended before its token; zeros before any.
+        which = torch.zeros_like(layout.index)  # 0 is none
+        for number, (row, _, end) in enumerate(layout.runs, 1):
+            # Pictures are processed in order, so a later one replaces an earlier one.
+            which[row] = torch.where(layout.index[row] >= end - 1, number, which[row])
+        # The vector of the zero picture belongs to no input but still gets a gradient of zero.
+        return direct, torch.cat([0 * vectors[:1, -1], vectors[: len(layout.runs), -1]])[which]
+
+
+def spread(layout: Layout, vectors: Tensor) -> Tensor:
+    """[B,N,D]: the inputs that a picture kept hold its vectors, the last ones where there are fewer inputs."""
+    values = vectors.new_zeros(*layout.index.shape, vectors.shape[-1])
+    visual, index = layout.on_host("visual"), layout.on_host("index")
+    for number, (row, first, end) in enumerate(layout.runs):
+        held = (visual[row] & (index[row] >= first - 1) & (index[row] < end - 1)).nonzero()[:, 0]
+        held = uploaded(held, values.device)
+        own = vectors[number, vectors.shape[1] - len(held) :]
+        values = values.index_put((torch.full_like(held, row), held), own)
+    return values
 
 
 class ImageAdaptor(nn.Module):

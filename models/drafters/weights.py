@@ -27,17 +27,19 @@ _AT_ONCE = 1 << 26
 
 
 class Weights(Protocol):
-    """The weights of one request. p and q are after the temperature and before top-k and top-p."""
+    """The weights of one request."""
 
     adaptive: bool
     current: Tensor  # [R] float32 on the device, of sum 1
 
     def start(self, device: torch.device) -> None:
-        """A request begins: equal weights (or the fixed ones), and no history."""
+        """Begin a request: equal weights (or the fixed ones), and no history."""
         ...
 
     def observe(self, p: Tensor, q: Tensor) -> None:
-        """Told p [P,V] and q [R,P,V] of a cycle's accepted positions and the first rejected one."""
+        """Receive p [P,V] and q [R,P,V], both after the temperature and before top-k and top-p, of a cycle's accepted
+        positions and the first rejected one.
+        """
         ...
 
 
@@ -54,31 +56,15 @@ def reached(verified: Verified) -> list[int]:
     return numbers
 
 
-class WeightsSection(Section):
-    """How much each member of an ensemble counts."""
-
-    def check(self, members: int) -> None:
-        """Raise `ValueError` where they are not of so many members."""
-
-
-class FixedWeights(WeightsSection):
+class FixedWeights(Section):
     """The same in every cycle: MT, MTCP."""
 
     kind: Literal["fixed"]
     # One for each member, in any scale; null: equal.
     values: tuple[float, ...] | None = None
 
-    def check(self, members: int) -> None:
-        values = self.values
-        if values is not None and (len(values) != members or min(values) < 0 or sum(values) <= 0):
-            raise ValueError(f"weights.values {values} are not one weight for each of {members} members")
 
-    def build(self, members: int) -> Fixed:
-        """Return the rule for this number of members; without `values` all have the same weight."""
-        return Fixed(self.values or (1.0,) * members)
-
-
-class GridWeights(WeightsSection):
+class GridWeights(Section):
     """MT*: the best of all weights that are multiples of 1 / parts, for any number of members."""
 
     kind: Literal["grid"]
@@ -92,12 +78,8 @@ class GridWeights(WeightsSection):
     # Positions looked back on; null: all. TABED's table 3 finds no winner among 1, 4, 16 and all.
     window: int | None = Field(None, ge=1)
 
-    def build(self, members: int) -> GridSearch:
-        """Return the rule for so many members."""
-        return GridSearch(self, members)
 
-
-class InverseWeights(WeightsSection):
+class InverseWeights(Section):
     """MTCP*: each draft by the inverse of its own error, which costs no search as members are added."""
 
     kind: Literal["inverse"]
@@ -109,27 +91,36 @@ class InverseWeights(WeightsSection):
     temperature: float = Field(1.0, ge=0)
     window: int | None = Field(None, ge=1)
 
-    def build(self, members: int) -> InverseError:
-        """Return the rule for so many members."""
-        return InverseError(self, members)
-
 
 WeightsConfig = Annotated[FixedWeights | GridWeights | InverseWeights, Field(discriminator="kind")]
+
+
+def check_weights(settings: WeightsConfig, members: int) -> None:
+    """Raise `ValueError` for weights that are not of so many members."""
+    values = settings.values if isinstance(settings, FixedWeights) else None
+    if values is not None and (len(values) != members or min(values) < 0 or sum(values) <= 0):
+        raise ValueError(f"weights.values {values} are not one weight for each of {members} members")
+
+
+def weights_of(settings: WeightsConfig, members: int) -> Weights:
+    """The rule for so many members."""
+    if isinstance(settings, GridWeights):
+        return GridSearch(settings, members)
+    return InverseError(settings, members) if isinstance(settings, InverseWeights) else Fixed(settings, members)
 
 
 class Fixed:
     adaptive = False
 
-    def __init__(self, values: tuple[float, ...]):
-        total = sum(values)
-        self.values = [value / total for value in values]
+    def __init__(self, settings: FixedWeights, members: int):
+        values = settings.values or (1.0,) * members
+        self.values = [value / sum(values) for value in values]
 
     def start(self, device: torch.device) -> None:
         self.current = torch.tensor(self.values, device=device)
 
     def observe(self, p: Tensor, q: Tensor) -> None:
-        """Do nothing: the weights stay fixed."""
-        return None
+        pass
 
 
 class History:
@@ -170,29 +161,23 @@ class GridSearch:
     def observe(self, p: Tensor, q: Tensor) -> None:
         """Score every weight of the grid at each position, then take the best one over the history."""
         score = self.settings.score
-        hits, divergence = grid_scores(
-            self.points,
-            p,
-            q,
-            hits=score in ("hits", "hits-then-kl"),
-            divergence=None if score == "hits" else "tvd" if score == "tvd" else "kl",
-        )
+        by: Literal["kl", "tvd"] | None = None if score == "hits" else "tvd" if score == "tvd" else "kl"
+        hits, divergence = grid_scores(self.points, p, q, hits=score in ("hits", "hits-then-kl"), divergence=by)
         if hits is not None:
             self.hits.add(hits)
         if divergence is not None:
             self.divergence.add(divergence)
+        # Of equal ones argmin and argmax name the first.
+        if score == "hits":
+            best = self.hits.total().argmax()
+        else:
+            apart = self.divergence.total()
+            if score == "hits-then-kl":
+                total = self.hits.total()
+                apart = apart.masked_fill(total < total.max(), float("inf"))
+            best = apart.argmin()
         # `points[index]` would wait for the device.
-        self.current = self.points.index_select(0, self._best()[None])[0]
-
-    def _best(self) -> Tensor:
-        """Index of the best weights; of equal ones argmin and argmax name the first. Nothing leaves the device."""
-        if self.settings.score == "hits":
-            return self.hits.total().argmax()
-        divergence = self.divergence.total()
-        if self.settings.score == "hits-then-kl":
-            hits = self.hits.total()
-            divergence = divergence.masked_fill(hits < hits.max(), float("inf"))
-        return divergence.argmin()
+        self.current = self.points.index_select(0, best[None])[0]
 
 
 class InverseError:
@@ -238,30 +223,22 @@ def mixture(weights: Tensor, q: Tensor) -> Tensor:
 def grid_scores(
     points: Tensor, p: Tensor, q: Tensor, *, hits: bool, divergence: Literal["kl", "tvd"] | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """How the mixture of q [R,P,V] by each of `points` [G,R] does at each position: ([P,G] hits, [P,G] divergence).
-
-    A hit is a position whose likeliest token is the target's. KL is given up to the entropy of p, which is the same
-    for every weight.
+    """How the mixture of q [R,P,V] by each of `points` [G,R] does at each position: ([P,G] hits, [P,G] divergence). A
+    hit is a position whose likeliest token is the target's; KL is given up to the entropy of p, the same for every
+    weight.
     """
-    best, flat, found_hits, found = p.argmax(-1), q.flatten(1), [], []
+    best, flat, hits_of, apart = p.argmax(-1), q.flatten(1), [], []
     for some in points.split(max(1, _AT_ONCE // p.numel())):
         mixed = (some @ flat).view(len(some), *p.shape)  # [G,P,V]
         if hits:
-            found_hits.append((_argmax(mixed) == best).T)
+            # On a CPU numpy finds it ten times as fast as torch, and this is most of the scoring.
+            on_cpu = mixed.device.type == "cpu"
+            hits_of.append(((torch.from_numpy(mixed.numpy().argmax(-1)) if on_cpu else mixed.argmax(-1)) == best).T)
         if divergence == "kl":
-            found.append(-(mixed.clamp_min_(_TINY).log_().transpose(0, 1) @ p[:, :, None])[..., 0])
+            apart.append(-(mixed.clamp_min_(_TINY).log_().transpose(0, 1) @ p[:, :, None])[..., 0])
         elif divergence == "tvd":
-            found.append(mixed.sub_(p).abs_().sum(-1).T)
-    return (_joined(found_hits) if hits else None), (_joined(found) if divergence else None)
-
-
-def _argmax(values: Tensor) -> Tensor:
-    """The first of the largest. On a CPU numpy finds it ten times as fast as torch, and this is most of the scoring."""
-    return torch.from_numpy(values.numpy().argmax(-1)) if values.device.type == "cpu" else values.argmax(-1)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            apart.append(mixed.sub_(p).abs_().sum(-1).T)
+    return (torch.cat(hits_of, 1) if hits else None), (torch.cat(apart, 1) if divergence else None)
 
 
 def errors(p: Tensor, q: Tensor, error: Literal["kl", "tvd"]) -> Tensor:

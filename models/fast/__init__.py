@@ -11,11 +11,9 @@ import os
 # File of this folder -> the file and the functions that it stands in for, and when.
 STANDS_IN_FOR = {
     "pass_attention": ("models/training_passes.py", ["TrainingPasses.attend"], "rows are long: for memory"),
-    "in_place": ("models/losses.py", ["soft_cross_entropy", "divergence"], "fewer passes over a vocabulary"),
-    "chunked_head": ("models/losses.py", ["head_loss"], "for memory"),
+    "in_place": ("models/losses.py", ["soft_cross_entropy", "divergence", "head_loss"], "for memory and its traffic"),
     "causal_blocks": ("models/drafters/dflash_training.py", ["block_mask"], "for memory, and less read in vain"),
     "cuda_graphs": ("models/decoding/decoder.py", ["CachedDecoder.forward"], "a GPU waits for the host's launches"),
-    "causal_kernels": ("models/fast/pass_attention.py", ["Keys.attend"], "its kernels, forward and backward apart"),
 }
 
 

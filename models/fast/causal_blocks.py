@@ -19,12 +19,9 @@ def attention(
     mask_of: Callable[[slice, int], Tensor], anchors: Tensor, total: int,
     attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], device: torch.device,
 ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:  # fmt: skip
-    """What stands in for `attend` with the mask of all blocks: (layer, [B,H,Q,E], [B,G,C+Q,E] twice) -> [B,H,Q,E].
-
-    Args:
-        mask_of: some blocks, and R -> [B,1,N,R+N] bool, what their places see of the first R states and of each other.
-        anchors: [B,A] on the CPU.
-        total: C.
+    """What stands in for `attend` with the mask of all blocks after `anchors` [B,A] (on the CPU): (layer, [B,H,Q,E],
+    [B,G,C+Q,E] twice) -> [B,H,Q,E]. `mask_of` some blocks and R gives [B,1,N,R+N] bool, what their places see of the
+    first R of `total` C states and of each other.
     """
     most = BLOCKS_ON_CPU if device.type == "cpu" else BLOCKS
     starts = range(0, anchors.shape[1], most)

@@ -31,11 +31,8 @@ def lengths_up_to(capacity: int) -> tuple[int, ...]:
 
 
 class Graphs:
-    """Passes of one model over one request at a time.
-
-    Args:
-        capacity: places of the longest request that is captured; longer ones run eagerly.
-        make_cache: an empty cache of so many positions.
+    """Passes of one model over one request at a time, of at most `capacity` places: longer ones run eagerly.
+    `make_cache` makes an empty cache of so many positions.
     """
 
     def __init__(self, device: torch.device, capacity: int, make_cache: Callable[[int], Any]):
@@ -82,10 +79,8 @@ class Graphs:
         self, key: Hashable, run: Run, cache: Any, mask: Tensor | None, *inputs: tuple[Tensor, int]
     ) -> tuple[Tensor, ...]:
         """What `run(mask, *inputs)` returns, [R,count,...] each; the first function of a `key` is the one captured.
-
-        Args:
-            mask: [count,k] or [R,count,k] bool over the last k of the committed and new places; None: causal.
-            inputs: tensors of `count` inputs, each with its dimension of them.
+        `mask` [count,k] or [R,count,k] bool is over the last k of the committed and new places (None: causal); each of
+        `inputs` is a tensor with its dimension of `count` inputs.
         """
         past, count = cache.length, inputs[0][0].shape[inputs[0][1]]
         fixed = next(n for n in COUNTS if n >= count)

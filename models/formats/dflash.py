@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
@@ -34,14 +34,25 @@ BLOCK_KINDS: tuple[BlockKind, ...] = get_args(BlockKind)
 _SECOND = "DFlash2DraftModel"
 
 
-def without_confidence(source: Source) -> Source:
-    """The draft alone: engines' DFlash verifies whole blocks, and drafts the same without the confidence head."""
-    config = source.config.model_copy(update={"confidence": None, "cut_below": None})
-    head = DflashHead(replace(source.head.shape, confidence=False), source.head.draft_ids).to(source.head.dtype)
-    state = source.head.state_dict()
-    head.load_state_dict({name: value for name, value in state.items() if not name.startswith(CONFIDENCE)})
-    written = {"drafter": config.model_dump(mode="json")}
-    return replace(source, config=config, head=head.eval(), manifest=source.manifest | written)
+def whole_blocks(source: Source) -> tuple[Source, list[str]]:
+    """A draft as engines run it, and what the reader of the export must know. Engines' DFlash verifies whole blocks,
+    and drafts the same without the confidence head.
+    """
+    config, head = source.config, source.head
+    notes = [f"the engine drafts {head.shape.num_drafts} tokens a cycle, as the block was trained"]
+    if config.kind in ("dspark", "dflash2"):
+        notes.append("vLLM 0.32 drafts with it in model runner V2 alone, which needs a GPU: its walk was not run")
+    elif cast(DflashConfig, config).confidence is not None:
+        config = config.model_copy(update={"confidence": None, "cut_below": None})
+        alone = DflashHead(replace(head.shape, confidence=False), head.draft_ids).to(head.dtype)
+        state = {name: value for name, value in head.state_dict().items() if not name.startswith(CONFIDENCE)}
+        alone.load_state_dict(state)
+        manifest = source.manifest | {"drafter": config.model_dump(mode="json")}
+        source = replace(source, config=config, head=alone.eval(), manifest=manifest)
+        notes.append("its confidence head is left out: the engine verifies whole blocks")
+    if config.kind == "dflash" and head.shape.num_layers > 1:
+        notes.append("on a CPU vLLM 0.32 norms the keys of every layer by the first layer's weight; GPUs are right")
+    return source, notes
 
 
 def from_ours(engine: Engine, source: Source) -> Files:

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, checked, new_folder
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
-from ...core.results import check_written
-from ..drafters.dflash import DflashConfig
+from ...core.results import check_sums, check_written
 from ..drafters.lvlm import LvlmConfig
-from ..drafters.made_for import tested_with
-from ..drafters.manifest import MANIFEST, read_manifest
+from ..drafters.manifest import MANIFEST, read_manifest, tested_with
 from ..drafters.mtp import MtpConfig
 from ..folders import read_values, write_folder
 from ..hub import is_tied
@@ -31,15 +28,15 @@ from . import dflash, eagle, eagle3, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
-from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source
+from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, unserved
 from .target import with_mtp_head
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
-# Whole drafts are spoken to with their tokenizer; heads have their target's.
+# Of whole drafts; heads have their target's.
 _TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
@@ -150,18 +147,28 @@ def export_drafter(
         check_written(Path(whose.place), only=_READ)
     made = Exported(destination, engine, "draft_model", whose.place, ())
     if manifest.get("method") == "mtp":
-        made, manifest, write = _mtp(folder, made, whose)
+        source = read_source(folder, whose)
+        if reasons := source.config.exports(engine):
+            problem = f"--to {engine} cannot express this head: {reasons[0]}"
+            raise UserError(problem, where=str(folder), hint="--to vllm")
+        chain = cast(MtpConfig, source.config).mtp_steps + 1
+        made = replace(made, method="mtp", notes=(_STITCHED,), chain=chain)
+        manifest, write = source.manifest, partial(with_mtp_head, source)
     elif kind == "reading":
         made, manifest, write = _head(folder, made, whose, prompts)
     elif kind == "lvlm" and engine == "vllm" and prompts == "all":
         made, manifest, write = _seeing(folder, made, whose, mode)
     else:
         draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
-        made, write = replace(made, notes=tuple(notes)), partial(_save_model, folder, draft)
+        made, write = replace(made, notes=tuple(notes)), draft.save_pretrained
+        name_accelerator()
     served = {name: vars(made)[name] for name in _SERVED} | {"overrides": dict(made.overrides)}
     about = {"engine": engine, "prompts": prompts, "notes": made.notes, "tested_with": tested_with(), "served": served}
     with new_folder(destination) as aside:
         write(aside)
+        if kind in ("lvlm", "causal") and not made.plugin:  # whole drafts are spoken to with their tokenizer
+            for file in filter(Path.is_file, (folder / name for name in _TOKENIZER)):
+                shutil.copy2(file, aside)
         (aside / MANIFEST).write_text(json.dumps(manifest | {"export": about}, indent=1, sort_keys=True))
     return made
 
@@ -178,7 +185,7 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
     if source.config.kind == "vispec" and not (engine == "eagle" or (engine == "vllm" and pictures)):
         source = eagle.without_pictures(source)
     if source.layout == "dflash":
-        source, notes = _whole_blocks(source, cast(DflashConfig, source.config))
+        source, notes = dflash.whole_blocks(source)
     if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None
@@ -219,16 +226,6 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
     return made, source.manifest, partial(write_folder, values=values, state=state)
 
 
-def _mtp(folder: Path, made: Exported, whose: Target) -> _Written:
-    source = read_source(folder, whose)
-    config = cast(MtpConfig, source.config)
-    if reasons := config.exports(made.engine):
-        problem = f"--to {made.engine} cannot express this head: {reasons[0]}"
-        raise UserError(problem, where=str(folder), hint="--to vllm")
-    made = replace(made, method="mtp", notes=(_STITCHED,), chain=config.mtp_steps + 1)
-    return made, source.manifest, partial(with_mtp_head, source)
-
-
 def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors of a head or draft that `check_expressible` has let through.
 
@@ -242,19 +239,6 @@ def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pic
     if source.layout == "medusa":
         return medusa.from_ours(source, copied)
     return (dflash if source.layout == "dflash" else eagle3).from_ours(engine, source)
-
-
-def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[str]]:
-    """A DFlash draft as engines run it, and what the reader of the export must know."""
-    notes = [f"the engine drafts {source.head.shape.num_drafts} tokens a cycle, as the block was trained"]
-    if config.kind in ("dspark", "dflash2"):
-        notes.append("vLLM 0.32 drafts with it in model runner V2 alone, which needs a GPU: its walk was not run")
-    elif config.confidence is not None:
-        source = dflash.without_confidence(source)
-        notes.append("its confidence head is left out: the engine verifies whole blocks")
-    if config.kind == "dflash" and source.head.shape.num_layers > 1:
-        notes.append("on a CPU vLLM 0.32 norms the keys of every layer by the first layer's weight; GPUs are right")
-    return source, notes
 
 
 def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
@@ -294,14 +278,6 @@ def _seeing(folder: Path, made: Exported, whose: Target, mode: PatchedMode | Non
     return made, manifest, partial(write_folder, values=values, state=state)
 
 
-def _save_model(folder: Path, draft: PreTrainedModel, destination: Path) -> None:
-    name_accelerator()
-    draft.save_pretrained(destination)
-    for name in _TOKENIZER:
-        if (folder / name).is_file():
-            shutil.copy2(folder / name, destination / name)
-
-
 def _refuse_visual(folder: Path, engine: Engine, manifest: JsonObject) -> None:
     # An imported head's config has the shape of what it mirrors in place of a target.
     section = object_at(manifest, "target") or {}
@@ -316,7 +292,4 @@ def _refuse_visual(folder: Path, engine: Engine, manifest: JsonObject) -> None:
         reasons.append(
             "it drafts with and without the condition and mixes both (classifier-free guidance): engines run one row"
         )
-    raise UserError(
-        f"--to {engine}: no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons),
-        where=str(folder), hint="decode with our own loop",
-    )  # fmt: skip
+    raise unserved(f"--to {engine}: no engine can express this head", reasons, folder, "decode with our own loop")

@@ -23,10 +23,9 @@ from ..drafters import DRAFTER
 from ..drafters.base import DrafterConfig, TargetIdentity
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import HeadConfig
-from ..drafters.head_files import check_identity, check_manifest
-from ..drafters.head_inputs import Image
-from ..drafters.made_for import OtherTarget
-from ..drafters.manifest import MANIFEST
+from ..drafters.head_files import check_manifest
+from ..drafters.head_settings import Image
+from ..drafters.manifest import MANIFEST, OtherTarget, check_made_for
 from ..drafters.medusa import MedusaConfig
 from ..folders import State, check_shapes, shapes_of
 from ..hub import usual_heads
@@ -226,7 +225,7 @@ def load_published(
         )  # fmt: skip
     shape, text = target.shape, target.shape.text
     if isinstance(config, MedusaConfig):
-        check_identity(folder, config.kind, identity)
+        check_made_for(folder, config.kind, identity)
         imported = import_head("medusa", where, text, embedding=None)
         if imported.head.shape != config.shape(shape):
             _refuse("sizes", imported.head.shape, config.shape(shape), imported.settings, where)

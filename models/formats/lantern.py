@@ -6,8 +6,6 @@ was trained with are those in its checkpoint, and may differ from the target's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...core.errors import UserError
@@ -38,10 +36,16 @@ def to_ours(
         settings["kv_heads"] = "mha"
     config = EagleConfig.model_validate(settings)
     shape = config.layer(mirrored)
-    asked = values.get("input_type")
+    kind, codes, wanted = values.get("input_type"), values.get("block_size"), mirrored.grid**2
     by_cell = shape.rope == "grid"  # LlamaGen's turn by the cell of the picture, Anole's by the place in the text
-    if by_cell and asked is not None:
-        _check_grid(asked, values.get("block_size"), mirrored, str(folder))
+    if by_cell and kind is not None:
+        condition = "class" if kind == "c2i" else "text"
+        if condition != mirrored.condition or (codes is not None and int(codes) != wanted):
+            raise UserError(
+                f"it drafts {codes or 'some'} codes of {condition}-conditional pictures (input_type {kind}), and the "
+                f"target draws {wanted} of {mirrored.condition}-conditional ones: its positions would be others",
+                where=str(folder), hint="name the target that it was trained for",
+            )  # fmt: skip
     head = load_eagle(folder, torch.zeros(shape.vocab_size, shape.hidden_size), shape, config)
     head.to(state["fc.weight"].dtype)
     notes = ["keeps its own embedding, which need not be the target's: the one that it was trained beside"]
@@ -51,14 +55,3 @@ def to_ours(
             "script trained this head is not said: measure tau before trusting it"
         )
     return head, settings, tuple(notes)
-
-
-def _check_grid(asked: str, codes: Any, target: TargetShape, where: str) -> None:
-    kind = "class" if asked == "c2i" else "text"
-    num_codes = target.grid**2
-    if kind != target.condition or (codes is not None and int(codes) != num_codes):
-        raise UserError(
-            f"it drafts {codes or 'some'} codes of {kind}-conditional pictures (input_type {asked}), and the target "
-            f"draws {num_codes} of {target.condition}-conditional ones: its positions would be others",
-            where=where, hint="name the target that it was trained for",
-        )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import nn
 from ...core.errors import UserError
 from ...core.pretrained import read_safetensors, reading_pretrained
 from ..drafters.lvlm import LvlmConfig, Reading, assemble, own_projector, reading_of
-from ..folders import WEIGHTS, check_shapes, read_values, shapes_of
+from ..folders import WEIGHTS, State, check_shapes, read_values, shapes_of
 from ..hub import config_value, read_config, rope_of, usual_heads
 from ..parts import grow_vocabulary, language_model_of
 from ..stored import stored_tower
@@ -26,7 +26,7 @@ from ..targets.load import load_lvlm, load_weights
 from ..targets.table import family_of
 from .expressible import Engine, Prompts
 from .plugin import SECTION, served_by_plugin
-from .source import Files, Target
+from .source import Files, Target, unserved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -62,12 +62,32 @@ def from_ours(
             "the draft was trained without a prompt's first token, which a draft model is shown", where=where,
             hint="export it with pictures: without --prompts text, --to vllm",
         )  # fmt: skip
-    added = target.text.vocab_size - model.config.get_text_config().vocab_size
-    draft = _text_draft(model, target, where=where)
+    text, rows = model.config.get_text_config(), target.text.vocab_size
+    if "mrope_section" in rope_of(text):
+        raise UserError(
+            f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
+            "draft model", where=where, hint="draft with a Llama, or with a head",
+        )  # fmt: skip
+    if text.vocab_size > rows:
+        raise UserError(
+            f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
+            where=where, hint="name the target that it drafts for: --target",
+        )  # fmt: skip
+    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
+    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draft.model.load_state_dict(language_model_of(model).state_dict())
+    draft.lm_head.load_state_dict(model.lm_head.state_dict())
     notes = ["its language model alone: for prompts without pictures"] if sees else []
-    if added:
-        notes.append(f"{added} rows added near the mean, up to the target's vocabulary")
-    return draft, notes
+    if text.vocab_size < rows:
+        grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
+        notes.append(f"{rows - text.vocab_size} rows added near the mean, up to the target's vocabulary")
+    for name in _IDS:
+        # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
+        value = config_value(target.text, name)
+        setattr(draft.config, name, value)
+        setattr(draft.generation_config, name, value)
+    draft.config.architectures = [type(draft).__name__]
+    return draft.to(next(p.dtype for p in model.parameters() if p.is_floating_point())), notes
 
 
 def is_served(folder: Path) -> bool:
@@ -96,10 +116,7 @@ def for_plugin(folder: Path, target: Target) -> Files:
         "num_key_value_heads": kv_heads, "head_dim": head_dim,
         **{name: config_value(theirs, name) for name in _IDS},
     }  # fmt: skip
-    state = {f"model.{name}": value for name, value in language_model_of(model).state_dict().items()}
-    state |= {"lm_head.weight": model.lm_head.weight.detach().clone()}
-    state |= {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
-    return served_by_plugin(outer, "lvlm", language_model=own), state
+    return served_by_plugin(outer, "lvlm", language_model=own), _state(model) | _projector(model)
 
 
 def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
@@ -129,39 +146,6 @@ def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     return moved.eval()
 
 
-def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrainedModel:
-    """A causal language model with as many rows as the target, in the precision of `model`. `model`: a LLaVA of any
-    family, or a causal language model. Raises `UserError`: its vocabulary is larger than the target's, or its positions
-    have three coordinates.
-    """
-    from transformers import AutoModelForCausalLM
-
-    text, rows = model.config.get_text_config(), target.text.vocab_size
-    if "mrope_section" in rope_of(text):
-        raise UserError(
-            f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
-            "draft model", where=where, hint="draft with a Llama, or with a head",
-        )  # fmt: skip
-    if text.vocab_size > rows:
-        raise UserError(
-            f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
-            where=where, hint="name the target that it drafts for: --target",
-        )  # fmt: skip
-    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
-    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    draft.model.load_state_dict(language_model_of(model).state_dict())
-    draft.lm_head.load_state_dict(model.lm_head.state_dict())
-    if text.vocab_size < rows:
-        grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
-    for name in _IDS:
-        # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
-        value = config_value(target.text, name)
-        setattr(draft.config, name, value)
-        setattr(draft.generation_config, name, value)
-    draft.config.architectures = [type(draft).__name__]
-    return draft.to(next(p.dtype for p in model.parameters() if p.is_floating_point()))
-
-
 def to_ours(
     source: str, target: PreTrainedConfig, *, revision: str | None = None, ends: Sequence[int] = ()
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
@@ -174,8 +158,11 @@ def to_ours(
         ends: that the target's generation config names.
     """
     model = load_lvlm(source, revision=revision, dtype="auto", key="source", whole=True)
-    ours, notes = model.config, []
-    _check_eyes(ours, target, source)
+    ours, notes = cast(Any, model.config), []
+    for name, what in {"image_size": "pixels along a side", "patch_size": "pixels along a patch"}.items():
+        if (mine := getattr(ours.vision_config, name)) != (other := getattr(target.vision_config, name)):
+            raise UserError(f"its tower reads {mine} {what}, the target's {other}", where=source,
+                            hint="give a target of its resolution: published drafts read 336 pixels")  # fmt: skip
     rows, have = target.text_config.vocab_size, ours.text_config.vocab_size
     if have > rows:
         raise UserError(f"{have} rows of vocabulary, the target has {rows}", where=source,
@@ -209,18 +196,6 @@ def to_ours(
     return model, tuple(dict.fromkeys(notes))
 
 
-def _check_eyes(ours: Any, target: Any, source: str) -> None:
-    """Draft and target are shown the same pixels."""
-    pairs = {
-        "pixels along a side": (ours.vision_config.image_size, target.vision_config.image_size),
-        "pixels along a patch": (ours.vision_config.patch_size, target.vision_config.patch_size),
-    }
-    for what, (mine, other) in pairs.items():
-        if mine != other:
-            raise UserError(f"its tower reads {mine} {what}, the target's {other}", where=source,
-                            hint="give a target of its resolution: published drafts read 336 pixels")  # fmt: skip
-
-
 def for_patches(folder: Path, section: LvlmConfig, target: Target) -> Files:
     """`config.json` and tensors of a draft LVLM as it was trained, for vLLM's method `draft_model` with our plugin's
     patches, in mode M or T. In M its own projector reads the target's tower, which vLLM runs once for both, so that the
@@ -235,25 +210,29 @@ def for_patches(folder: Path, section: LvlmConfig, target: Target) -> Files:
     if not reasons and members == ("M",) and reading_of(model.config).projector_input == "tower":
         reasons += _other_tower(model, target, str(folder))
     if reasons:
-        raise UserError(
-            "vLLM cannot run this draft LVLM with pictures, not even with patches:\n"
-            + "\n".join(f"  - {why}" for why in reasons), where=str(folder),
-            hint="decode with our own loop, or train one for vLLM: drafter.projector_input: projected and "
-            "drafter.first_token: false; on text alone its language model drafts: --prompts text",
-        )  # fmt: skip
+        hint = ("decode with our own loop, or train one for vLLM: drafter.projector_input: projected and "
+                "drafter.first_token: false; on text alone its language model drafts: --prompts text")  # fmt: skip
+        raise unserved("vLLM cannot run this draft LVLM with pictures, not even with patches", reasons, folder, hint)
     text, dtype = model.config.text_config, str(model.dtype).removeprefix("torch.")
     values = {key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT}
     values |= {"torch_dtype": dtype, **{name: config_value(target.text, name) for name in _IDS}}
-    state = {f"model.{name}": value for name, value in language_model_of(model).state_dict().items()}
-    state |= {"lm_head.weight": model.lm_head.weight.detach().clone()}
     if members == ("T",):
         place = str(target.place)
         with reading_pretrained(place, "cannot load the target's tokenizer", weights=False):
             tokenizer = AutoTokenizer.from_pretrained(place)
         newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]  # as our loop reads it
-        return served_by_plugin(values, "lvlm-t", newline_id=int(newline)), state
-    state |= {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
-    return served_by_plugin(values, "lvlm-m", projector_input=reading_of(model.config).projector_input), state
+        return served_by_plugin(values, "lvlm-t", newline_id=int(newline)), _state(model)
+    values = served_by_plugin(values, "lvlm-m", projector_input=reading_of(model.config).projector_input)
+    return values, _state(model) | _projector(model)
+
+
+def _state(model: Any) -> State:
+    state = {f"model.{name}": value for name, value in language_model_of(model).state_dict().items()}
+    return state | {"lm_head.weight": model.lm_head.weight.detach().clone()}
+
+
+def _projector(model: PreTrainedModel) -> State:
+    return {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
 
 
 def _unserved(model: PreTrainedModel, target: Target, members: tuple[str, ...]) -> Iterator[str]:

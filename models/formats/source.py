@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,11 +200,13 @@ def _trained_config(manifest: JsonObject, folder: Path) -> ReadConfig:
             hint=f"{hint} with draftsmith import",
         ) from error  # fmt: skip
     if config.layout is None:
-        raise UserError(
-            "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
-            where=str(folder), hint="decode with our own loop",
-        )  # fmt: skip
+        raise unserved("no engine can express this head", config.exports(""), folder, "decode with our own loop")
     return cast(ReadConfig, config)
+
+
+def unserved(problem: str, reasons: Sequence[str], folder: Path, hint: str) -> UserError:
+    """What is refused, with every reason on a line of its own."""
+    return UserError("\n".join([f"{problem}:", *(f"  - {why}" for why in reasons)]), where=str(folder), hint=hint)
 
 
 def proposals(algorithm: str, speculative_tokens: int, target: Target) -> JsonObject:

@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError
 from ...core.files import check_new, new_folder, read_json, write_whole
 from ...core.json_types import JsonObject
 from ...core.pretrained import INDEX, RESTORE, Checkpoint, opened
-from ...core.results import check_written
+from ...core.results import SUMS, check_sums, check_written
 from ..drafters.manifest import MANIFEST
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values

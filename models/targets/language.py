@@ -300,14 +300,15 @@ def kept_states(
     mask = batch.attention_mask
     text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
     visual = visual_places(batch.modality, mask)
+    only = lambda states, places: states.masked_fill(~places.unsqueeze(-1), 0)  # noqa: E731
     kept = {layer: torch.zeros_like(mask) for layer in taps.layers}
     for layer in taps.text_layers:
         kept[layer] = kept[layer] | text
     for layer in taps.visual_layers:
         kept[layer] = kept[layer] | visual
     return TargetStates(
-        feature=_only(feature, text) if feature is not None and taps.feature else None,
-        layers={layer: _only(layers[layer], places) for layer, places in kept.items()},
+        feature=only(feature, text) if feature is not None and taps.feature else None,
+        layers={layer: only(layers[layer], places) for layer, places in kept.items()},
         positions=positions,
     )
 
@@ -319,7 +320,3 @@ def _queries(modality: Tensor, which: Literal["suffix", "text", "last"]) -> Tens
         return ~visual
     first = len(modality) - 1 if which == "last" else (int(visual.nonzero()[-1]) + 1 if visual.any() else 0)
     return places >= first
-
-
-def _only(states: Tensor, places: Tensor) -> Tensor:
-    return states.masked_fill(~places.unsqueeze(-1), 0)

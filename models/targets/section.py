@@ -74,10 +74,6 @@ class TargetSection(Kinded):
         if self.tensor_parallel_size > 1 and self.device_map is not None:
             problem = f"nothing reads it beside tensor_parallel_size: {self.tensor_parallel_size}"
             raise Refused("device_map", problem, "leave one of them out: both spread the target")
-        return self
-
-    @model_validator(mode="after")
-    def _offloads_what_is_spread(self) -> Self:
         if self.offload is not None and self.device_map in (None, "cpu"):
             raise Refused("offload", "nothing reads it without a device_map that spreads", "set device_map: auto")
         return self

@@ -89,7 +89,6 @@ class WholeTarget(LanguageTarget):
     """Pictures that the tower reads whole."""
 
     def view(self, request: Request) -> Request:
-        """The request itself. Raises `UserError` where its pictures are cut for another family."""
         pictures, merge = request.pictures, merge_of(self.decoder.model.config)
         if any(p.whole is None or p.whole.merge != merge or p.modality == VIDEO for p in pictures) or (
             request.pixels is not None and not pictures
@@ -109,7 +108,6 @@ class WholePictures(Pictures):
         raise NotImplementedError
 
     def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
-        """One picture."""
         merge, rows = merge_of(config), min(isqrt(positions), self.most_rows(config))
         grid = PatchGrid(1, rows * merge, rows * merge, merge)
         return [whole_picture(grid)], (grid.num_patches, 3 * config.vision_config.patch_size**2)

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...core.checksums import SUMS, check_sums, read_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import open_data
+from ...core.results import SUMS, check_sums, read_sums
 from ..config.finding import Finding, fault, report, tried
 from ..config.load import leave_at_once, load
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments

@@ -12,9 +12,9 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from ...core.checksums import sha256_of
 from ...core.errors import UserError
 from ...core.files import new_folder
+from ...core.results import sha256_of
 from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command

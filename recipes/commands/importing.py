@@ -23,7 +23,7 @@ from ...data.processor_files import load_processor
 from ...models.drafters.base import TargetIdentity
 from ...models.drafters.eagle_images import save_eagle
 from ...models.drafters.lvlm import save_lvlm
-from ...models.drafters.made_for import tested_with
+from ...models.drafters.manifest import tested_with
 from ...models.folders import find_folder, opened_target, read_values, shipped_name
 from ...models.formats import lantern, lvlm
 from ...models.formats.dflash import BLOCK_KINDS

@@ -13,9 +13,10 @@ from ...core.results import DONE, read_mark
 from ...core.section import within
 from ...eval.quality import QualityConfig
 from ...eval.quality import check as check_quality
-from ...trainers.run.deepspeed_section import check_engine
+from ...trainers.run.context import check_engine
 from ...trainers.run.matching import begun, made_nothing, stage_state
-from ...trainers.run.run import built_on, look_at_results
+from ...trainers.run.restart import built_on
+from ...trainers.run.run import look_at_results
 from ...trainers.run.stage import Planned, Stage
 from ...trainers.train import checkpoint
 from .dry_run import dry_run
@@ -24,8 +25,7 @@ from .health import room
 from .launch import looked_at, say
 from .load import Loaded
 from .plan import plan
-from .preflight_data import data_findings
-from .preflight_models import check_placement, models_findings, weight_findings
+from .preflight_inputs import check_placement, data_findings, models_findings, weight_findings
 from .preflight_samples import model_findings
 
 

@@ -13,7 +13,7 @@ from ...models.hub import config_value
 from ...models.inline import building
 from ...models.targets.load import target_config
 from ...trainers.estimate.models import engine_precision, mirrored_shape, target_lines, target_shape
-from ...trainers.run.hardware import Memory
+from ...trainers.estimate.train_memory import Memory
 from ...trainers.run.stage import Planned
 from ...trainers.stages.train import TrainStage
 from .load import uncollected

@@ -14,10 +14,10 @@ from pathlib import Path
 import yaml
 
 from ...core import interpolation
-from ...core.checksums import SUMS
 from ...core.errors import UserError, first_line, nearest, shown_value
 from ...core.files import read_text
 from ...core.json_types import Json, JsonObject, all_are, object_at
+from ...core.results import SUMS
 from ...core.secrets import redact_argument
 
 FOLDER = Path(__file__).parents[1]

@@ -92,13 +92,14 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.
     """
     loaded = load(list(arguments))
-    from ...trainers.run.deepspeed_section import check_engine
-    from ...trainers.run.run import check_stages, pending_restart, run_stages
+    from ...trainers.run.context import check_engine
+    from ...trainers.run.restart import pending_restart
+    from ...trainers.run.run import check_stages, run_stages
     from .alike import check_alike
     from .dry_run import check_models
     from .ending import ending
     from .plan import plan
-    from .preflight_models import check_placement
+    from .preflight_inputs import check_placement
 
     recipe, options = loaded.recipe, loaded.options
     with blamed(loaded.written):
@@ -133,7 +134,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if makes:
         ranks.on_main(_refuse_foreign, output)
     words = [word for word in arguments if not word.lstrip("-").startswith("verbose=")]  # changes no result
-    restart = pending_restart(planned, output, options.stages, options.restart, words, say)
+    restart = pending_restart(planned, output, options.restart, words, say)
     ranks.on_main(_check_data, loaded, planned, command, restart)
     ranks.on_main(check_stages, planned, output, options.stages, restart)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
@@ -169,9 +170,8 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
     """
     from ...core.results import DONE, read_mark
     from ...trainers.run.matching import is_done
-    from ...trainers.run.run import built_on
-    from .preflight_data import data_findings, missing_data
-    from .preflight_models import weight_findings
+    from ...trainers.run.restart import built_on
+    from .preflight_inputs import data_findings, missing_data, weight_findings
 
     stale = built_on(planned, restart)
     for stage, context in looked_at(loaded, planned, command):
@@ -207,6 +207,7 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     """
     from ...trainers.run.context import Context
     from ...trainers.run.precision import settled
+    from ...trainers.run.progress import StageLine
     from ...trainers.run.stopping import Stop
 
     recipe = loaded.recipe
@@ -216,7 +217,8 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     ) -> Context:
         context = Context(
             stage.name, folder, recipe.seed, stage.fingerprint, recipe.target, recipe.drafter, recipe.engine,
-            recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(), line=line,
+            recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(),
+            progress=line or StageLine(stage.name),
         )  # fmt: skip
         return context if stop is None else settled(context, stage)
 

@@ -21,14 +21,12 @@ from ...data.records.tars import expand_paths
 from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, suite_identity
 from ...models.folders import shipped_folder
-from ...trainers.run.finished_stages import named_weights
-from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ...trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED, named_weights
 from ...trainers.run.stage import Planned, Stage
 from ...trainers.stages.evaluate import EvaluateStage
 from ...trainers.stages.regenerate import RegenerateStage
-from ...trainers.stages.train import TrainStage
-from ...trainers.stages.train_codes import TrainCodes
-from .preflight_data import sections as data_sections
+from ...trainers.stages.train import TrainCodes, TrainStage
+from .preflight_inputs import sections as data_sections
 from .schema import Recipe
 
 
@@ -108,7 +106,7 @@ def _maker(
         if makers:
             reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
             problem = f"needs a {thing}, and none of the earlier stages' is it: {reasons}"
-            hint = stage.mend(thing)
+            hint = "name one (from=STAGE, or methods: {NAME: {drafter: STAGE}}), or put one that fits before this stage"
     else:
         names = [p.name for p in earlier]
         if wanted in misfits:

@@ -17,9 +17,8 @@ from ...data.captioned.prompts import PromptSource
 from ...models.drafters import DRAFTER, AnyDrafter
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.targets.table import REFUSED, AnyTarget
-from ...trainers.run.deepspeed_section import EngineConfig
-from ...trainers.run.hardware import Hardware
-from ...trainers.run.stage import Stage
+from ...trainers.run.context import EngineConfig
+from ...trainers.run.stage import Hardware, Stage
 from ...trainers.stages.cache import CacheStage
 from ...trainers.stages.encode import EncodeStage
 from ...trainers.stages.evaluate import EvaluateStage
@@ -27,9 +26,7 @@ from ...trainers.stages.generate import GenerateStage
 from ...trainers.stages.prompts import PromptsStage
 from ...trainers.stages.publish import PublishStage
 from ...trainers.stages.regenerate import RegenerateStage
-from ...trainers.stages.train import TrainStage
-from ...trainers.stages.train_records import TrainRecords
-from ...trainers.stages.train_ways import AnyTrain, chosen
+from ...trainers.stages.train import AnyTrain, TrainRecords, TrainStage, chosen
 from ...trainers.train.fit import SCRATCH
 
 AnyStage = Annotated[

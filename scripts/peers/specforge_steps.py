@@ -14,8 +14,16 @@ from typing import Any
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import TargetStates
-from peers.clones import empty_module, specforge
-from peers.steps import TAPS, OurBlocks, OurHead, blocks_config, layers_config, replaced
+from peers.steps import (
+    TAPS,
+    OurBlocks,
+    OurHead,
+    blocks_config,
+    empty_module,
+    layers_config,
+    replaced,
+    specforge,
+)
 from torch import Tensor
 from transformers import LlamaConfig
 

@@ -12,8 +12,7 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import TargetStates
 from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
-from peers import clones
-from peers.steps import TAPS, OurBlocks, OurHead, blocks_config, layers_config, replaced
+from peers.steps import TAPS, OurBlocks, OurHead, blocks_config, layers_config, replaced, speculators
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -25,7 +24,7 @@ class Head:
     """
 
     def __init__(self, arguments: argparse.Namespace, ours: OurHead):
-        clones.speculators(arguments.peers)
+        speculators(arguments.peers)
         from speculators.losses.utils import resolve_loss_config  # type: ignore[import-not-found]
         from speculators.models.eagle3 import core  # type: ignore[import-not-found]
 
@@ -68,7 +67,7 @@ class Blocks:
     """DFlash and DSpark. Their loss is divided by places and ours by the places' weights: a factor."""
 
     def __init__(self, arguments: argparse.Namespace, ours: OurBlocks, losses: dict[str, float]):
-        clones.speculators(arguments.peers)
+        speculators(arguments.peers)
         from speculators.losses.utils import resolve_loss_config
         from speculators.models.dflash import core as dflash  # type: ignore[import-not-found]
         from speculators.models.dspark import core as dspark  # type: ignore[import-not-found]

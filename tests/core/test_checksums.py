@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from draftsmith.core.checksums import SUMS, check_sums, read_sums, write_sums
+from draftsmith.core.results import SUMS, check_sums, read_sums, write_sums
 from fails import fails_with
 
 

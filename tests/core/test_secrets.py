@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import prints
-from draftsmith.core.checksums import read_sums
 from draftsmith.core.errors import UserError, first_line
+from draftsmith.core.results import read_sums
 from draftsmith.core.secrets import HIDDEN, redact, redact_argument, redact_output, redact_tree, secret_in, shortened
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.alike import versions

@@ -13,7 +13,7 @@ from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters import goal_scores
+from draftsmith.models.drafters import draft_vocabulary
 from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.sizes import parameter_counts
@@ -173,12 +173,12 @@ class Draft(OwnVocabulary):
 
 def check_goal_scores(target, rows: int, monkeypatch) -> None:
     """Scores of a draft's ids in parts, with ids that never come in several, and parts of which it has no id."""
-    monkeypatch.setattr(goal_scores, "ROWS", rows)
+    monkeypatch.setattr(draft_vocabulary, "ROWS", rows)
     assert {number // 7 for number in target.decoder.banned} > {9}, "banned ids in parts beside the last"
     ids = torch.cat([torch.arange(0, 20), torch.arange(45, target.vocab_size, 2)])
     states = torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
     whole = target.scores(states)
-    found = goal_scores.GoalScores(target, Draft(ids, target.vocab_size))(states, sums=True)
+    found = draft_vocabulary.GoalScores(target, Draft(ids, target.vocab_size))(states, sums=True)
     torch.testing.assert_close(found.scores, whole[:, ids], rtol=0, atol=1e-6)
     assert torch.equal(found.known, torch.isin(whole.argmax(-1), ids)) and 0 < found.known.sum() < 50
     torch.testing.assert_close(found.log_sum, whole.logsumexp(-1))

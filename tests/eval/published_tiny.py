@@ -166,5 +166,5 @@ def eagle3_of_engines(values, state, embeds, states, prefix="midlayer."):
 def load_captioner(folder):
     """A published captioner's loader, here of a class that is small."""
     section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
-    with mock.patch.dict(captioners._CLASSES, blip="LlamaForCausalLM"):
+    with mock.patch.object(captioners.BlipCaptions, "model_class", "LlamaForCausalLM"):
         return captioners._load(section, torch.device("cpu"))

@@ -18,8 +18,8 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.tree import Expansions
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.dflash_module import Before
 from draftsmith.models.drafters.dflash_training import draw_blocks
-from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.targets.causal.section import CausalTarget
 from heads_tiny import config_of
 from tensors import loud

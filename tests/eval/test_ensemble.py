@@ -17,7 +17,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
-from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
+from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights, weights_of
 from draftsmith.models.targets.llava.section import LlavaTarget
 from test_contract import not_vacuous
 from tiny import IMAGE_ID, SIZES, llava, near, num_tokens, target
@@ -55,7 +55,7 @@ def alone(model, mode):
 
 
 def ensemble(model, config, kind=EnsembleProposal):
-    weights = config.weights.build(len(config.members))
+    weights = weights_of(config.weights, len(config.members))
     return kind(target(model).decoder, config.members, weights, newline_id=5, substitutes=SUBSTITUTES)
 
 
@@ -89,7 +89,7 @@ def test_the_captioners_time_is_a_part_of_its_own():
         result = generate(model, drafter, ask(0, 1), greedy(Chain(2), 4))
         assert least <= result.captioning_s <= result.draft_prefill_s and (result.captioning_s > 0) == (mode == "C")
     both = EnsembleProposal(
-        draft, ("M", "C"), preset("MT").weights.build(2), newline_id=5, substitutes=slow,
+        draft, ("M", "C"), weights_of(preset("MT").weights, 2), newline_id=5, substitutes=slow,
     )  # fmt: skip
     assert generate(model, both, ask(0, 1), greedy(Chain(2), 4)).captioning_s >= 0.05
 

@@ -19,7 +19,7 @@ from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleProposal
-from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
+from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights, weights_of
 from draftsmith.models.targets.base import TargetStep
 from exact import TableTarget, chances, check_drawn, prefixes, told
 from test_exactness import CHAIN, FORK, NoResidual, outcomes, trees
@@ -137,7 +137,7 @@ ASKED = Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), None)
 
 
 def ensemble_of(kind, vocab):
-    return TableEnsemble([table(1, vocab), table(21, vocab)], KINDS[kind].build(2))
+    return TableEnsemble([table(1, vocab), table(21, vocab)], weights_of(KINDS[kind], 2))
 
 
 def started(kind, vocab, warp):

@@ -15,7 +15,7 @@ from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_proposal as proposals
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
-from draftsmith.models.drafters.head_inputs import lay_out
+from draftsmith.models.drafters.head_training import lay_out
 from draftsmith.models.targets.base import Prompt, Taps, TargetStep
 from family_checks import longer
 from heads_tiny import SETTINGS, config_of

@@ -18,7 +18,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.mixed import MixedConfig, MixedProposal
-from draftsmith.models.drafters.weights import FixedWeights
+from draftsmith.models.drafters.weights import FixedWeights, weights_of
 from draftsmith.models.targets.base import TargetStep
 from draftsmith.models.targets.llava.model import LlavaDecoder
 from exact import TableDrafter
@@ -125,7 +125,7 @@ class Tables(MixedProposal):
 
 
 def started(kind, vocab, warp, of=Tables):
-    drafter = of([TableDrafter(table(seed, vocab)) for seed in (1, 21)], KINDS[kind].build(2), vocab)
+    drafter = of([TableDrafter(table(seed, vocab)) for seed in (1, 21)], weights_of(KINDS[kind], 2), vocab)
     drafter.start(ASKED, type("Prefill", (), {"logits": torch.zeros(1, vocab)}), warp, capacity=9)
     drafter.begin(0)
     return drafter
@@ -160,7 +160,7 @@ def test_the_enumeration_finds_weights_that_draw_and_verify_differently():
 def test_members_of_other_vocabularies_and_no_sense(big):
     """Rows beyond the target's vocabulary are cut, missing ones have no chance."""
     wide, narrow = torch.ones(2, 70) / 70, torch.ones(2, 40) / 40
-    drafter = MixedProposal([draft_of(big)], FixedWeights(kind="fixed").build(1), big.vocab_size)
+    drafter = MixedProposal([draft_of(big)], weights_of(FixedWeights(kind="fixed"), 1), big.vocab_size)
     drafter.weights.start(torch.device("cpu"))
     for q in (wide, narrow):
         assert drafter._mixed([q]).shape == (2, big.vocab_size)
@@ -173,7 +173,7 @@ def test_members_of_other_vocabularies_and_no_sense(big):
         ) for by in ("last", "text")
     ]  # fmt: skip
     with pytest.raises(ValueError, match="averaged over different queries"):
-        MixedProposal(by_share, FixedWeights(kind="fixed").build(2), EMITTED)
+        MixedProposal(by_share, weights_of(FixedWeights(kind="fixed"), 2), EMITTED)
 
 
 @pytest.mark.parametrize("policy", [Static([(0,), (1,), (0, 0), (1, 0)]), Dynamic(9, 2, 2)], ids=["static", "dynamic"])

@@ -19,7 +19,7 @@ from draftsmith.eval.summary import summarize
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal
-from draftsmith.models.drafters.weights import GridWeights, InverseError, InverseWeights, grid
+from draftsmith.models.drafters.weights import GridWeights, InverseError, InverseWeights, grid, weights_of
 from draftsmith.models.targets.base import TargetStep
 
 VECTORS = Path(__file__).parent / "vectors_tabed"
@@ -115,7 +115,7 @@ def run(name, eos=()):
     target = ScriptedTarget(torch.from_numpy(ARRAYS[f"{prefix}_target_logits"]))
     config = EnsembleConfig(name=name, members=("M", "T", "P", "T-raw")[: drafts.shape[1]], weights=CASES[name])
     ensemble = ScriptedEnsemble(
-        ScriptedDecoder(), config.members, config.weights.build(len(config.members)), newline_id=5
+        ScriptedDecoder(), config.members, weights_of(config.weights, len(config.members)), newline_id=5
     )
     ensemble.script(drafts)
     asked = Request(torch.tensor([1, 3]), torch.zeros(2, dtype=torch.int8), None)

@@ -10,7 +10,7 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.drafters.weights import FixedWeights
+from draftsmith.models.drafters.weights import FixedWeights, weights_of
 from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget
 from family_checks import check_batches
@@ -81,7 +81,7 @@ def test_another_draft_changes_nothing(family, sizes, frames, mode):
 def test_an_ensemble_of_modes_on_tiles(family, sizes, frames):
     """Rows of different lengths: tiles, pooled tiles, a newline for each picture."""
     asked, copied = request(family, sizes, frames=frames), draft(family)
-    weights = FixedWeights(kind="fixed").build(3)
+    weights = weights_of(FixedWeights(kind="fixed"), 3)
     modes = EnsembleProposal(copied.decoder, ("M", "P", "T"), weights, newline_id=copied.newline_id)
     assert len({len(view.request.ids) for view in modes.views(asked)}) == 3
     as_plain(target(family), modes, asked, Chain(4), 16)

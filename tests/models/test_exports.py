@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.core.results import BEGUN, DONE, Mark, sums_of, write_mark
+from draftsmith.core.results import BEGUN, DONE, Mark, sums_of, write_mark, write_sums
 from draftsmith.eval.pair import trained_section
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig

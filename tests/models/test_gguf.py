@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.checksums import sha256_of
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import sha256_of
 from draftsmith.models.formats.gguf import is_gguf, to_ours
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.table import TargetConfig

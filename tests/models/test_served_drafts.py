@@ -11,14 +11,14 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.pair import trained_section
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.ensemble import preset
-from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, proposal, save_lvlm
+from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
 from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.formats.lvlm import from_plugin
 from draftsmith.models.hub import is_tied
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.made_for_engines import reading_of
-from draftsmith.models.targets.llava.model import LlavaTraining, assemble, llava_config
+from draftsmith.models.targets.llava.model import LlavaDecoder, LlavaTraining, assemble, llava_config
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaForConditionalGeneration
@@ -103,7 +103,7 @@ def test_training_and_decoding_see_the_same(target):
     scores[IMAGE_ID] = float("-inf")  # never proposed
     ids, modality = given.ids[0], given.modality[0]
     request = Request(ids[:-1], modality[:-1], given.pixels, "a")
-    proposer = proposal(draft, preset("M"), never=(IMAGE_ID,), num_token_ids=VOCAB, newline_id=3)
+    proposer = IndependentProposal(LlavaDecoder(draft, num_token_ids=VOCAB, never=(IMAGE_ID,)), "M", newline_id=3)
     proposer.start(request, None, Warp(1.0), capacity=8)
     proposer.begin(int(ids[-1]))
     torch.testing.assert_close(proposer.root(), scores.softmax(-1), atol=1e-5, rtol=0)

@@ -15,14 +15,13 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.ensemble import preset
+from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.lvlm import (
     LvlmConfig,
     RopeScaling,
     build_drafter,
     drafter_config,
     load_drafter,
-    proposal,
     save_lvlm,
     scale_positions,
 )
@@ -104,7 +103,8 @@ def test_a_draft_with_an_image_processor_of_its_own_is_saved_loaded_and_exact(tm
     )  # fmt: skip
     seen = []
     for llava in (draft, again):
-        drafter = proposal(llava, preset("M"), num_token_ids=400, never=(placeholder,), newline_id=made.newline_id)
+        decoder = LlavaDecoder(llava, num_token_ids=400, never=(placeholder,))
+        drafter = IndependentProposal(decoder, "M", newline_id=made.newline_id)
         decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, ())
         given = replace(asked, drafter_view=view)
         plain = load_as_target(target, made)

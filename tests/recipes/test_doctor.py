@@ -30,7 +30,6 @@ def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
     for subject in ("Python", "packages", "GPU", "DeepSpeed", "disk of runs", "memory", "threads", "Hub login",
                     "wandb"):  # fmt: skip
         assert subject in printed
-    assert "needed: none" in printed, "no op of DeepSpeed has to be built"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,10 +14,10 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.models.drafters import HivisConfig, SparrowConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.trainers.estimate import states_size
+from draftsmith.trainers.estimate import data as estimated
 from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
-from draftsmith.trainers.stages.train_states import TrainStates
+from draftsmith.trainers.stages.train import TrainStates
 from PIL import Image
 from small_records import talk
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
@@ -42,8 +42,8 @@ def stage(text: int, visual: int, **settings) -> CacheStage:
 def lines(stage, drafter, target=TARGET) -> str:
     recipe = SimpleNamespace(target=SECTION, drafter=drafter, output=".")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(states_size, "target_shape", lambda recipe: target)
-        return "\n".join(states_size.describe_states(Planned("cache", stage, {}, "f", recipe)))
+        patch.setattr(estimated, "target_shape", lambda recipe: target)
+        return "\n".join(estimated.describe_states(Planned("cache", stage, {}, "f", recipe)))
 
 
 def gigabytes(text: str) -> float:

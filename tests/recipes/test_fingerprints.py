@@ -25,12 +25,11 @@ from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import _outside, _settings, plan
 from draftsmith.recipes.config.schema import Recipe
 from draftsmith.trainers.evaluate.probe_settings import Binding
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
-from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights
-from draftsmith.trainers.run.hardware import Hardware
-from draftsmith.trainers.run.matching import ABSENT, HIDDEN
-from draftsmith.trainers.run.run import pending_restart, run_stages
-from draftsmith.trainers.run.stage import Stage
+from draftsmith.trainers.run.context import EngineConfig
+from draftsmith.trainers.run.matching import ABSENT, HIDDEN, NAMES_WEIGHTS, named_weights
+from draftsmith.trainers.run.restart import pending_restart
+from draftsmith.trainers.run.run import run_stages
+from draftsmith.trainers.run.stage import Hardware, Stage
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.fit import Expected
@@ -352,7 +351,7 @@ def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
         planned = next(p for p in plan(loaded.recipe, loaded.path) if p.name == "language")
         assert "drafter.language_model" in planned.settings["outside"]
         only = [replace(planned, stage=Weights(), inputs={}, earlier={})]
-        restart = pending_restart(only, tmp_path, ["language"], "language", words, lambda text: None)
+        restart = pending_restart(only, tmp_path, "language", words, lambda text: None)
         with pytest.raises(KeyboardInterrupt):
             run_stages(only, contexts(print), output=tmp_path, chosen=None, restart=restart, say=print, words=words)
     assert sorted(path.name for path in tmp_path.glob("language*")) == ["language", "language.before-1"]

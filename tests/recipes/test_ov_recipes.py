@@ -10,7 +10,7 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.stages.train_records import TrainRecords
+from draftsmith.trainers.stages.train import TrainRecords
 from PIL import Image
 from small_records import talk
 

@@ -7,10 +7,9 @@ import sys
 import pytest
 import yaml
 from command_line import prints
-from draftsmith.core.checksums import SUMS
 from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported, code_of
-from draftsmith.core.results import DONE, Mark, write_mark
+from draftsmith.core.results import DONE, SUMS, Mark, write_mark
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.commands.recipes import shown
 from draftsmith.recipes.config.launch import _write_provenance, context_maker

@@ -10,7 +10,7 @@ from draftsmith.recipes.config.files import recipe_names, with_bases
 from draftsmith.recipes.config.launch import run_recipe
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.recipes.config.preflight_models import check_placement
+from draftsmith.recipes.config.preflight_inputs import check_placement
 
 LARGE = {
     f"{method}-{size}" for method in ("specvlm", "sage")

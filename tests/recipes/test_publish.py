@@ -11,12 +11,11 @@ import yaml
 from command_line import prints
 from draftsmith.core.results import DONE
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.commands.publish_run import _is_other
+from draftsmith.recipes.commands.stages import _is_other
 from draftsmith.recipes.config.exit_codes import STOPPED
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.run.finished_stages import BEGUN, write_done
-from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.run.matching import BEGUN, FINGERPRINTS, write_begun, write_done
 from draftsmith.trainers.stages.publish import PublishStage
 
 

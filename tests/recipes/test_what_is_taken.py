@@ -1,9 +1,11 @@
 """Which of several earlier stages' results a stage takes where it names none: of all shipped recipes, and planted."""
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.commands.publish_run import publish_run
+from draftsmith.recipes.commands.cli import COMMANDS
 from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
@@ -209,7 +211,7 @@ def test_one_of_several_publishing_stages_must_be_named(tmp_path):
     stages = {"a": {"kind": "publish", "repo": "me/a"}, "b": {"kind": "publish", "repo": "me/b"}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
     with pytest.raises(UserError, match="publishes in 2 stages, a, b") as caught:
-        publish_run(tmp_path, [])
+        COMMANDS["publish"].run(SimpleNamespace(name=str(tmp_path), settings=[]))
     assert caught.value.where == str(tmp_path / "recipe.yaml") and "stages=[b]" in caught.value.hint
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Tries to break runs: kills, damages, full disks and unlike ranks over tiny recipes of all kinds of stages.
+"""Tries to break runs: kills and damages over tiny recipes of all kinds of stages.
 
     tests/tools/torture.py                              # 500 attempts of all kinds with seed 0
     tests/tools/torture.py --attempts 100 --seed 3      # other dice, fewer of them
     tests/tools/torture.py --kinds kill,damage --minutes 5
     tests/tools/torture.py --seed 3 --only 17           # attempt 17 of that seed again, with its story
 
-Every attempt starts from a copy of an undisturbed run and has an answer that must come out: after a kill or a full disk
+Every attempt starts from a copy of an undisturbed run and has an answer that must come out: after a kill
 the same command ends with equal weights, tokens and rows; after a damage it does so too, or a message names the file
 and its cure leads to equal results. No attempt may end with a traceback. Prints how many were tried, held and failed by
 kind, keeps the folder of each that failed with the command that repeats it, and exits with 1 where one failed. What
@@ -37,11 +37,8 @@ from attempts import attempt as attempts
 from attempts import reference as references
 from attempts.attempt import Attempt, Broken
 from attempts.kinds import KINDS
-from attempts.process import Ended, command
-from attempts.two_ranks import fork_ranks
 from freeze import ENVIRONMENT, preload
 
-TWO = {"ranks", "launch", "unlike", "stopped"}
 LONGEST_S = 700.0  # of an attempt, all of its commands together
 _SUBREAPER = 36  # of prctl: what an attempt's processes leave behind becomes its child
 
@@ -78,12 +75,6 @@ def end_with_children(pid: int) -> None:
             one.kill()
 
 
-def both(arguments: list[str], output: Path, log: Path) -> Ended:
-    """Two forked ranks. Returns how rank 0 ended, or rank 1 where only that failed."""
-    first, second = fork_ranks([command(arguments)] * 2, output, log, {})
-    return second if first.code == 0 and second.code != 0 else first
-
-
 class Harness:
     """Runs attempts side by side and keeps their outcomes."""
 
@@ -99,18 +90,9 @@ class Harness:
 
     def prepare(self) -> None:
         """The undisturbed runs that these kinds of attempts start from."""
-        one, seed = self.asked.only, int(self.asked.seed.split(",")[0])
-        kinds = self.kinds if one is None else [draw(seed, one, self.kinds)]
         names = self.asked.recipes.split(",") if self.asked.recipes else references.RECIPES
         place = self.folder / "references"
-        made = {}
-        if set(kinds) - TWO:
-            for name in names:
-                made[name] = references.build(name, place / name, references.alone)
-        if set(kinds) & TWO:
-            for name in names:
-                made[f"{name}-2"] = references.build(f"{name}-2", place / f"{name}-2", both)
-        self.references = made
+        self.references = {name: references.build(name, place / name, references.alone) for name in names}
 
     def run(self, seed: int) -> None:
         """All attempts of a seed, or those that begin before the time is up."""

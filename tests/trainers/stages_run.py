@@ -11,8 +11,7 @@ from draftsmith.core.tracking import TrackingConfig
 from draftsmith.recipes.config.launch import context_maker
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
-from draftsmith.trainers.run.context import Context
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import Context, EngineConfig
 from draftsmith.trainers.run.run import MakeContext, run_stages
 
 # Overrides of recipe=demo/lvlm-from-nothing: a target from a synthetic dataset of a hundred records.
@@ -54,7 +53,8 @@ def contexts(say: Callable[[str], None], **settings: Any) -> MakeContext:
     def context(stage, folder, inputs, stop, line):
         return Context(
             name=stage.name, folder=folder, seed=0, fingerprint=stage.fingerprint, target=None, drafter=None,
-            engine=EngineConfig(), tracking=TrackingConfig(), inputs=inputs, say=say, stop=stop, line=line, **settings,
+            engine=EngineConfig(), tracking=TrackingConfig(), inputs=inputs, say=say, stop=stop, progress=line,
+            **settings,
         )  # fmt: skip
 
     return context

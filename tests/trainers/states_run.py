@@ -13,12 +13,9 @@ from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.trainers.run.context import Context
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import Context, EngineConfig
 from draftsmith.trainers.stages.cache import CacheStage
-from draftsmith.trainers.stages.train import TrainStage
-from draftsmith.trainers.stages.train_states import TrainStates
-from draftsmith.trainers.stages.train_ways import AnyTrain, chosen
+from draftsmith.trainers.stages.train import AnyTrain, TrainStage, TrainStates, chosen
 from PIL import Image
 from pydantic import TypeAdapter
 from transformers import CLIPVisionConfig, LlamaConfig

@@ -3,7 +3,7 @@
 import json
 
 from damage import DAMAGES, told
-from draftsmith.trainers.train.best import Best
+from draftsmith.trainers.train.drafter import Best
 from fails import fails_with
 
 

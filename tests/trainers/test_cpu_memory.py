@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from draftsmith.trainers.run import rank_setup
+from draftsmith.trainers.train import engine
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 STEPS = """
@@ -26,11 +26,11 @@ def test_the_caches_are_bounded_on_a_cpu_where_nobody_set_them(monkeypatch):
     for name in CACHES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(CACHES[0], "100")
-    rank_setup.bound_primitives()
+    engine.bound_primitives()
     assert [os.environ[name] for name in CACHES] == ["100", "8"]
     monkeypatch.delenv(CACHES[1])
-    monkeypatch.setattr(rank_setup.torch.cuda, "is_available", lambda: True)
-    rank_setup.bound_primitives()
+    monkeypatch.setattr(engine.torch.cuda, "is_available", lambda: True)
+    engine.bound_primitives()
     assert CACHES[1] not in os.environ
 
 

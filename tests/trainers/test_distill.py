@@ -18,9 +18,9 @@ from draftsmith.data.loader import StepBatches
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.trainers.train import distill
+from draftsmith.trainers.train import on_records
 from draftsmith.trainers.train import on_records as conversations
-from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from draftsmith.trainers.train.validate import RecordsValidation
 from ranks_run import run_ranks
 from safetensors.torch import load_file
@@ -212,7 +212,7 @@ def test_own_answers_are_drawn_anew_in_each_step_from_ids_that_have_a_token():
         draft.lm_head.weight[[*banned]] *= 20
     settings = SimpleNamespace(draft=SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0))
     samples = SimpleNamespace(config=settings, limit=lambda asked: 6)
-    writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=mark), (EOS,), 3)
+    writer = on_records.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=mark), (EOS,), 3)
     requests = [replace(request(0, 1), name=f"r{number}") for number in range(4)]
     asked = SimpleNamespace(requests=requests, filled=lambda ids: ids)
     engine = SimpleNamespace(module=SimpleNamespace(model=draft, train=draft.train))
@@ -231,7 +231,7 @@ def test_a_mixture_with_own_answers_comes_back_bit_equal(train, monkeypatch):
     """Killed between steps, and gone on from the checkpoint, against a run that was left alone."""
     settings = ("stages.distill.steps=4", "stages.distill.checkpoints.every=1", DRAFT, WRITES)
     alone = train("alone", *settings)
-    whole = distill.DraftWriter.__call__
+    whole = on_records.DraftWriter.__call__
     kinds = set()
 
     def dies(self, engine, batches):
@@ -242,7 +242,7 @@ def test_a_mixture_with_own_answers_comes_back_bit_equal(train, monkeypatch):
         return whole(self, engine, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(distill.DraftWriter, "__call__", dies)
+        patch.setattr(on_records.DraftWriter, "__call__", dies)
         with pytest.raises(KeyboardInterrupt):
             train("killed", *settings)
     assert kinds == {True, False}, "rows of both kinds must come up"
@@ -289,7 +289,7 @@ def test_kept_log_probabilities_need_no_target(train, monkeypatch):
     """With 8 of some 400 tokens kept of a loud target the loss is near; the target is not even loaded."""
     online = train("online", "stages.distill.objective.divergence=kl")
     seen = seen_batches(monkeypatch)
-    monkeypatch.setattr(distill, "frozen_target", None)
+    monkeypatch.setattr(on_records, "frozen_target", None)
     settings = ("stages.distill.objective.divergence=kl", "stages.distill.objective.probabilities=kept")
     kept = train("kept", *settings)
     assert all(batch.states.kept.ids.shape[1] == 8 for batch in seen)
@@ -310,8 +310,8 @@ def test_answers_without_kept_log_probabilities(train, before):
 
 def test_validation_is_cross_entropy_and_shares_the_target(train, monkeypatch):
     loaded = []
-    whole = distill.frozen_target
-    monkeypatch.setattr(distill, "frozen_target", lambda context: loaded.append(1) or whole(context))
+    whole = on_records.frozen_target
+    monkeypatch.setattr(on_records, "frozen_target", lambda context: loaded.append(1) or whole(context))
     data = "{from: world, path: held_out, aspect: square, max_length: 256}"
     folder = train("a", f"stages.distill.validation={{data: {data}, every: 2, micro_batch_size: 3}}")
     assert len(loaded) == 1
@@ -372,7 +372,7 @@ def test_a_draft_is_not_compared_on_pictures_that_its_target_reads_otherwise(
         target=LlavaTargetConfig(kind=kind, path="somewhere", anyres=anyres),
     )  # fmt: skip
     data = ConversationData(path="held_out.json", aspect=aspect)
-    result = distill.other_pictures(context, data)
+    result = on_records.other_pictures(context, data)
     assert result is None if problem is None else result.startswith(problem)
     if problem is None:
         return

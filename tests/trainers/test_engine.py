@@ -3,10 +3,10 @@
 import pytest
 import torch
 import training
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.train import fit
 from draftsmith.trainers.train.engine import _gradient_sums, _tensor_cores
-from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from fails import fails_with
 
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.tracking import TrackingConfig
+from draftsmith.core.tracking import Tracker, TrackingConfig
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.trainers.run.context import Context
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
-from draftsmith.trainers.stages.train_records import TrainRecords
+from draftsmith.trainers.run.context import Context, EngineConfig
+from draftsmith.trainers.stages.train import TrainRecords
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.train.fit import fit, training_loader
@@ -42,6 +41,14 @@ def trained(folder, samples, **changes):
     engine = fit(stage, context, Training(module(noisy=False), make_loader, stage.steps, lambda engine: None))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return engine, {line["step"]: line for line in lines}
+
+
+def test_the_sample_that_was_looked_at_before_step_0_is_told(tmp_path, monkeypatch):
+    tables = []
+    monkeypatch.setattr(Tracker, "table", lambda self, *table: tables.append(table))
+    (tmp_path / "sample.txt").write_text("why? [[so]]")
+    trained(tmp_path, Samples(), steps=1)
+    assert tables == [("sample", ["supervised text in [[ ]]"], [["why? [[so]]"]])]
 
 
 def by_hand():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.trainers.train.engine import init_distributed
-from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from heads_tiny import SETTINGS, config_of, states_batch, tables
 from ranks_run import run_ranks
 from training import engine, weights

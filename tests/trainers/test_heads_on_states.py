@@ -23,7 +23,7 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.head_training import is_blind
+from draftsmith.models.drafters.head_draws import is_blind
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
@@ -310,8 +310,8 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
         ({"objective": {"kind": "distill"}}, r"objective\.kind\n +Input should be 'head'"),
         ({"decoding": {"every": 1, "tree": {"kind": "chain", "gamma": 2}}}, r"decoding\.data\n +Field required"),
         ({"validation": {"every": 1, "against_target": True}}, "against_target: unknown key"),
-        ({"trainable": ["projector"]}, "trainable: nothing reads it: this stage trains on states"),
-        ({"condition_dropout": 0.5}, "condition_dropout: nothing reads it"),
+        ({"trainable": ["projector"]}, "trainable: unknown key"),
+        ({"condition_dropout": 0.5}, "condition_dropout: unknown key"),
         ({"drafter": {"kind": "eagle", "num_heads": 2}, "from": "scratch"}, "drafter.num_heads: nothing reads it"),
         (
             {"drafter": {"kind": "hivis", "blind_share": 0.5}, "from": "scratch"},

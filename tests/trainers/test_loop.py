@@ -7,14 +7,14 @@ import pytest
 import torch
 from draftsmith.core.batch import StepLoss
 from draftsmith.core.errors import TrainingError, UserError
-from draftsmith.models.lora import LoraConfig, merge_adapters
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.model import LlavaTraining
-from draftsmith.trainers.run.deepspeed_section import EngineConfig, check_engine
+from draftsmith.models.training import LoraConfig, merge_adapters
+from draftsmith.trainers.run.context import EngineConfig, check_engine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.engine import Engine
-from draftsmith.trainers.train.optim import OptimConfig, parameter_groups, rate_multiplier
+from draftsmith.trainers.train.fit import OptimConfig, build_optimizer, rate_multiplier
 from draftsmith.trainers.train.validate import target_choice, validate
 from ranks_run import run_ranks
 from tiny import llava
@@ -71,7 +71,7 @@ def test_a_step_is_adamw_with_values_clipped(zero, tmp_path):
 def test_groups_have_their_own_rates():
     parts = module().parts()
     config = OptimConfig(lr=1e-3, lr_by_part={"projector": 5e-3}, weight_decay=0.1)
-    groups = parameter_groups(parts, config)
+    groups = build_optimizer(parts, config).param_groups
     rates = {g["part"]: g["lr"] for g in groups}
     assert rates == {"vision_tower": 1e-3, "projector": 5e-3, "language_model": 1e-3}
     for group in groups:
@@ -355,7 +355,7 @@ from draftsmith.data.loader import Loader
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import init_distributed
-from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.fit import OptimConfig
 
 init_distributed()
 for zero in (0, 2, 3):

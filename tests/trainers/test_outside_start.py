@@ -34,8 +34,7 @@ from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.serve.states_builder import open_target
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.train_codes import TrainCodes
-from draftsmith.trainers.stages.train_states import TrainStates
+from draftsmith.trainers.stages.train import TrainCodes, TrainStates
 from fails import fails_with
 from PIL import Image
 from published_losses import Sample, Shape, eagle, eagle3, peagle, vispec

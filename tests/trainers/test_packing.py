@@ -10,8 +10,8 @@ from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
 from draftsmith.models.drafters import DflashConfig, Eagle3Config, MedusaConfig, SparrowConfig
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from draftsmith.trainers.train.loop import train
-from draftsmith.trainers.train.optim import OptimConfig
 from fails import fails_with
 from pydantic import ValidationError
 from ranks_run import run_ranks

@@ -15,7 +15,7 @@ from draftsmith.trainers.evaluate.drafters import Drafters
 from draftsmith.trainers.publish.decoding import _typed, measured_dtype
 from draftsmith.trainers.run import context as contexts
 from draftsmith.trainers.run.context import Context
-from draftsmith.trainers.run.precision import settled, settled_stage
+from draftsmith.trainers.run.precision import settled, with_types
 from fails import fails_with
 from safetensors.torch import save_file
 
@@ -149,7 +149,7 @@ def test_one_sibling_in_several_places_and_at_several_ratios_is_loaded_once(tmp_
     asked = "evaluate", f"recipe={tmp_path}/shared.yaml"
     on(GPU)
     context, (planned, _) = begun(tmp_path, *asked)(), planned_of(tmp_path, *asked)
-    stage, loads, opened = settled_stage(context, planned), [], []
+    stage, loads, opened = with_types(planned.stage, "stages.evaluate", context.resolved), [], []
     assert stage.captioner.dtype == "bfloat16" and planned.stage.captioner.dtype == "auto"
     assert "auto" not in {value for key, value in leaves(stage) if key == "dtype"}
 

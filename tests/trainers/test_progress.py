@@ -49,7 +49,7 @@ def test_without_a_terminal_there_are_sparse_lines(time_of, capsys):
         line.count("step", 40)
         for step in range(1, 41):
             time_of[0] += 1
-            line.advance(step)
+            line.advance()
             line.log(VALUES, step)
         line.log({"val_loss": 0.25}, 40)
     *lines, last = capsys.readouterr().out.splitlines()
@@ -70,7 +70,7 @@ with line.shown():
     line.count("step", 4)
     for step in range(1, 5):
         time.sleep(0.6)
-        line.advance(step)
+        line.advance()
         line.log({"loss": 1.0 / step, **values}, step)
         print(f"said {step}", flush=True)
         print(f"warned {step}", file=sys.stderr, flush=True)

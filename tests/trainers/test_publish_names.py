@@ -7,8 +7,16 @@ import yaml
 from draftsmith.models.drafters import EagleConfig, LvlmConfig
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.trainers.publish.hub_upload import check_name, is_repo, suggested
-from draftsmith.trainers.publish.licences import chain, licence_of, own_licence, warnings
-from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, began_as, data_of, trained_by
+from draftsmith.trainers.publish.lineage import (
+    SYNTHETIC_DATASET,
+    began_as,
+    chain,
+    data_of,
+    licence_of,
+    own_licence,
+    trained_by,
+    warnings,
+)
 from fails import fails_with
 
 LLAVA = "llava-hf/llava-1.5-7b-hf"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import write_sums
 from draftsmith.trainers.publish.fresh import try_folder
 from draftsmith.trainers.publish.hub_upload import Destination, Hub
 from draftsmith.trainers.run.stopping import Stop, Stopped

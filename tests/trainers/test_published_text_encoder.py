@@ -11,7 +11,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.train_codes import TrainCodes
+from draftsmith.trainers.stages.train import TrainCodes
 from visual_run import context, pictures, translators
 
 OPTIM = {"lr": 1e-3, "warmup_steps": 1}

@@ -30,8 +30,7 @@ from draftsmith.trainers.run.precision import ENDS, record_ends
 from draftsmith.trainers.run.stage import Planned
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
-from draftsmith.trainers.stages.train_records import TrainRecords
-from draftsmith.trainers.stages.train_states import TrainStates
+from draftsmith.trainers.stages.train import TrainRecords, TrainStates
 from draftsmith.trainers.train import drafter
 from engines_in_place import in_place
 from fails import fails_with

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from draftsmith.trainers.run import restart
+from draftsmith.trainers.run.stage import Planned
 
-MINE, OTHERS = (restart.command_identity(["restart=note", seed], {"note": "f"}) for seed in ("seed=1", "seed=2"))
+PLAN = [Planned("note", None, {}, "f", None)]
+MINE, OTHERS = (restart.command_identity(PLAN, "note", ["restart=note", seed]) for seed in ("seed=1", "seed=2"))
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def set_aside(output: Path, command: str, stage: str = "note", stale: tuple[str,
 
 def stages(output: Path, *commands: str) -> list[str | None]:
     """What each command has restarted, if anything."""
-    return [None if (before := restart.restarted_before(output, c)) is None else before.stage for c in commands]
+    return [None if (before := restart.recorded(output).get(c)) is None else before.stage for c in commands]
 
 
 def test_a_command_goes_on_though_another_one_has_restarted_another_stage(output):

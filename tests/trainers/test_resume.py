@@ -10,8 +10,8 @@ import torch
 from draftsmith.core.tracking import Tracker, TrackingConfig
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from draftsmith.trainers.train.loop import train
-from draftsmith.trainers.train.optim import OptimConfig
 from training import Samples, engine, loader, module, run, training_of
 
 STEPS = 8  # three to an epoch, so that stops fall inside, at and after epoch borders

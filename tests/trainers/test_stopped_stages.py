@@ -1,7 +1,6 @@
 """SIGTERM to a process inside each kind of stage that works item by item: the same command ends with equal results."""
 
 import json
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -67,7 +66,6 @@ def test_the_same_command_goes_on_to_equal_results(stage, run, request, tmp_path
     arguments = [*command, f"output={output}", f"stages=[{stage}]"]
     ((code, text),) = run_ranks(1, ASKED, *arguments, cwd=ROOT, FOLDER=str(output / stage))
     assert code == 128 + signal.SIGTERM and "the same command continues" in text, text[-3000:]
-    assert stage == "evaluate" or re.search(r"1 of \d+ shards are finished: the same command", text), text[-3000:]
     assert not (output / stage / "done.json").exists()
     kept = [path for pattern in ("shard-*", "rows/**/*.jsonl") for path in (output / stage).rglob(pattern)]
     times = {path: path.stat().st_mtime_ns for path in kept if path.suffix == ".safetensors"}

@@ -33,9 +33,9 @@ from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.run.stopping import Stopped
-from draftsmith.trainers.stages.train_codes import TrainCodes
+from draftsmith.trainers.stages.train import TrainCodes
 from draftsmith.trainers.train import on_codes as training_codes
 from safetensors.torch import load_file, save_file
 from stages_run import list_anew
@@ -534,8 +534,8 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
         ),
         ({"epochs": 1}, "epochs or steps"),
         ({"micro_batch_size": 8}, "larger than batch_size"),
-        ({"objective": {"token": 1.0}}, "objective: nothing reads it: this stage trains on codes"),
-        ({"held_out": 0.1}, "held_out: nothing reads it"),
+        ({"objective": {"token": 1.0}}, "objective: unknown key"),
+        ({"held_out": 0.1}, "held_out: unknown key"),
         ({"decoding": {"every": 1, "tree": TREE}}, r"decoding\.prompts\n +Field required"),
         ({"decoding": DRAWS | {"max_new_tokens": 3}}, "max_new_tokens: unknown key"),
         ({"drafter": {"kind": "eagle", "vata": True}, "from": "scratch"}, "drafter.vata: nothing reads it"),

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import text_run
-from draftsmith.core.checksums import check_sums
+from draftsmith.core.results import check_sums
 from draftsmith.eval.published import reproduce
 
 OLD = Path(__file__).with_name("written_by_0_1_0")

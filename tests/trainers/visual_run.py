@@ -17,8 +17,7 @@ from draftsmith.models.targets.llamagen.section import (
 )
 from draftsmith.models.targets.llamagen.vq import VqTokenizer
 from draftsmith.recipes.config.load import load
-from draftsmith.trainers.run.context import Context
-from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.context import Context, EngineConfig
 from PIL import Image
 from stages_run import run_loaded
 

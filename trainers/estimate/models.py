@@ -9,7 +9,7 @@ from typing import Any
 
 from ...models.drafters.base import DrafterConfig
 from ...models.parts import TokenIds
-from ...models.stored import Held, is_on_cpu, stored_dtype
+from ...models.stored import is_on_cpu, stored_dtype
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
 from ...models.targets.load import target_config
@@ -64,7 +64,7 @@ def mirrored_shape(recipe: WholeRecipe) -> TargetShape:
     return language_shape(target_shape(recipe).get_text_config())
 
 
-def held_dtype(section: Held, *, key: str = "target") -> str:
+def held_dtype(section: Any, *, key: str = "target") -> str:
     """float32, bfloat16 or float16: in which a section's weights are counted.
 
     Raises:
@@ -78,7 +78,7 @@ def held_dtype(section: Held, *, key: str = "target") -> str:
     return stored_dtype(section.path, section.revision, key=key) if Path(section.path).is_dir() else "bfloat16"
 
 
-def held_bytes(section: Held) -> int:
+def held_bytes(section: Any) -> int:
     """Bytes of a weight."""
     return BYTES[held_dtype(section)]
 

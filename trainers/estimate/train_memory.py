@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,26 +21,68 @@ from ...core.errors import first_line
 from ...core.section import torch_dtype
 from ...core.states import KeptScores, Taps, TargetStates
 from ...data.order import PackingConfig
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import DistillTraining, Teacher
-from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
 from ...models.hub import config_value, is_tied, rope_of
 from ...models.targets.base import TargetShape
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
 from ...models.targets.table import family_of, image_section, language_section, training_of
-from ..run.hardware import Memory
-from ..run.stage import WholeRecipe
-from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings
+from ..run.stage import Hardware, WholeRecipe
+from ..train.fit import TrainSettings
+from ..train.settings import CodesSettings, RecordsSettings, StatesSettings
 from .counted import META, along, most_bytes
 from .models import drafter_parameters, engine_precision, held_bytes, held_dtype, mirrored_shape, target_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+_GIB = 2**30
+# CUDA's context, libraries' workspaces and what the allocator cannot use.
+RUNTIME = 2 * _GIB
+# Of a process without a GPU: Python with the libraries of a stage (0.42 to 0.53 GiB measured with tiny models).
+PROCESS = 0.5 * _GIB
 _LAYERS = 12  # of a decoder that are counted at once; more add equal steps
 _ROW = 4096  # positions of rows that are counted at once
 _RUN = 64  # of a conversation's tokens the last quarter of each so many is supervised
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one training step on the fullest GPU, or of a process without one, by what takes them."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    # A kind of drafter whose training cannot be counted without weights, and why (`DrafterConfig.empty`).
+    uncounted: str | None = None
+
+    @property
+    def total(self) -> float:
+        """All of it on a GPU, with what CUDA and its libraries take."""
+        return sum(self.parts.values()) + RUNTIME
+
+    def fits(self, hardware: Hardware | None) -> bool:
+        """Whether it fits a GPU; nobody knows without one."""
+        return hardware is None or self.total <= hardware.memory_gb * _GIB
+
+    def lines(self, hardware: Hardware | None, *, is_here: bool = False) -> list[str]:
+        """The lines of a dry run.
+
+        Args:
+            is_here: what the recipe reads is on this machine, which may run it: without a GPU, if it has none.
+        """
+        each = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in self.parts.items() if size >= 0.05 * _GIB)
+        each = each or "models under 0.1"
+        if hardware is None and is_here and not torch.cuda.is_available():
+            whole = sum(self.parts.values()) + PROCESS
+            line = f"  memory of a process, without a GPU, about {whole / _GIB:.1f} GiB: {each}, Python 0.5"
+        else:
+            line = f"  memory of the fullest GPU about {self.total / _GIB:.1f} GiB: {each}, CUDA 2.0"
+        if self.uncounted:
+            line += f"; not counted: activations of {self.uncounted}"
+        if hardware is None:
+            return [line]
+        verdict = "fits" if self.fits(hardware) else "DOES NOT FIT"
+        return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each"]
 
 
 def num_ranks(recipe: WholeRecipe) -> int:

@@ -16,14 +16,12 @@ from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
 from ...models.targets.table import language_section, training_of
-from ..run.hardware import Memory
 from ..run.stage import Planned
-from ..train.fit import OutsideStart
-from ..train.settings import RecordsSettings, StatesSettings, TrainSettings
-from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
+from ..train.fit import OutsideStart, TrainSettings
+from ..train.settings import RecordsSettings, StatesSettings
+from .data import describe_states, generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .models import drafter_parameters, held_bytes, target_shape
-from .states_size import describe_states
-from .train_memory import lvlm_parts
+from .train_memory import Memory, lvlm_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -136,9 +134,7 @@ def lvlm_memory(plan: Planned) -> Memory:
 # Hidden-state heads of language models.
 
 
-def describe_head(
-    plan: Planned[StatesSettings], order: Callable[[StatesSettings, np.ndarray, int], Sized]
-) -> list[str]:
+def describe_head(plan: Planned, order: Callable[[StatesSettings, np.ndarray, int], Sized]) -> list[str]:
     """A hidden-state head's stage.
 
     Args:

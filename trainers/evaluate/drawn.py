@@ -162,7 +162,11 @@ def _judged(
     generator: Generator, judge: Judge, tokens: Mapping[float, JsonMapping], shown: int, stop: Stop
 ) -> tuple[dict[float, JsonObject], dict[float, dict[str, Tensor]]]:
     """temperature -> method -> scores of all of its pictures, and the first of them."""
-    decode = stop.checked(generator.pictures, "while pictures were judged; all of them are kept")
+
+    def decode(codes: Tensor) -> Tensor:
+        stop.check("while pictures were judged; all of them are kept")
+        return generator.pictures(codes)
+
     quality = {
         t: {m: judge(Drawn(decode, codes_of(generator, codes))) for m, codes in by.items()} for t, by in tokens.items()
     }

@@ -15,19 +15,15 @@ from ...data.records.logged_pictures import Conversation
 from ...data.records.skipped import Listed, SkippedLog
 from ...data.suites.suite import INDEX
 from ...data.suites.turn_files import set_at
-from ..run.context import Context
-from ..run.deepspeed_section import EngineConfig
+from ..run.context import Context, EngineConfig
 from ..run.stage_records import data_files
 from .benchmarks import Benchmark, DataBenchmark, FilesBenchmark, SetsBenchmark
 from .requests import Opening
 
 
 def benchmark_at(path: Path, images: str | None, on_error: Literal["strict", "skip"]) -> dict[str, Benchmark]:
-    """The benchmark of what lies at `path`: a set as its authors publish it, a directory of sets, or records.
-
-    Args:
-        images: folder of the records' pictures; None: the file's own.
-        on_error: of a record that cannot be read.
+    """The benchmark of what lies at `path`: a set as its authors publish it, a directory of sets, or records. `images`:
+    folder of the records' pictures; None: the file's own. `on_error`: of a record that cannot be read.
     """
     data = ConversationData(path=str(path), images=images, on_error=on_error)
     name = set_at(path)

@@ -7,8 +7,7 @@ with its answers, and later turns of a conversation follow them.
 from __future__ import annotations
 
 import shutil
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +26,6 @@ from ...models.formats.expressible import Prompts
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
-from ..serve.engine_process import EngineProcess
 from ..serve.engine_section import VllmEvaluation, engine_process
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
@@ -35,35 +33,12 @@ from .engine_measuring import ServedMeasuring
 from .evaluate_settings import EvaluateSettings
 from .methods import decoding_with
 from .reporting import Reporting, device_name
-from .requests import ConversationSet, Opening
-from .turns import TurnsRun, turn_runs
+from .requests import Opening
+from .turns import turn_runs
 
 EXPORTS = "exported"  # folder of the exported drafters, in the stage's
 _SUFFIX = "arctic_inference"  # the module that vLLM's suffix method needs
 _ROOM = 4  # cycles between a request's end and the engine's: vLLM drafts for none of a batch where one comes near
-
-
-@dataclass(frozen=True)
-class Served:
-    """What one engine decodes by.
-
-    Args:
-        drafting: a method with one of its drafters; None: plain decoding.
-        speculative: vLLM's speculative_config of it.
-        settings: arguments of vLLM's `LLM` that its drafter needs.
-    """
-
-    drafting: Drafting | None = None
-    speculative: JsonMapping | None = None
-    settings: JsonMapping = field(default_factory=dict)
-
-    @property
-    def more(self) -> JsonObject:
-        """Arguments of vllm.LLM."""
-        if self.speculative is None:
-            return {}
-        own = {"speculative_config": dict(self.speculative), "per_request_spec_decode_metrics": "detailed"}
-        return own | dict(self.settings)
 
 
 def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
@@ -82,29 +57,41 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
     processor = context.processor()
     opening = Opening(context, processor, stage.format, [])
     sets = opening.all(stage.benchmarks)
-    most_pictures = _most_pictures(stage, sets, opening)
+    suites = of_class(stage.benchmarks, SetsBenchmark)
+    counts = [int(part.dataset.column("images").max()) for part in sets]
+    for talk in turn_runs(suites, opening):  # pictures of a conversation stand in its first turn
+        records = talk.suite.first_turns(talk.name, talk.section.convention, talk.section.data.max_samples)
+        counts += [len(listed(record.get("image"))) for record in records]
+    most_pictures = max(counts, default=0)
     if context.device().type == "cpu" and max(stage.temperatures) > 0 and not version_of(MODULE, python):
         raise UserError(
             f"beside a drafter vLLM draws with wrong temperatures on a CPU, which {PACKAGE} repairs, and that is not "
             "installed in this Python", where=python,
             hint=f"{python} -m pip install ./serving/{PACKAGE} (in a checkout), or measure at temperature 0",
         )  # fmt: skip
-    plans = [Served(), *_methods(stage, context, python, pictures=most_pictures > 0)]
+    plans = [(None, {}), *_methods(stage, context, python, pictures=most_pictures > 0)]
     ends = end_ids(processor, stage.format) if stage.stop_at_end else ()
-    drafting = [plan.drafting for plan in plans if plan.drafting is not None]
+    drafting = [by for by, _ in plans if by is not None]
     rows, early = list[Row](), list[str]()
-    drafted = max(int((plan.speculative or {}).get("num_speculative_tokens", 0)) for plan in plans)
-    for plan in plans:
-        name = PLAIN if plan.drafting is None else plan.drafting.title
-        context.say(f"vLLM: {name}")
-        with _opened(stage, context, section, plan, most_pictures, _ROOM * (drafted + 1)) as process:
+    drafted = max(more.get("speculative_config", {}).get("num_speculative_tokens", 0) for _, more in plans)
+    config = read_config(str(context.target_source()), key="target", revision=context.target.revision)
+    longest = stage.capacity + _ROOM * (drafted + 1)
+    if (held := config_value(config.get_text_config(), "max_position_embeddings", None)) is not None:
+        longest = min(longest, held - 1)
+    for by, more in plans:
+        context.say(f"vLLM: {PLAIN if by is None else by.title}")
+        # It is started with its first job, if there is one left to do.
+        with engine_process(
+            section, context, key="engine", layers=None, max_length=longest, most_pictures=most_pictures, timed=True,
+            more=more,
+        ) as process:  # fmt: skip
             measuring = ServedMeasuring(
                 stage, context, None, drafting, ends, processor.tokenizer, section=section, process=process,
-                processor=processor, by=plan.drafting,
+                processor=processor, by=by,
             )  # fmt: skip
             for requests in sets:
                 rows.extend(measuring.all([requests]))
-            for talk in _talks(stage, opening):
+            for talk in turn_runs(suites, opening):
                 of_turns, said = talk.measure(measuring)
                 rows.extend(of_turns)
                 early += said
@@ -138,7 +125,16 @@ def _report(
         [row for row in rows if row.concurrency == first], [*early, f"With {first} requests at once in vLLM."]
     )
     if section.beside is not None:
-        ours = _rows_beside(context.inputs["report"], section.beside, rows, context)
+        # Our own loop's rows of the methods and settings that the engine has, with plain decoding's.
+        place = attrgetter("benchmark", "turn", "budget", "temperature", "max_new_tokens", "method")
+        beside, wanted = read_rows(context.inputs["report"] / "rows.jsonl"), set(map(place, rows))
+        ours = [row for row in beside if not row.engine and place(row) in wanted]
+        if not any(row.method != PLAIN for row in ours):
+            raise UserError(
+                f"stage {section.beside} measured none of these methods on these benchmarks, temperatures and lengths "
+                "in our own loop", key=f"stages.{context.name}.engine.beside",
+                hint="give both stages the same benchmarks, methods, temperatures and max_new_tokens",
+            )  # fmt: skip
         apart, agreement = disagreements(rows, ours)
         about["our own loop"] = f"stage {section.beside}; {agreement}"
         rows = [*ours, *rows]
@@ -146,63 +142,14 @@ def _report(
     Reporting(measuring, rows, about, apart).write(*sections)
 
 
-def _rows_beside(folder: Path, name: str, rows: list[Row], context: Context) -> list[Row]:
-    """Our own loop's rows of the methods and settings that the engine has, with plain decoding's. Raises `UserError`:
-    that stage measured none of them.
-    """
-    wanted = {_cell(row) for row in rows}
-    ours = [row for row in read_rows(folder / "rows.jsonl") if not row.engine and _cell(row) in wanted]
-    if not any(row.method != PLAIN for row in ours):
-        raise UserError(
-            f"stage {name} measured none of these methods on these benchmarks, temperatures and lengths in our own "
-            "loop", key=f"stages.{context.name}.engine.beside",
-            hint="give both stages the same benchmarks, methods, temperatures and max_new_tokens",
-        )  # fmt: skip
-    return ours
-
-
-def _cell(row: Any) -> tuple[Any, ...]:
-    return row.benchmark, row.turn, row.budget, row.temperature, row.max_new_tokens, row.method
-
-
-def _most_pictures(stage: EvaluateSettings, sets: list[ConversationSet], opening: Opening) -> int:
-    """Return the most pictures that a request has. Those of a conversation stand in its first turn."""
-    counts = [int(part.dataset.column("images").max()) for part in sets]
-    for talk in _talks(stage, opening):
-        records = talk.suite.first_turns(talk.name, talk.section.convention, talk.section.data.max_samples)
-        counts += [len(listed(record.get("image"))) for record in records]
-    return max(counts, default=0)
-
-
-def _talks(stage: EvaluateSettings, opening: Opening) -> list[TurnsRun]:
-    return turn_runs(of_class(stage.benchmarks, SetsBenchmark), opening)
-
-
-def _opened(
-    stage: EvaluateSettings,
-    context: Context,
-    section: VllmEvaluation,
-    plan: Served,
-    most_pictures: int,
-    room: int,
-) -> AbstractContextManager[EngineProcess]:
-    """The engine of a plan; it is started with its first job, if there is one left to do."""
-    source = context.target_source()
-    config = read_config(str(source), key="target", revision=context.target.revision).get_text_config()
-    longest = stage.capacity + room
-    held = config_value(config, "max_position_embeddings", None)
-    return engine_process(
-        section, context, key="engine", layers=None, max_length=longest if held is None else min(longest, held - 1),
-        most_pictures=most_pictures, timed=True, more=plan.more,
-    )  # fmt: skip
-
-
-def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures: bool) -> list[Served]:
-    """Every method with each of its drafters, exported. Raises `UserError`: the engine cannot run one; nothing was
-    decoded yet.
+def _methods(
+    stage: EvaluateSettings, context: Context, python: str, *, pictures: bool
+) -> list[tuple[Drafting | None, JsonObject]]:
+    """Every method with each of its drafters, exported, and the arguments of vllm.LLM. Raises `UserError`: the engine
+    cannot run one; nothing was decoded yet.
     """
     no_pair: Any = None  # weights are exported from their folders, and not loaded beside a target
-    drafters, plans = Drafters(stage, context, no_pair), list[Served]()
+    drafters, plans = Drafters(stage, context, no_pair), list[tuple[Drafting | None, JsonObject]]()
     shutil.rmtree(context.folder / EXPORTS, ignore_errors=True)
     for name, method in stage.methods.items():
         for source in drafters.sources(name, method):
@@ -222,7 +169,8 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
                     "vLLM's suffix method needs arctic-inference, which is not installed in this Python", where=python,
                     hint=f"{python} -m pip install arctic-inference, or leave out method {name}",
                 )  # fmt: skip
-            plans.append(Served(drafting, speculative, settings))
+            more = {"speculative_config": speculative, "per_request_spec_decode_metrics": "detailed"}
+            plans.append((drafting, more | dict(settings)))
     return plans
 
 

@@ -11,8 +11,8 @@ from ...models.decoding.cache import Cache
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.tapped import is_cut
 from ...models.drafters.beside import members_in
+from ...models.drafters.head_proposal import Recursive
 from ...models.drafters.independent import IndependentProposal
-from ...models.drafters.recursion import Recursive
 from ...models.fast.cuda_graphs import Graphs
 from ...models.hub import has_windows, num_experts, recurrent_layers, rope_of
 from ...models.targets.language import GROWING_ROTATIONS, LanguageTarget

@@ -145,7 +145,7 @@ class Measuring:
             self.context.stop,
             before=before,
             expected=lambda part, index: sets[part].expected(index),
-            others=self.context.progress.add,
+            others=self.context.progress.advance,
         )
         read = [[[Row.from_json(value, where=stem) for value in values or ()] for values in of]
                 for of, stem in zip(kept, stems, strict=True)]  # fmt: skip

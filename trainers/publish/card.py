@@ -23,8 +23,7 @@ from ...eval.tables import Items, markdown
 from .folder import REPORT, without_places
 from .fresh import OWN_TARGET, PICTURE, Snippet
 from .hub_upload import word
-from .licences import Link, own_licence, warnings
-from .lineage import Trained
+from .lineage import Link, Trained, own_licence, warnings
 
 LVLM = "lvlm"  # the one kind of drafter that is a whole model
 

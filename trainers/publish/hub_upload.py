@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.checksums import CARD, SUMS, check_sums, sha256_of
 from ...core.errors import UserError, causes
+from ...core.results import CARD, SUMS, check_sums, sha256_of
 from ...core.secrets import HIDDEN, shortened
 from ...models.drafters.manifest import MANIFEST
 from ..run.stopping import Stop, Stopped

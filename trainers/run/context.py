@@ -6,34 +6,85 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
+from pydantic import Field, model_validator
 
 from ...core import ranks
+from ...core.errors import UserError, first_line
+from ...core.files import read_json
+from ...core.heartbeat import BOUND_S
 from ...core.json_types import JsonObject
 from ...core.pretrained import Checkpoint
+from ...core.secrets import redact
+from ...core.section import Section
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
+from ...eval.run_reports import COLUMNS, cells, readable
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lvlm import LvlmConfig
-from ...models.hub import ModelSource, read_config, vision_half
+from ...models.hub import ModelSource, read_config
 from ...models.parts import TokenIds
+from ...models.stored import computes_in_bfloat16
 from ...models.targets.parallel import check_ranks
 from ...models.targets.table import AnyTarget, language_section
-from .deepspeed_section import EngineConfig
 from .progress import StageLine
 from .stopping import Stop
+
+_AGAIN = "run the stage again (restart=STAGE)"
+# Of a stage's folder: what makes up the model, and what a reader of the report wants.
+RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.html", "*.json", "*.png")
+NOT_RESULT = ("done.json", "fingerprint.json", "score.json", "sample.txt")
+
+
+class EngineConfig(Section):
+    """A recipe's `engine` section: how weights and optimizer states lie on the ranks."""
+
+    # 0 keeps everything on each rank (best for drafts under 1B); 1 and 2 share optimizer states and gradients;
+    # 3 shares the weights too.
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    # bf16 keeps float32 master weights and sums gradients in float32; fp16 needs a GPU. auto: bf16 on a GPU that
+    # computes in it, unless the target is held in float32; fp32 on others and on a CPU.
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+
+    # ZeRO 3: weights of fewer numbers than this stay whole on every rank, which costs memory and spares messages. null:
+    # DeepSpeed's 100,000; 0 shares all of them out.
+    persistence_threshold: int | None = Field(None, ge=0, exclude_if=lambda value: value is None)
+
+    # Float32 matrix products of training steps round their factors to TF32 on GPUs that have it, and are several times
+    # as fast. Decoding and the target's states stay exact. Unset it stays out of fingerprints.
+    tf32: bool = Field(True, exclude_if=lambda value: value is True)
+
+    # Minutes that a rank waits for another one that was stopped, was lost or hangs; then it ends with exit code 1. One
+    # that works alone (it builds an index, scores pictures, uploads) has 48 times as long. Not in fingerprints.
+    wait_minutes: float = Field(BOUND_S / 60, gt=0, le=100_000, exclude_if=lambda value: value == BOUND_S / 60)
+
+    @model_validator(mode="after")
+    def _read(self) -> EngineConfig:
+        if self.persistence_threshold is not None and self.zero_stage != 3:
+            raise ValueError("persistence_threshold is of zero_stage: 3; leave it out")
+        return self
+
+    def on(self, device: torch.device, *, target_dtype: str = "float32") -> EngineConfig:
+        """The section with `auto` resolved for a device; the target is held in `target_dtype`, as torch names it."""
+        if self.precision != "auto":
+            return self
+        low = target_dtype != "float32" and computes_in_bfloat16(device)
+        return self.model_copy(update={"precision": "bf16" if low else "fp32"})
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Refuse what this machine cannot run, before anything is built."""
+    if config.precision == "fp16" and not torch.cuda.is_available():
+        raise UserError("engine.precision: fp16 does not run on a CPU", key="engine.precision",
+                        hint="use fp32 or bf16, or a machine with CUDA")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Context:
-    """One stage of one run.
-
-    Args:
-        inputs: thing (data, processor, target, drafter) -> folder of the stage that made it.
-    """
+    """One stage of one run. `inputs`: thing (data, processor, target, drafter) -> folder of the stage that made it."""
 
     name: str
     folder: Path
@@ -49,14 +100,9 @@ class Context:
     command: str = ""
     stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
     resolved: dict[str, str] = field(default_factory=dict)  # setting that is `auto` -> what it is in this stage
-    line: StageLine | None = None  # that people watch; None: nobody does
+    progress: StageLine = field(default_factory=lambda: StageLine(""))  # where the stage counts what it has done
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
     opened: ExitStack = field(default_factory=ExitStack)  # what else it has opened; who runs it closes it
-
-    @property
-    def progress(self) -> StageLine:
-        """Where the stage counts what it has done; nobody sees it where nobody watches."""
-        return self.line or StageLine(self.name)
 
     @property
     def is_in_step(self) -> bool:
@@ -65,11 +111,7 @@ class Context:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """What a stage does with a target that all ranks may hold together.
-
-        Raises:
-            UserError: the run has another number of ranks.
-        """
+        """Around work with a target that all ranks may hold together; `UserError` for another number of ranks."""
         check_ranks(self.target.tensor_parallel_size)
         self.stop.in_step = self.is_in_step
         try:
@@ -121,7 +163,8 @@ class Context:
             return None
         draft = cast(LvlmConfig, self.drafter)
         tower = cast(ModelSource, draft.vision_tower)
-        vision = vision_half(read_config(tower, key="drafter.vision_tower"))
+        vision = read_config(tower, key="drafter.vision_tower")
+        vision = getattr(vision, "vision_config", vision)  # CLIP's Hub config holds a text half, too
         return with_own_image_processor(
             self.processor(),
             tower if isinstance(tower, str) else None,
@@ -151,3 +194,37 @@ class Context:
     def device(self) -> torch.device:
         """This rank's GPU; the CPU where there is no CUDA."""
         return ranks.device()
+
+
+@contextmanager
+def tracked(context: Context) -> Iterator[Context]:
+    """A stage's context; afterwards trackers get what the stage has left."""
+    failed = True
+    try:
+        yield context
+        failed = False
+        if context.tracking.wandb is not None:
+            try:
+                _hand_on(context)
+            except Exception as error:  # the stage has its results: a tracker is not worth them
+                context.say(f"tracking failed, and the run continues without it: {redact(first_line(error))}")
+    finally:
+        for tracker in context.trackers:
+            tracker.finish(int(failed))
+
+
+def _hand_on(context: Context) -> None:
+    report = context.folder / "report.json"
+    if report.is_file():
+        tracker = context.tracker()
+        if rows := cells(read_json(report, JsonObject, hint=_AGAIN)):
+            tracker.table("report", COLUMNS, [readable(row) for row in rows])
+        tracker.pictures(sorted(context.folder.glob("*.png")))
+        tracker.artifact("report", _files(context.folder, REPORT, ("done.json", "fingerprint.json")), None)
+    elif (context.folder / "model.safetensors").is_file():
+        context.tracker().artifact("result", _files(context.folder, RESULT, NOT_RESULT), None)
+
+
+def _files(folder: Path, patterns: tuple[str, ...], without: tuple[str, ...]) -> list[Path]:
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in paths if path.name not in without)

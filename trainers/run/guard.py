@@ -7,6 +7,7 @@ started again would then write beside them.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import psutil
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.files import is_full, unwritable
+from ...core.files import unwritable
 from ...core.locks import take_lock
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class RunLock:
                     _take(path, output, say, patience_s).release()
             place.write_text(str(os.getpid()))
         except OSError as error:
-            raise _no_folder(output, error) from error
+            raise unwritable(Path(error.filename or output), error) from error
         atexit.register(self.release)  # keeps the lock as long as the process lives, whoever forgets this object
 
     def release(self) -> None:
@@ -83,26 +84,10 @@ def _take(path: Path, output: Path, say: Callable[[str], None], patience_s: floa
     return lock
 
 
-def _no_folder(output: Path, error: OSError) -> UserError:
-    """The error for an output folder that cannot be made, or whose locks cannot be opened or signed."""
-    place = Path(error.filename or output)
-    if is_full(error):
-        return unwritable(place, error)
-    blocking = next((p for p in (place, *place.parents) if p.is_file()), None)
-    if isinstance(error, FileExistsError | NotADirectoryError) and blocking is not None:
-        return UserError(f"{blocking} is a file, and the run's folder is to be there", key="output", where=str(output),
-                         hint="choose another output")  # fmt: skip
-    return UserError(f"{place} cannot be written: {error.strerror or error}", key="output", where=str(output),
-                     hint="choose another output, or fix its permissions")  # fmt: skip
-
-
 def end_with_launcher() -> bool:
-    """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone.
-
-    A rank that does not stop within a minute (its peers are dead, and a collective waits for them) is ended.
-
-    Returns:
-        False where they were gone before this rank could look: nobody waits for what it would do.
+    """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone. One that does not
+    stop within a minute (its peers are dead, and a collective waits for them) is ended. Returns False where they were
+    gone before this rank could look: nobody waits for what it would do.
     """
     parents = _launchers()
     if parents:
@@ -136,15 +121,14 @@ def _launchers() -> list[tuple[int, int]] | None:
 
 
 def _watch(pairs: list[tuple[int, int]]) -> None:
-    while all(_parent(child) == parent for child, parent in pairs):
+    def lives(child: int, parent: int) -> bool:
+        try:
+            return psutil.Process(child).ppid() == parent
+        except psutil.Error:
+            return False
+
+    while all(itertools.starmap(lives, pairs)):
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
     os._exit(143)
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return psutil.Process(pid).ppid()
-    except psutil.Error:
-        return None

@@ -13,6 +13,7 @@ import logging
 import os
 import runpy
 import signal
+import socket
 import sys
 
 RANKS = 2
@@ -43,6 +44,13 @@ def ending(code: object, heard: Heard) -> tuple[int, str]:
     return 128 - number, f"error: a rank of this run was ended by {name}{cure}\n  hint:  the same command continues"
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def num_ranks() -> int:
     """Ranks that are started here: one for each GPU, at most two, or two on a CPU."""
     import torch
@@ -51,15 +59,8 @@ def num_ranks() -> int:
 
 
 def main(words: list[str], *, verbose: bool) -> int:
-    """Start the ranks of a module and wait for them. Returns the exit code.
-
-    Args:
-        words: the module, and what it is given.
-        verbose: print what the launcher says of its work.
-    """
+    """Start the ranks of a module, which is the first of the `words`, and wait for them. Returns the exit code."""
     import torch
-
-    from .rank_setup import free_port
 
     gpus, count = torch.cuda.device_count(), num_ranks()
     if not gpus:

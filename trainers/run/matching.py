@@ -1,22 +1,29 @@
 """Whether a stage folder holds what a plan asks for (settings, data, weights, earlier results); if not, what changed.
 
 `fingerprint.json` says what a stage was begun with, and which results it read. That is compared key by key, so that an
-error names what changed, and so that data which is not on this machine may count as unchanged.
+error names what changed, and so that data which is not on this machine may count as unchanged. `done.json` lists the
+files of a finished stage, which are compared before another stage reads them. The list leaves out checkpoints, indices
+and logs that may change or go. Shards are not in it either: their manifest is, which holds the checksum of each.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 
+from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import JsonMapping, flat
-from ...core.results import BEGUN, DONE, Mark, read_mark, write_mark
+from ...core.files import share_as_usual
+from ...core.json_types import JsonMapping, flat, object_at, text_at, walk
+from ...core.results import BEGUN, DONE, Mark, damage, read_mark, sums_of, write_mark
 from ...core.secrets import shortened
-from ...data.shards.shards import IDENTITY
-from .finished_stages import unreadable
+from ...data.shards.shards import IDENTITY, ShardReader, is_of_shard
 from .stage import Planned
 
 # Counts up when fingerprints begin to cover other things, so that no folder of before is taken for a changed one.
@@ -27,7 +34,16 @@ ABSENT = "absent"
 HIDDEN = "as_written"
 # Keys of stored settings that are compared by rules of their own; all others must be equal.
 RULED = ("inputs", "data", "outside")
-_SAMPLE = "sample.txt"  # rendered for people before step 0, and written anew
+# Keys of sections whose value may be the path of weights or a tokenizer, or the folder of a stage of another run.
+NAMES_WEIGHTS = {"path", "language_model", "vision_tower", "text_encoder", "tokenizer", "vq", "vq_path"}
+
+# Files of a stage's folder, as patterns. Listed for people, and read by no later stage: one that was changed or deleted
+# stops nothing.
+_BESIDE = ("best-*/*", "samples/*", "metrics.jsonl", "skipped.jsonl", "refused-*.jsonl", "sample.txt")
+_UNLISTED = ("*.lock", "*.partial", ".*", "*/.*")
+# All that a stage leaves which has made nothing: it writes them anew, among them an index of the data, and what says of
+# which states its shards would be.
+_NOTHING = (*_UNLISTED, BEGUN, "sample.txt", "wandb*", "cache/*", "skipped*.jsonl", IDENTITY, f"*/{IDENTITY}")
 
 
 def stage_state(planned: Planned, output: Path) -> str | UserError:
@@ -59,32 +75,7 @@ def begun(folder: Path) -> Mark | None:
 
 def made_nothing(folder: Path) -> bool:
     """Whether a stage has begun, and has left no file that it or another stage would go on from."""
-    return begun(folder) is not None and all(
-        path.name.startswith(".") or path.parts[0].startswith("wandb") or str(path) == BEGUN or _is_made_again(path)
-        for path in _files(folder)
-    )
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (Path(place, name).relative_to(folder) for place, _, names in os.walk(folder) for name in names)
-
-
-def _is_made_again(path: Path) -> bool:
-    """Whether each start writes a file anew: a sample for people, an index of the data, whose shards would lie here."""
-    return (
-        str(path) == _SAMPLE or path.parts[0] == "cache" or path.suffix in (".lock", ".partial")
-        or path.name == IDENTITY or (path.name.startswith("skipped") and path.suffix == ".jsonl")
-    )  # fmt: skip
-
-
-def begin_anew(planned: Planned, folder: Path) -> None:
-    """Begin a stage that made nothing as it is now: what was fixed since is what it reads."""
-    mark = begun(folder)
-    if mark is not None and mark.fingerprint != planned.fingerprint:
-        for path in [*_files(folder)]:
-            if _is_made_again(path):
-                (folder / path).unlink()
-    write_begun(planned, folder)
+    return begun(folder) is not None and all(_matches(name, _NOTHING) for name in _files(folder))
 
 
 def write_begun(planned: Planned, folder: Path) -> None:
@@ -107,9 +98,7 @@ def _changes(planned: Planned, output: Path, *, any_data: bool = False) -> list[
     is planned. Its inputs are compared with the results that their folders hold now.
 
     Data and weights that are not on this machine match: a run may be evaluated and published where its data is not.
-
-    Args:
-        any_data: data that has changed since matches, too.
+    With `any_data` data that has changed since matches, too.
     """
     mark = begun(output / planned.name)
     assert mark is not None, planned.name
@@ -118,53 +107,42 @@ def _changes(planned: Planned, output: Path, *, any_data: bool = False) -> list[
     if not is_equal and not (old and new):
         changes.append("its settings, which are not known")
     elif not is_equal:
-        changes += _changed_values(old, new)
+        # Compared by the hash of what was written: what is stored depends on the environment's secrets.
+        if old.get(HIDDEN) != new.get(HIDDEN):
+            before, after = (flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
+            shown = [
+                f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
+                for key in before | after
+                if before.get(key) != after.get(key)
+            ]
+            changes += shown or ["a hidden value changed"]
+        outside, now_outside = old.get("outside", {}), new.get("outside", {})
         changes += [
             f"the weights or files at {key} ({shortened(str(flat(new).get(key, key)), 200)}) have changed"
-            for key in _changed_outside(old, new)
+            for key in outside.keys() & now_outside.keys()
+            if ABSENT not in (outside[key], now_outside[key]) and outside[key] != now_outside[key]
         ]
         if not any_data and not _is_same_data(old["data"], new["data"]):
             changes.append(f"the files of stage {planned.name} changed")
         changes += [f"the {thing} was taken from another stage" for thing in recorded.keys() ^ new["inputs"].keys()]
     for thing, maker in planned.inputs.items():
-        now = begun(output / maker)
-        if now is None:  # removed to save room: nothing says that it was made anew
-            if not is_equal and not _may_be_as_read(planned, thing, recorded):
+        now, earlier = begun(output / maker), planned.earlier.get(maker)
+        if now is None:
+            # Removed to save room: nothing says that it was made anew. It may be what was read where this plan's
+            # fingerprint of it is that one, or cannot be told without data that is not on this machine.
+            is_as_read = recorded.get(thing) == new.get("inputs", {}).get(thing)
+            if not (is_equal or is_as_read or (earlier is not None and not _is_data_here(earlier))):
                 changes.append(f"stage {maker}, which it builds on")
             continue
-        if maker in planned.earlier:
-            changes += _changes(planned.earlier[maker], output, any_data=any_data)
+        if earlier is not None:
+            changes += _changes(earlier, output, any_data=any_data)
         # A stage that ran again with equal settings on equal data has an equal fingerprint, and by promise its results.
         if now.fingerprint != recorded.get(thing, now.fingerprint):
             changes.append(f"stage {maker}, which it builds on, has run anew since")
     return list(dict.fromkeys(changes))
 
 
-def _changed_values(old: JsonMapping, new: JsonMapping) -> list[str]:
-    """Settings are compared by the hash of what was written: what is stored depends on the environment's secrets."""
-    has_hash = HIDDEN in old and HIDDEN in new
-    if has_hash and old[HIDDEN] == new[HIDDEN]:
-        return []
-    before, after = (flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
-    shown = [
-        f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
-        for key in before | after
-        if before.get(key) != after.get(key)
-    ]
-    return shown or ["a hidden value changed"] * has_hash
-
-
-def _may_be_as_read(planned: Planned, thing: str, recorded: Mapping[str, str]) -> bool:
-    """Whether an input that was removed may have been the one that this plan would make: its fingerprint is the one
-    that was read, or cannot be told without data that is not on this machine.
-    """
-    maker = planned.earlier.get(planned.inputs[thing])
-    is_equal = recorded.get(thing) == planned.settings.get("inputs", {}).get(thing)
-    return is_equal or (maker is not None and not _is_data_here(maker))
-
-
 def _is_data_here(planned: Planned) -> bool:
-    """Whether the data of a stage, and of all that it builds on, is on this machine."""
     makers = [planned.earlier[maker] for maker in planned.inputs.values() if maker in planned.earlier]
     return ABSENT not in planned.settings.get("data", ()) and all(map(_is_data_here, makers))
 
@@ -174,14 +152,6 @@ def _is_same_data(before: Sequence[str], now: Sequence[str]) -> bool:
     if now and all(identity == ABSENT for identity in now):
         return True
     return len(before) == len(now) and all(new in (old, ABSENT) for old, new in zip(before, now, strict=True))
-
-
-def _changed_outside(old: JsonMapping, new: JsonMapping) -> Iterator[str]:
-    """Keys of weights and files outside the run that are here, were here when the stage began, and are other ones."""
-    before, now = old.get("outside", {}), new.get("outside", {})
-    for key in before.keys() & now.keys():
-        if ABSENT not in (before[key], now[key]) and before[key] != now[key]:
-            yield key
 
 
 def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> UserError | None:
@@ -237,11 +207,6 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
             "its settings are the same cannot be told",
             where=str(folder), hint=f"go on with the version that began it; {hint}",
         )  # fmt: skip
-    if mark.settings is None and unreadable(folder):
-        return UserError(
-            f"{problem} with other settings, and {BEGUN}, which would tell them, cannot be read",
-            where=str(folder / BEGUN), hint=hint,
-        )  # fmt: skip
     changes = _changes(planned, folder.parent)
     more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
     told = "; ".join([*changes[:4], *more])
@@ -250,3 +215,86 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
 
 def _shown(values: JsonMapping, key: str) -> str:
     return shortened(json.dumps(values[key]), 80) if key in values else "not set"
+
+
+def write_done(planned: Planned, folder: Path, version: int, seconds: float, *, gpus: int = 0) -> None:
+    """Write `done.json`: the stage's fingerprint, what it took (all ranks held `gpus` together), and its files."""
+    stage = planned.stage
+    names = [
+        name for name in _files(folder)
+        if name not in (DONE, BEGUN)
+        and not _matches(name.partition("/")[0], stage.working)
+        and not _matches(name, _UNLISTED)
+        and (os.path.dirname(name) != stage.shards or not is_of_shard(os.path.basename(name)))
+    ]  # fmt: skip
+    for name in names:
+        share_as_usual(folder / name)
+    files, begun = sums_of(folder, names), read_mark(folder / BEGUN)
+    mark = Mark(
+        planned.fingerprint, version, seconds=round(seconds, 1), ranks=ranks.world_size(), gpus=gpus, files=files
+    )
+    # What `auto` became is lost with `fingerprint.json` otherwise, and no finished stage resolves it anew.
+    write_mark(folder / DONE, replace(mark, resolved=None if begun is None else begun.resolved))
+
+
+def unreadable(folder: Path) -> list[str]:
+    """Which of the two marks of a stage's folder are there and cannot be read."""
+    return [name for name in (DONE, BEGUN) if (folder / name).is_file() and read_mark(folder / name) is None]
+
+
+def named_weights(section: JsonMapping) -> Iterator[tuple[str, str]]:
+    """Key and path of the weights that a section itself names."""
+    for key in sorted(NAMES_WEIGHTS & section.keys()):
+        value = text_at(section, key)
+        if value is not None and (key, value) != ("vision_tower", "target"):  # the target's own tower: no path
+            yield key, value
+
+
+def check_inputs(planned: Planned, makers: Iterable[str], output: Path) -> None:
+    """Compare what a stage reads with the lists of the stages that wrote it: of `makers`, which have finished in this
+    run, and of other runs that the recipe names. Rank 0 calls. Raises `UserError` where a file is missing, was changed
+    or was added; `where` names it.
+    """
+    for maker in makers:
+        things = ", ".join(sorted(thing for thing, name in planned.inputs.items() if name == maker))
+        if (shards := planned.earlier[maker].stage.shards) is not None:
+            ShardReader(output / maker / shards)  # names one that is missing or cut; samples are checked when read
+        _check(
+            output / maker, f"stage {planned.name} takes the {things} of stage {maker}",
+            f"put the file back as it was, or restart={maker} runs that stage and what builds on it again (old "
+            "folders are kept aside)",
+        )  # fmt: skip
+    for _, part in walk(planned.settings):
+        for _, path in named_weights(object_at(part) or {}):
+            if os.path.isfile(os.path.join(path, DONE)):
+                _check(
+                    Path(path), f"stage {planned.name} takes what another run left in {path}",
+                    "put the file back as it was, or run the stage that wrote it again",
+                )  # fmt: skip
+
+
+def _check(folder: Path, taken: str, cure: str) -> None:
+    mark = read_mark(folder / DONE)
+    if mark is None or mark.files is None:
+        raise UserError(f"{taken}, and {DONE} there is damaged", where=str(folder / DONE), hint=cure)
+    problems = damage(folder, mark.files, lambda name: not _matches(name, _BESIDE))
+    if problems:
+        first, more = problems[0], len(problems) - 1
+        problem = f"{taken}, and {first.name} {first.problem}" + (f" (and {more} more)" if more else "")
+        if first.name in mark.files and problems[-1].name not in mark.files:  # under other names, or a damaged list
+            problem += f"; the folder's files are not those that {DONE} lists"
+        raise UserError(problem, where=str(folder / first.name), hint=cure)
+
+
+def _files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return _pattern(patterns).match(name) is not None
+
+
+@lru_cache(maxsize=64)
+def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """One for all, since there may be ten thousands of names."""
+    return re.compile("|".join(map(translate, patterns)))

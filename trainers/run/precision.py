@@ -29,10 +29,8 @@ ENDS = "end_ids"
 
 
 def settled(context: Context, planned: Planned) -> Context:
-    """The context with types in the place of `auto` in its target, drafter and engine. All ranks call.
-
-    Raises:
-        UserError: `auto` has no answer here; or the stage was begun where it became another type, which is named.
+    """The context with types in the place of `auto` in its target, drafter and engine. All ranks call. Raises
+    `UserError` where `auto` has no answer here, or became another type where the stage was begun.
     """
     if not planned.stage.holds_models:
         return context
@@ -44,11 +42,6 @@ def settled(context: Context, planned: Planned) -> Context:
         engine=context.engine.model_copy(update={"precision": resolved.get(_ENGINE, context.engine.precision)}),
         resolved=resolved,
     )
-
-
-def settled_stage(context: Context, planned: Planned) -> Any:
-    """The stage's section with the types of a settled context: of its methods' drafters, its captioner, its target."""
-    return with_types(planned.stage, f"stages.{planned.name}", context.resolved)
 
 
 def _recorded(context: Context, planned: Planned) -> dict[str, str]:
@@ -121,26 +114,22 @@ def _parts(value: object) -> dict[Any, Any]:
 
 def record_ends(context: Context, planned: Planned) -> None:
     """Record the end tokens that a stage's answers are begun with, unless they are the tokenizer's own alone; rank 0's.
-    No plan has them in its fingerprint: they are read from the target's files, which may be on the Hub.
-
-    Raises:
-        UserError: the stage was begun with others: some of its answers would run on where others end.
+    No plan has them in its fingerprint: they are read from the target's files, which may be on the Hub. Raises
+    `UserError` where the stage was begun with others: some of its answers would run on where others end.
     """
-    form, path = planned.stage.answer_format, context.folder / BEGUN
-    mark = read_mark(path)
+    form, mark = planned.stage.answer_format, read_mark(context.folder / BEGUN)
     if form is None or mark is None:
         return
-    own = planned.own_target
+    own, recorded = planned.own_target, mark.resolved or {}
     processor = (context if own is None else replace(context, target=own)).processor()
-    ends, recorded = end_ids(processor, form), mark.resolved or {}
-    now = None if ends == (processor.eos_id,) else ", ".join(map(str, ends))
-    if recorded.get(ENDS) == now:
+    usual, here = str(processor.eos_id), ", ".join(map(str, end_ids(processor, form)))
+    if (before := recorded.get(ENDS, usual)) == here:
         return
     if made_nothing(context.folder):
-        kept = {key: value for key, value in recorded.items() if key != ENDS}
-        write_mark(path, replace(mark, resolved=kept if now is None else kept | {ENDS: now}))
+        others = {key: value for key, value in recorded.items() if key != ENDS}
+        resolved = others if here == usual else others | {ENDS: here}
+        write_mark(context.folder / BEGUN, replace(mark, resolved=resolved))
         return
-    before, here = recorded.get(ENDS, str(processor.eos_id)), now or str(processor.eos_id)
     raise UserError(
         f"stage {planned.name} was begun where answers end at id {before}, and here they end at {here}",
         where=str(context.folder),

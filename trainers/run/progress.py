@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import psutil
 from rich.console import Console, RenderableType
-from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from ...core import ranks
@@ -29,13 +30,8 @@ _Item = TypeVar("_Item")
 
 
 class StageLine:
-    """How far a stage is. Of the ranks, rank 0 alone shows it.
-
-    Args:
-        name: of the stage.
-        about: the purpose of the stage.
-        place: which stage of how many this is.
-        live: whether a terminal shows rows that change; None: what `watched` says.
+    """How far a stage is, which is at `place` of how many. Of the ranks, rank 0 alone shows it. `live` says whether a
+    terminal shows rows that change; None: what `watched` says.
     """
 
     def __init__(self, name: str, about: str = "", place: tuple[int, int] = (1, 1), *, live: bool | None = None):
@@ -55,11 +51,7 @@ class StageLine:
         return self._rows.tasks[0]
 
     def count(self, unit: str, total: int, done: int = 0, *, is_share: bool = False) -> None:
-        """The stage has `total` of these to do, of which an earlier process did `done`.
-
-        Args:
-            is_share: the total is this rank's share of them.
-        """
+        """The stage, or this rank (`is_share`), has `total` of these to do, of which an earlier process did `done`."""
         unit = f"rank {ranks.rank()}'s {unit}" if is_share and ranks.world_size() > 1 else unit
         self._rows.remove_task(self._task_id)
         self._task_id = self._rows.add_task(unit, total=total or None, completed=done, notes="")
@@ -68,22 +60,18 @@ class StageLine:
         """So many more were done by an earlier process: they do not enter the rate."""
         self._task.completed += done
 
-    def add(self, count: int) -> None:
-        """So many more are done."""
-        self.advance(int(self._task.completed) + count)
-
     def counted(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items; each counts as done when the next one is asked for."""
         for item in items:
             yield item
             self.advance()
 
-    def advance(self, done: int | None = None) -> None:
-        """So many are done; None: one more."""
-        done = int(self._task.completed) + 1 if done is None else done
-        self._rows.update(self._task_id, completed=done)
-        ranks.pulse().advance(f"{self._task.description} {done} of {self._task.total or 0}")
-        if self._task.description != STEP:
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self._rows.advance(self._task_id, count)
+        task = self._task
+        ranks.pulse().advance(f"{task.description} {int(task.completed)} of {task.total or 0}")
+        if task.description != STEP:
             self._print(_LINE_S)
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -114,7 +102,7 @@ class StageLine:
         self._print(_LINE_S)
 
     def _print(self, every_s: float) -> None:
-        """Print how far the stage is, where nobody watches and the last line is that old."""
+        """Where nobody watches, and the last line is that old."""
         task, now = self._task, time.monotonic()
         if self._is_live or not ranks.is_main() or now - self._printed < every_s:
             return
@@ -134,7 +122,8 @@ class _Rows(Progress):
             TextColumn("{task.description}", markup=False),
             MofNCompleteColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
-            _Notes(),
+            # The most important numbers come first: where a terminal is narrow, the last ones are cut.
+            TextColumn("{task.fields[notes]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=_Terminal(file=sys.stdout, soft_wrap=True, highlight=False),  # a terminal wraps messages
             refresh_per_second=2,
             speed_estimate_period=_RATE_S,
@@ -146,13 +135,6 @@ class _Rows(Progress):
     def get_renderables(self) -> Iterator[RenderableType]:
         yield self._title
         yield self.make_tasks_table(self.tasks)
-
-
-class _Notes(ProgressColumn):
-    """A task's latest numbers, the most important first: where a terminal is narrow, the last ones are cut."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["notes"], no_wrap=True, overflow="ellipsis")
 
 
 class _Terminal(Console):
@@ -174,11 +156,7 @@ def watched() -> bool:
 
 def of_shards(total: int, per_shard: int, mine: Collection[int], left: Collection[int]) -> tuple[int, int]:
     """How many samples this rank's shards have, and how many of them lie in shards that an earlier process finished.
-
-    Args:
-        total: samples of all shards, `per_shard` in each but the last.
-        mine: indices of this rank's shards.
-        left: those of them that are not finished.
+    Shards hold `per_shard` of the `total` samples each; of this rank's (`mine`), some are not finished (`left`).
     """
     sizes = {index: min(per_shard, total - index * per_shard) for index in mine}
     return sum(sizes.values()), sum(size for index, size in sizes.items() if index not in left)

@@ -11,11 +11,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ...core import ranks
 from ...core.files import read_json, write_whole
+from .stage import Planned
 
 RECORD = ".restarts.json"
 _DAMAGED = "delete it: nothing is lost, but a command with restart= that was stopped halfway then begins once more"
@@ -36,23 +38,27 @@ class _Record:
     restarts: dict[str, Restarted]  # by command
 
 
-def command_identity(words: Sequence[str], fingerprints: Mapping[str, str]) -> str:
-    """What tells a command from another: its words, and the settings and data of the stages that it restarts.
+def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
+    """The stage that is restarted, and all that build on it."""
+    stale = set() if restart is None else {restart}
+    for planned in plan:
+        if stale & set(planned.inputs.values()):
+            stale.add(planned.name)
+    return stale
 
-    Args:
-        words: `key=value` as they were typed.
-        fingerprints: of the restarted stages.
+
+def command_identity(plan: Sequence[Planned], restart: str, words: Sequence[str]) -> str:
+    """What tells a command from another: its words, `key=value` as they were typed, and the settings and data of the
+    stages that it restarts.
     """
-    return hashlib.sha256(json.dumps([list(words), dict(fingerprints)], sort_keys=True).encode()).hexdigest()[:32]
+    fingerprints = {p.name: p.fingerprint for p in plan if p.name in built_on(plan, restart)}
+    return hashlib.sha256(json.dumps([list(words), fingerprints], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def restarted_before(output: Path, command: str) -> Restarted | None:
-    """What a command restarted when it was first started; None: its restart is still to come.
-
-    Args:
-        command: of `command_identity`.
-    """
-    return _read(output).get(command)
+def recorded(output: Path) -> dict[str, Restarted]:
+    """What each command restarted when it was first started."""
+    path = output / RECORD
+    return read_json(path, _Record, hint=_DAMAGED).restarts if path.exists() else {}
 
 
 def free_name(folder: Path) -> str:
@@ -69,7 +75,7 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
     output.mkdir(parents=True, exist_ok=True)
     entry = Restarted(stage, kept, moved=False, when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
     # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
-    others = {name: other for name, other in _read(output).items() if other.stage not in stale}
+    others = {name: other for name, other in recorded(output).items() if other.stage not in stale}
     _write(output, others | {command: entry})
     complete(output)
     for name, folder in kept.items():
@@ -78,7 +84,7 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
 
 def complete(output: Path) -> None:
     """Move what a start that was killed while it moved has left. Rank 0 calls, before a stage's folder is read."""
-    restarts = _read(output)
+    restarts = recorded(output)
     if all(entry.moved for entry in restarts.values()):
         return
     for entry in restarts.values():
@@ -88,10 +94,27 @@ def complete(output: Path) -> None:
     _write(output, {command: replace(entry, moved=True) for command, entry in restarts.items()})
 
 
-def _read(output: Path) -> dict[str, Restarted]:
-    path = output / RECORD
-    return read_json(path, _Record, hint=_DAMAGED).restarts if path.exists() else {}
-
-
 def _write(output: Path, restarts: dict[str, Restarted]) -> None:
     write_whole(output / RECORD, json.dumps(asdict(_Record(restarts)), indent=1).encode())
+
+
+def pending_restart(
+    plan: Sequence[Planned],
+    output: Path,
+    restart: str | None,
+    words: Sequence[str],
+    say: Callable[[str], None],
+) -> str | None:
+    """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call)."""
+
+    ranks.on_main(complete, output)
+    if restart is None:
+        return None
+    before: Restarted | None = ranks.on_main(recorded, output).get(command_identity(plan, restart, words))
+    if before is None:
+        return restart
+    say(
+        f"restart={restart}: this command restarted {restart} on {before.when} and goes on with what it has begun; to "
+        f"begin anew delete {output / RECORD}"
+    )
+    return None

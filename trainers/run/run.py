@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,26 +15,26 @@ from ...core.errors import UserError
 from ...core.files import full_disk_is_told, sweep
 from ...core.placement import num_gpus
 from ...core.results import BEGUN, DONE, read_mark
-from .context import Context
-from .finished_stages import check_inputs, unreadable, write_done
+from .context import Context, tracked
 from .matching import (
     FINGERPRINTS,
-    begin_anew,
     begun,
+    check_inputs,
     done,
     input_problem,
     is_done,
     made_nothing,
     refuse_other,
     stage_state,
+    unreadable,
     write_begun,
+    write_done,
 )
-from .precision import record_ends, settled_stage
+from .precision import record_ends, with_types
 from .progress import StageLine
-from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
+from .restart import built_on, command_identity, free_name, set_aside
 from .stage import Planned
 from .stopping import Stop
-from .tracked import tracked
 
 # Folders beside the stages' that stages write to: kept pictures, published sets.
 SHARED = (".pictures", ".*suite-*")
@@ -51,16 +52,12 @@ def run_stages(
     say: Callable[[str], None],
     words: Sequence[str] = (),
 ) -> None:
-    """Run the planned stages; a finished one with the same inputs is passed over.
+    """Run the planned stages; a finished one with the same inputs is passed over. `restart` and `words` are as of
+    `pending_restart`: this stage and all that build on it are set aside first.
 
-    Args:
-        restart: of `pending_restart`: this stage and all that build on it are set aside first.
-        words: of the command, as of `pending_restart`.
-
-    Raises:
-        UserError: a finished stage whose inputs changed, one whose inputs were never made, or a file of a finished
-            stage that is not as it was written and that a stage would read now.
-        Stopped: SIGTERM or SIGINT, at any moment before the last stage has finished; what is done is saved.
+    Raises `UserError` for a finished stage whose inputs changed, one whose inputs were never made, or a file of a
+    finished stage that is not as it was written and that a stage would read now; `Stopped` at SIGTERM or SIGINT before
+    the last stage has finished, when what is done is saved.
     """
     # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
@@ -68,7 +65,7 @@ def run_stages(
     ranks.on_main(look_at_results, plan, chosen, restart, output)
     if restart is not None:
         stale = built_on(plan, restart)
-        ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
+        ranks.on_main(set_aside, output, command_identity(plan, restart, words), restart, stale, say)
     with Stop(say) as stop:
         running = [planned.name for planned in plan if chosen is None or planned.name in chosen]
         for planned in plan:
@@ -88,7 +85,6 @@ def _run_stage(
     line: StageLine,
     say: Callable[[str], None],
 ) -> None:
-    """Pass over a finished stage, or run it."""
     ranks.pulse().enter(planned.name)
     folder = output / planned.name
     # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
@@ -109,18 +105,15 @@ def _run_stage(
     made = make_context(planned, folder, makers, stop, line)
     with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
         ranks.on_main(record_ends, context, planned)
-        settled_stage(context, planned).run(context)
+        # Its section with the types of the settled context: of its methods' drafters, its captioner, its target.
+        with_types(planned.stage, f"stages.{planned.name}", context.resolved).run(context)
         gpus = num_gpus(planned.own_target or context.target)
     ranks.barrier()
     ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
 
 
 def look_at_results(plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, output: Path) -> None:
-    """Look at what the stages that will run read of finished ones. Rank 0's.
-
-    Raises:
-        UserError: a file is not as its stage wrote it.
-    """
+    """Look at what the stages that will run read of finished ones; `UserError` where a file is not as written."""
     stale = built_on(plan, restart)
     for planned in plan:
         is_chosen = chosen is None or planned.name in chosen
@@ -142,9 +135,11 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> str:
         os.replace(folder, kept)
         say(f"stage {planned.name}: {BEGUN} is missing or cannot be read, so the settings of what is there are not "
             f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
+    if (mark := begun(folder)) is not None and made_nothing(folder):  # it begins as it is now: what it reads was mended
+        if mark.fingerprint != planned.fingerprint:
+            shutil.rmtree(folder)
+        (folder / BEGUN).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    if made_nothing(folder):
-        begin_anew(planned, folder)
     _write_begun(planned, folder, say)
     mark = begun(folder)
     assert mark is not None, folder
@@ -158,48 +153,10 @@ def _write_begun(planned: Planned, folder: Path, say: Callable[[str], None]) -> 
         write_begun(planned, folder)
 
 
-def pending_restart(
-    plan: Sequence[Planned],
-    output: Path,
-    chosen: Sequence[str] | None,
-    restart: str | None,
-    words: Sequence[str],
-    say: Callable[[str], None],
-) -> str | None:
-    """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call).
-
-    Args:
-        words: of the command, `key=value`: they tell a command that is started again from another one.
-    """
-
-    def look() -> Restarted | None:
-        complete(output)
-        return None if restart is None else restarted_before(output, _identity(plan, restart, words))
-
-    before: Restarted | None = ranks.on_main(look)
-    if before is None or restart is None:
-        return restart
-    stale = [p for p in plan if p.name in built_on(plan, restart) and (chosen is None or p.name in chosen)]
-    has_finished = ranks.broadcast(all(is_done(p, output) for p in stale) if ranks.is_main() else None)
-    say(
-        f"restart={restart}: this command restarted {restart} on {before.when} "
-        + ("and has finished; to run it again" if has_finished else "and goes on with what it has begun; to begin anew")
-        + f" delete {output / RECORD}"
-    )
-    return None
-
-
-def _identity(plan: Sequence[Planned], restart: str, words: Sequence[str]) -> str:
-    stale = built_on(plan, restart)
-    return command_identity(words, {planned.name: planned.fingerprint for planned in plan if planned.name in stale})
-
-
 def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str | None) -> None:
-    """Refuse, before anything is written or moved, a run that one of its stages would refuse later.
-
-    Raises:
-        UserError: a chosen stage was run with other settings and is not restarted, or takes its inputs from a stage
-            that is not chosen and has not finished with these settings; or the restarted stage is not chosen.
+    """Refuse, before anything is written or moved, a run that one of its stages would refuse later: `UserError` where a
+    chosen stage was run with other settings and is not restarted, or takes its inputs from a stage that is not chosen
+    and has not finished with these settings; or where the restarted stage is not chosen.
     """
     stale = built_on(plan, restart)
     running = {p.name for p in plan if chosen is None or p.name in chosen}
@@ -223,12 +180,3 @@ def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | 
     if restart is not None and restart not in running:
         hint = f'add {restart} to "stages=[...]", or leave out restart='
         raise UserError(f"restart={restart} sets aside stage {restart}, and stages= does not run it", hint=hint)
-
-
-def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
-    """The stage that is restarted, and all that build on it."""
-    stale = set() if restart is None else {restart}
-    for planned in plan:
-        if stale & set(planned.inputs.values()):
-            stale.add(planned.name)
-    return stale

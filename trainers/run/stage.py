@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...core.errors import Refused, did_you_mean
 from ...core.fields import Sentence
@@ -18,9 +18,7 @@ from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget, TargetConfig
-from .context import Context
-from .deepspeed_section import EngineConfig
-from .hardware import Hardware
+from .context import Context, EngineConfig
 
 
 class Stage(Section):
@@ -56,10 +54,8 @@ class Stage(Section):
         raise NotImplementedError
 
     def written(self, is_suite: bool) -> list[str]:
-        """Names of splits and files that other stages can take from its `data` by `path`; none where it makes none.
-
-        Args:
-            is_suite: directories of benchmark sets; else splits and mixtures, or of captioned pictures their tars.
+        """Names that other stages can take from its `data` by `path`: directories of benchmark sets (`is_suite`), or
+        splits and mixtures, or tars of captioned pictures.
         """
         return []
 
@@ -75,23 +71,11 @@ class Stage(Section):
         return set()
 
     def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
-        """Stages that make a `thing` which this one cannot mean -> why, after "which".
-
-        Args:
-            inputs: thing -> the stage that makes it, of those that are settled by now.
-        """
+        """Stages that make a `thing` which this one cannot mean -> why, after "which"; `inputs` are settled by now."""
         return {}
 
-    def mend(self, thing: str) -> str:
-        """The hint where no earlier stage makes a `thing` that fits."""
-        return "name the stage that makes it, or put one that fits before this one"
-
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
-        """Refuses settings that do not go with the recipe's target and drafter, both as sections.
-
-        Raises:
-            Refused: names the setting, and what can be used in its place.
-        """
+        """Raises `Refused` for settings that do not go with the recipe's target and drafter, both as sections."""
 
     @property
     def answer_format(self) -> PromptFormat | None:
@@ -121,20 +105,27 @@ class Stage(Section):
 
     @model_validator(mode="after")
     def _all_read(self) -> Self:
-        self._refuse(self.unread())
-        return self
-
-    def _refuse(self, unread: Mapping[str, str]) -> None:
+        unread = self.unread()
         names = {name: info.alias or name for name, info in type(self).model_fields.items()}
         known = [key for name, key in names.items() if name not in unread]
         for name in sorted(self.model_fields_set & set(unread)):
             hint = did_you_mean(names[name], known)
             raise Refused(names[name], f"nothing reads it: {unread[name]}", hint)
+        return self
 
     @model_serializer(mode="wrap")
     def _as_read(self, write: SerializerFunctionWrapHandler) -> JsonObject:
         hidden = {key for name in self.unread() for key in (name, type(self).model_fields[name].alias)}
         return {key: value for key, value in write(self).items() if key not in hidden}
+
+
+class Hardware(Section):
+    """What a recipe is meant to run on: a dry run says whether its trainings fit. Nothing else reads it."""
+
+    # GPUs of the run, all nodes together.
+    gpus: int = Field(ge=1)
+    # Of each of them, as it is sold: 80 for an H100 of 80 GB.
+    memory_gb: float = Field(gt=0)
 
 
 class WholeRecipe(Protocol):
@@ -156,15 +147,12 @@ class WholeRecipe(Protocol):
     def vocabulary(self) -> int | None: ...
 
 
-StageT = TypeVar("StageT", bound=Stage, covariant=True)
-
-
 @dataclass(frozen=True)
-class Planned(Generic[StageT]):
+class Planned:
     """A stage in its recipe, with the stages that make what it takes."""
 
     name: str
-    stage: StageT
+    stage: Any  # its `Stage`, whose kind who reads it knows
     inputs: dict[str, str]  # thing -> name of the stage that makes it
     fingerprint: str
     recipe: WholeRecipe  # for dry runs

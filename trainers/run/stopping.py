@@ -37,12 +37,10 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Listens for SIGTERM and SIGINT while it is entered. One that is never entered is never raised by a signal.
+    """Listens for SIGTERM and SIGINT while it is entered, and says so; one that is never entered is never raised by a
+    signal.
 
     Ranks must have met in a collective of `core/ranks.py` before: the first one keeps their store to itself.
-
-    Args:
-        say: prints a line for people.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None):
@@ -90,44 +88,24 @@ class Stop:
             self.check(place)
             yield item
 
-    def checked(self, work: Callable[..., _Item], place: str) -> Callable[..., _Item]:
-        """`work`, with a `check` before each call."""
-
-        def run(*arguments: object) -> _Item:
-            self.check(place)
-            return work(*arguments)
-
-        return run
-
     def agree(self, place: str) -> None:
         """All ranks call: raises `Stopped` on all of them where one was asked."""
         if ranks.any_rank(self.asked()):
             raise Stopped(place)
 
     @contextmanager
-    def together(self, shards: Iterable[bool] = ()) -> Iterator[None]:
-        """What ranks do apart, each at its own pace; all meet at the end, and where one has stopped all do.
-
-        Args:
-            shards: whether each of those that all ranks write is finished; rank 0 looks where one has stopped.
-        """
-        stopped: Stopped | None = None
+    def together(self) -> Iterator[None]:
+        """What ranks do apart, each at its own pace; all meet at the end, and where one has stopped all do."""
+        place: str | None = None
         try:
             yield
-        except Stopped as mine:
-            stopped = mine
-        places = ranks.gather(None if stopped is None else str(stopped).removeprefix("stopped "))
-        if any(places) and (kept := ranks.on_main(_kept, shards)):
-            places = [place and f"{place}; {kept}" for place in places]
-        self.settle(places)
+        except Stopped as stopped:
+            place = str(stopped).removeprefix("stopped ")
+        self.settle(ranks.gather(place))
 
     @staticmethod
     def settle(places: Iterable[str | None]) -> None:
-        """Raises `Stopped` where one of the ranks has stopped.
-
-        Args:
-            places: of each rank where it stopped, None where it did not; the same on all ranks.
-        """
+        """Raises `Stopped` where one of the ranks has stopped; its place is not None, and all ranks have all places."""
         for place in places:
             if place is not None:
                 raise Stopped(place)
@@ -161,15 +139,6 @@ class Stop:
                     self._say("asked to stop: ends after this step, request or batch (a second Ctrl-C ends at once)")
                     # The store may be in use by the main thread, which must not keep a second signal waiting.
                     threading.Thread(target=ranks.tell, args=(_TOLD,), daemon=True).start()
-
-
-def _kept(shards: Iterable[bool]) -> str | None:
-    """How many are finished; None: there are none, or the disk does not say, which must not hide that a run stopped."""
-    try:
-        are_finished = [*shards]
-    except OSError:
-        return None
-    return f"{sum(are_finished)} of {len(are_finished)} shards are finished" if are_finished else None
 
 
 def _forget() -> None:

@@ -168,23 +168,16 @@ def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Process
         if picture.whole is None and picture.num_tiles > 1:
             raise UserError("the engine cuts tiles by itself, and this picture has several", where=name, hint=_PASSED)
         assert pixels is not None
-        part = pixels[place : place + picture.num_tiles]
-        found.append(_bytes(part[0] if picture.whole is None else _joined(part, picture, processor), processor))
+        images = processor.image_processor
+        mean, std = (torch.tensor(values)[:, None, None] for values in (images.image_mean, images.image_std))
+        part, grid, side = pixels[place : place + picture.num_tiles], picture.whole, processor.patch_size
+        if grid is None:
+            whole = part[0]
+        else:  # patches in the order of tokens, as `ordered` of the Qwen family makes them
+            merge, rows, columns = grid.merge, grid.rows // grid.merge, grid.columns // grid.merge
+            cut = part.view(rows, columns, merge, merge, 3, 2, side, side)[:, :, :, :, :, 0]  # both frames are one
+            whole = cut.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, grid.rows * side, grid.columns * side)
+        # Normalised [3,H,W] -> the bytes that were normalised.
+        found.append(((whole.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0))
         place += picture.num_tiles
-    return found
-
-
-def _joined(patches: Tensor, picture: Picture, processor: Processor) -> Tensor:
-    """[3,H,W] of patches in the order of tokens, as `ordered` of the Qwen family makes them."""
-    grid, side = picture.whole, processor.patch_size
-    assert grid is not None and grid.frames == 1
-    merge, rows, columns = grid.merge, grid.rows // grid.merge, grid.columns // grid.merge
-    cut = patches.view(rows, columns, merge, merge, 3, 2, side, side)[:, :, :, :, :, 0]  # both frames are one picture
-    return cut.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, grid.rows * side, grid.columns * side)
-
-
-def _bytes(picture: Tensor, processor: Processor) -> Tensor:
-    """[3,H,W] normalised -> [H,W,3] uint8, exactly what was normalised."""
-    images = processor.image_processor
-    mean, std = (torch.tensor(values)[:, None, None] for values in (images.image_mean, images.image_std))
-    return ((picture.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous()
+    return [picture.contiguous() for picture in found]

@@ -283,6 +283,7 @@ def looked_ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
 _PLACES = 128  # whose scores are compared at once: five copies of 152,000 of them for each
 
 
+@torch.no_grad()
 def dtype_loss(
     batches: Iterable[tuple[Batch, TargetStates]], scores: Callable[[Tensor], Tensor]
 ) -> dict[str, dict[str, float]]:
@@ -303,14 +304,7 @@ def dtype_loss(
                 some = slice(start, start + _PLACES)
                 goal = log_probs(scores(exact[some]))
                 for dtype in DTYPES:
-                    kl, agreed = _away(goal, log_probs(scores(kept[dtype][some])))
-                    sums[dtype][0] += kl
-                    sums[dtype][1] += agreed
+                    found = log_probs(scores(kept[dtype][some]))
+                    sums[dtype][0] += float((goal.double().exp() * (goal.double() - found.double())).sum(-1).sum())
+                    sums[dtype][1] += float((goal.argmax(-1) == found.argmax(-1)).sum())
     return {d: {"kl": kl / max(1, places), "agreement": agreed / max(1, places)} for d, (kl, agreed) in sums.items()}
-
-
-@torch.no_grad()
-def _away(goal: Tensor, scores: Tensor) -> tuple[float, float]:
-    """[S,V] log-probabilities -> sums of KL(goal | found), and of places with one likeliest token."""
-    kl = (goal.double().exp() * (goal.double() - scores.double())).sum(-1).sum()
-    return float(kl), float((goal.argmax(-1) == scores.argmax(-1)).sum())

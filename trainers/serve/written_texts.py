@@ -57,7 +57,9 @@ class Texts:
         self.dataset = open_records(data, form, context, self.processor, learned=False)
         self.target = open_target(context, self.processor, tables_only=engine.is_served)
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
-        _check_kept(kept, self.processor.num_token_ids)
+        if kept > (most := self.processor.num_token_ids - 2):
+            problem = f"keep_logprobs is {kept}: of {most + 2} ids the image's never comes, and one is left to the rest"
+            raise UserError(problem, hint=f"keep {most} or fewer: 64 already hold nearly all of the mass")
         self.engine = engine.installed_identity(f"stages.{context.name}.engine")
         self.batch_size = batch_size
         self.served = engine.open_answers(
@@ -93,7 +95,7 @@ class Texts:
             self._ends.update(answer.stop for answer in written)
             if self.served:
                 self._wrote(sum(len(answer.ids) for answer in written))
-            self.context.progress.add(len(part))
+            self.context.progress.advance(len(part))
         return sorted(answers, key=lambda a: a.number)
 
     def _wrote(self, tokens: int) -> None:
@@ -177,11 +179,3 @@ def _shown(image: object) -> Any:
     """A record's `image` as text: bytes inside a table or a tar by their place."""
     several = list_at(image)
     return image if several is None else [str(one) for one in several]
-
-
-def _check_kept(count: int, num_ids: int) -> None:
-    if count > num_ids - 2:
-        raise UserError(
-            f"keep_logprobs is {count}, and of {num_ids} ids the image's never comes and one must be left to the rest",
-            hint=f"keep {num_ids - 2} or fewer: 64 already hold nearly all of the mass",
-        )

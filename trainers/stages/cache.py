@@ -26,7 +26,7 @@ from ...data.states.storage import check_disk, samples_per_shard, shown
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
 from ...models.targets.table import AnyTarget
-from ..estimate.states_size import describe_states
+from ..estimate.data import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..run.stage_records import check_fit
@@ -151,12 +151,12 @@ class CacheStage(Stage):
         sizes = {index: len(deal[index]) for index in ranks.share(len(deal), in_step=in_step)}
         before = sum(size for index, size in sizes.items() if index not in left)
         line.count("sample", sum(sizes.values()), before, is_share=not in_step)
-        with context.stop.together(finished(folder, index) for index in range(len(deal))):
+        with context.stop.together():
             for index in left:
                 if in_step and not ranks.is_main():
                     builder.run(deal[index], context.stop)
                     continue
-                builder.write(index, deal[index], context.stop, line.add)
+                builder.write(index, deal[index], context.stop, line.advance)
                 context.say(f"shard {index + 1} of {len(deal)}")
         if ranks.is_main():
             finish(folder, identity, num_shards=len(deal), measured={"head distribution": measured.loss})

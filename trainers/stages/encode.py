@@ -11,7 +11,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -27,7 +26,7 @@ from ...core.json_types import listed
 from ...core.results import CODES, DATASET_FOLDER
 from ...data.captioned.items import Captioned, Refused, decode_image
 from ...data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
-from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, finished, summary, unfinished, write_shard
+from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
@@ -133,7 +132,7 @@ class EncodeStage(Stage):
         left = unfinished(folder, num_shards)
         line = context.progress
         line.count("picture", *of_shards(total, self.samples_per_shard, ranks.share(num_shards), left), is_share=True)
-        with context.stop.together(finished(folder, index) for index in range(num_shards)):
+        with context.stop.together():
             for index in left:
                 counts: Counter[str] = Counter()
                 watched = context.stop.watch(self._items(source, index), "inside a shard")
@@ -174,12 +173,6 @@ def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:
     return source.model_copy(update={"path": [str(folder / DATASET_FOLDER / p) for p in listed(source.path)]})
 
 
-@dataclass(frozen=True)
-class _Picture:
-    item: Captioned
-    pixels: Tensor  # [3,S,S] uint8
-
-
 def usable_pictures(
     items: Iterator[Captioned | Refused],
     stage: EncodeStage,
@@ -187,8 +180,8 @@ def usable_pictures(
     counts: Counter[str],
     log: Path,
     size: int,
-) -> Iterator[_Picture]:
-    """Decoded pictures; the others are counted by their reason and listed."""
+) -> Iterator[tuple[Captioned, Tensor]]:
+    """Pictures with their pixels [3,S,S] uint8; the others are counted by their reason and listed."""
     notes = []
     for item in items:
         if isinstance(item, Refused):
@@ -198,7 +191,7 @@ def usable_pictures(
         elif isinstance(image := stage.decoded(item, size), Refused):
             refused = image
         else:
-            yield _Picture(item, torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1))
+            yield item, torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
             continue
         if stage.on_error == "strict" and refused.reason != _DUPLICATE:
             hint = "remove it, or set on_error: skip"
@@ -219,16 +212,15 @@ class _Encoder:
         self.codes = target.picture_encoder(folders, device=device) if "codes" in stage.write else None
         self.features = target.caption_encoder(folders, device=device) if "features" in stage.write else None
 
-    def samples(self, pictures: Iterator[_Picture]) -> Iterator[Sample]:
+    def samples(self, pictures: Iterator[tuple[Captioned, Tensor]]) -> Iterator[Sample]:
         while batch := list(itertools.islice(pictures, self.stage.batch_size)):
-            pixels = torch.stack([p.pixels for p in batch])
+            pixels = torch.stack([shown for _, shown in batch])
             codes = None if self.codes is None else self.codes(pixels).to(torch.int32)
-            features = None if self.features is None else self.features([p.item.caption for p in batch])
-            for place, picture in enumerate(batch):
+            features = None if self.features is None else self.features([item.caption for item, _ in batch])
+            for place, (item, shown) in enumerate(batch):
                 tensors = {} if codes is None else {"codes": codes[place]}
                 if "pixels" in self.stage.write:
-                    tensors["pixels"] = picture.pixels
+                    tensors["pixels"] = shown
                 if features is not None:
                     tensors["features"] = features[place].cpu()
-                item = picture.item
                 yield f"{item.number:09d}", tensors, {"name": item.key, "caption": item.caption, "label": item.label}

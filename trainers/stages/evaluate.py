@@ -69,11 +69,6 @@ class EvaluateStage(EvaluateSettings):
             return lacking(makers, "drafter")
         return other_drafters(makers) if thing == "drafter" else {}
 
-    def mend(self, thing: str) -> str:
-        if thing == "drafter":
-            return "name the stage in each method that names no drafter: methods: {NAME: {drafter: STAGE}}"
-        return super().mend(thing)
-
     def run(self, context: Context) -> None:
         from ..evaluate import drawn, text
         from ..evaluate.studies import OF_ENGINES

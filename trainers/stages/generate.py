@@ -6,7 +6,6 @@ which: numbers of records of each scenario, or numbers of pictures.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -268,12 +267,11 @@ def _write_captioned(stage: GenerateStage, context: Context, folder: Path) -> No
 
 
 def _counting(context: Context) -> Callable[[], None]:
-    """Called before each record: counts those before it, and ends a run that was asked to stop."""
-    line, numbers = context.progress, itertools.count()
+    """Called before each record: counts it, and ends a run that was asked to stop."""
 
     def before_each() -> None:
         context.stop.check(f"in stage {context.name}")
-        line.advance(next(numbers))
+        context.progress.advance()
 
     return before_each
 

@@ -189,7 +189,7 @@ class PromptsStage(Stage):
         left = [shard for shard in mine if not _file(folder, shard).is_file()]
         left = ranks.broadcast(left) if in_step else left
         context.progress.count("prompt", len(mine) * size, (len(mine) - len(left)) * size, is_share=not in_step)
-        with context.stop.together(_file(folder, shard).is_file() for shard in shards):
+        with context.stop.together():
             for shard in left:
                 numbers = range(shard * size, min((shard + 1) * size, len(source.begun)))
                 texts = source.texts(numbers)
@@ -291,7 +291,7 @@ class Prompts:
                 eos_ids=self.ends, prefill_chunk=self.target.prefill_chunk,
             )  # fmt: skip
             texts += map(self._text, part, written)
-            self.context.progress.add(len(part))
+            self.context.progress.advance(len(part))
         return texts
 
     def _request(self, number: int) -> Request:

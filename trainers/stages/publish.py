@@ -16,7 +16,6 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from ...core import ranks
-from ...core.checksums import CARD, write_sums
 from ...core.errors import Refused, UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
@@ -24,6 +23,7 @@ from ...core.import_paths import kinds_within
 from ...core.interpolation import resolved
 from ...core.json_types import JsonObject, object_at, text_at, value_at
 from ...core.pretrained import RESTORE
+from ...core.results import CARD, write_sums
 from ...core.secrets import redact_tree
 from ...core.section import Section
 from ...data.families.table import picture_family_of
@@ -35,8 +35,7 @@ from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section
 from ..publish.fresh import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet, try_folder
 from ..publish.hub_upload import Destination, Hub, check_name, is_repo, suggested
-from ..publish.licences import chain
-from ..publish.lineage import data_of, hub_id, parts_of, sources_of, target_name, trained_by, training_table
+from ..publish.lineage import chain, data_of, hub_id, parts_of, sources_of, target_name, trained_by, training_table
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..train.settings import trained_drafter
@@ -138,16 +137,6 @@ class PublishStage(Stage):
         if thing in self.uses() and report is not None:
             return {maker.name: "" for maker in makers if maker.name != report.inputs.get(thing)}
         return {}
-
-    def mend(self, thing: str) -> str:
-        if thing == "drafter":
-            return "name the one to publish: from=STAGE"
-        if thing == "report":
-            return (
-                "publish a drafter that was measured (from=STAGE), or add it to an evaluation: "
-                "methods: {NAME: {drafter: STAGE}}"
-            )
-        return super().mend(thing)
 
     def run(self, context: Context) -> None:
         """Rank 0 publishes; an error there is raised on all ranks, and a stop, after which the same command begins the

@@ -20,7 +20,7 @@ from ...core.results import CODES, DATASET_FOLDER
 from ...data.captioned.prompts import PromptSource, read_prompts
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, finished, summary, unfinished, write_shard
+from ...data.shards.shards import SAMPLE_BYTES, ShardReader, claim, finish, summary, unfinished, write_shard
 from ...data.sources import SHARDS as ANSWERS
 from ...data.sources import SKIPPED, Answer
 from ...models.decoding.batched import draw_pictures, even_batches
@@ -167,7 +167,7 @@ class RegenerateStage(Stage):
         context.progress.count(
             "answer" if self.prompts is None else "picture", *counts, is_share=not context.is_in_step
         )
-        with context.stop.together(finished(folder, index) for index in range(num_shards)):
+        with context.stop.together():
             for index in left:
                 answers = list(source.answers(range(index * per_shard, min((index + 1) * per_shard, len(source)))))
                 if context.is_in_step and not ranks.is_main():
@@ -240,7 +240,7 @@ class Pictures:
                     tensors["features"] = request.condition.cpu()
                 about = {"name": prompt.key, "caption": prompt.caption, "label": prompt.label}
                 yield Answer(number, about, tokens, "length", seed, name, tensors)
-            context.progress.add(len(some))
+            context.progress.advance(len(some))
 
     def finish(self, reader: ShardReader) -> str:
         """A line about the finished shards."""

@@ -11,8 +11,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from pydantic import Field
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.files import flush, is_full, read_json, unwritable, write_whole
+from ...core.files import flush, read_json, write_whole
 from ...core.results import FileSum, faults, sums_of
 from ...core.section import Section
 from .engine import Engine, load_data
@@ -68,14 +67,7 @@ class Found:
 
 
 def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int, validated: bool = True) -> Path:
-    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder.
-
-    Args:
-        validated: False where a validation after this step is still to be done.
-
-    Raises:
-        UserError: the disk is full, on the rank whose file did not fit.
-    """
+    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder."""
     final = folder / _name(step)
     aside = folder / f".{final.name}.partial"
     if ranks.is_main():
@@ -83,14 +75,17 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
         aside.mkdir(parents=True)
     ranks.barrier()
     state = State(step, fingerprint, ranks.world_size(), validated)
-    with _full_disk_is_told(engine, aside):
-        engine.save(aside, asdict(state))
-        # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
-        torch.save(random_state(), aside / _random(ranks.rank()))
+    engine.save(aside, asdict(state))
+    # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
+    torch.save(random_state(), aside / _random(ranks.rank()))
     ranks.barrier()
     if ranks.is_main():
-        with _full_disk_is_told(engine, aside):
-            _publish(aside, final, state)
+        files = sums_of(aside, [str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()])
+        write_whole(aside / MANIFEST, json.dumps(asdict(_Manifest(state, files)), indent=1).encode())
+        # An earlier save of the same step is removed only after the new one is complete.
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(aside, final)
+        flush(folder)
         # Those after it were refused when this try began: counting them would delete good ones in their favour.
         older = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
         for path in older[:-keep]:
@@ -99,43 +94,41 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
     return final
 
 
-@contextmanager
-def _full_disk_is_told(engine: Engine, aside: Path) -> Iterator[None]:
-    """Errors of a full disk, which torch tells as bytes at a wrong place, become one that says how much is wanted."""
-    there = shutil.disk_usage(aside).free
-    try:
-        yield
-    except Exception as error:
-        if not is_full(error):
-            raise
-        older = [sum(p.stat().st_size for p in path.rglob("*") if p.is_file()) for path in aside.parent.glob("step-*")]
-        needed = max(engine.checkpoint_bytes(), *older) if older else engine.checkpoint_bytes()
-        if ranks.world_size() == 1:  # other ranks may be writing there still: the next start of the stage sweeps
-            shutil.rmtree(aside, ignore_errors=True)
-        full = unwritable(aside.parent, error, needed=needed, there=there)
-        raise UserError(f"the checkpoint {full.problem}", where=full.where, hint=full.hint) from error
-
-
-def find(folder: Path, *, fingerprint: str) -> Found | None:
-    """The newest checkpoint whose files match their manifest; rank 0 looks, all ranks agree.
-
-    Raises:
-        UserError: the good one belongs to another recipe or another number of ranks.
+def find(folder: Path, fingerprint: str) -> Found | None:
+    """The newest checkpoint whose files match their manifest; rank 0 looks. Raises `UserError` where it belongs to
+    another recipe or another number of ranks.
     """
-    checkpoint: Found | None = ranks.on_main(_newest_good, folder, fingerprint)
-    return checkpoint
+    notes: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        state = verified(path)
+        if isinstance(state, str):
+            notes.append(state)
+            continue
+        if state.fingerprint != fingerprint:
+            raise UserError(
+                "the checkpoint was made by another recipe or from other data",
+                where=str(path / MANIFEST),
+                hint="restore the recipe, or start the stage again with restart=STAGE",
+            )
+        if state.world_size != ranks.world_size():
+            raise UserError(
+                f"the checkpoint was made by {state.world_size} ranks, and this run has {ranks.world_size()}: "
+                "optimizer states are shared out by rank, and the sums would round differently",
+                where=str(path),
+                hint=f"resume with {state.world_size} ranks, or start again with restart=STAGE",
+            )
+        return Found(path, state.step, tuple(notes), state.validated)
+    if notes:
+        raise UserError("no usable checkpoint: " + "; ".join(notes), where=str(folder), hint=UNUSABLE)
+    return None
 
 
 def newest(folder: Path) -> State | None:
     """What the newest checkpoint says of itself; its files are not looked at, as `find` does. None: there is none."""
-    for path in _newest_first(folder):
+    for path in sorted(folder.glob("step-*"), reverse=True):
         with suppress(UserError):
             return read_json(path / MANIFEST, _Manifest, hint="").state
     return None
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), reverse=True)
 
 
 def load(engine: Engine, checkpoint: Found) -> None:
@@ -161,41 +154,6 @@ def verified(path: Path) -> State | str:
     return f"{path.name}: {problems[0].name} {problems[0].problem}" if problems else state
 
 
-def _newest_good(folder: Path, fingerprint: str) -> Found | None:
-    notes: list[str] = []
-    for path in _newest_first(folder):
-        state = verified(path)
-        if isinstance(state, str):
-            notes.append(state)
-            continue
-        if state.fingerprint != fingerprint:
-            raise UserError(
-                "the checkpoint was made by another recipe or from other data",
-                where=str(path / MANIFEST),
-                hint="restore the recipe, or start the stage again with restart=STAGE",
-            )
-        if state.world_size != ranks.world_size():
-            raise UserError(
-                f"the checkpoint was made by {state.world_size} ranks, and this run has {ranks.world_size()}: "
-                "optimizer states are shared out by rank, and the sums would round differently",
-                where=str(path),
-                hint=f"resume with {state.world_size} ranks, or start again with restart=STAGE",
-            )
-        return Found(path, state.step, tuple(notes), state.validated)
-    if notes:
-        raise UserError("no usable checkpoint: " + "; ".join(notes), where=str(folder), hint=UNUSABLE)
-    return None
-
-
-def _publish(aside: Path, final: Path, state: State) -> None:
-    files = sums_of(aside, [str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()])
-    write_whole(aside / MANIFEST, json.dumps(asdict(_Manifest(state, files)), indent=1).encode())
-    # An earlier save of the same step is removed only after the new one is complete.
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(aside, final)
-    flush(final.parent)
-
-
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
@@ -206,13 +164,12 @@ def _random(rank: int) -> str:
 
 def random_state() -> dict[str, object]:
     """The state of all generators of this process, in plain tensors and numbers, so that weights_only loads it."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "python": (version, list(words), gauss),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached),
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
     }
 
 
@@ -223,5 +180,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))

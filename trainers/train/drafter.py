@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.files import read_json, write_whole
 from ...core.import_paths import code_of
 from ...core.json_types import JsonMapping, JsonObject
 from ...data.loader import StepBatches
@@ -19,29 +21,27 @@ from ...eval.loop import Decoding, Generation, generate
 from ...eval.policies import Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
-from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
+from ...models.drafters.base import CountTokens, DrafterConfig, HeadObjective, TargetIdentity
 from ...models.drafters.head_files import check_vocabulary
-from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.outside import find_start, load_start
+from ...models.formats.heads import load_published
 from ...models.targets.base import Target
 from ..run.context import Context
-from .best import Best, held_out_scores
 from .engine import Engine
 from .fit import SCRATCH
-from .layouts import PUBLISHED
 from .loop import Source, Validate
 from .settings import HeadSettings
+from .validate import held_out_scores
 
+SCORE = "score.json"  # beside the best weights
+_AGAIN = "restart the stage (restart=STAGE): without it nobody knows how good the weights beside it are"
 _EMPTY = "is the template right? Does the target answer the questions of `decoding`?"
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What a decoding check decodes.
-
-    Args:
-        request: number -> what the target is asked.
-        keep: temperature, tokens of every request -> further values to log (pictures), on rank 0.
+    """What a decoding check decodes: `request(number)` is what the target is asked; `keep(temperature, step, tokens of
+    every request)` gives further values to log (pictures), on rank 0.
     """
 
     count: int
@@ -53,14 +53,50 @@ class Requests:
     keep: Callable[[float, int, list[list[int]]], Mapping[str, Path]] = lambda temperature, step, tokens: {}
 
 
-class TrainedDrafter:
-    """`module` is what the engine trains: `forward(batch, states)`.
+@dataclass(frozen=True)
+class _Score:
+    score: float
+    step: int
 
-    Args:
-        identity: of the target, for the manifest and whatever is loaded.
-        manifest_fields: what else the stage writes into the manifest.
-        requests: of `stage.decoding`; None: no check.
-        objective: terms of the loss; None: the drafter's own.
+
+@dataclass(frozen=True)
+class Best:
+    """The best weights by each score, in folders `best-NAME` of `folder`, which `save(head, folder, step)` writes."""
+
+    folder: Path
+    save: Callable[[nn.Module, Path, int], None]
+
+    def keep(self, scores: Mapping[str, float | None], step: int, head: Callable[[], nn.Module]) -> None:
+        """Keep the weights where a score is the best so far (all ranks call); None was not measured at this step.
+        `head` makes a copy of the weights, whole on every rank.
+        """
+        for name, score in scores.items():
+            mark = self.folder / f"best-{name}" / SCORE
+            if score is None:
+                continue
+            # Rank 0 reads the score and broadcasts the decision, since another rank might read a half-written file.
+            is_better = ranks.is_main() and (not mark.is_file() or score > read_json(mark, _Score, hint=_AGAIN).score)
+            if not ranks.broadcast(is_better):
+                continue
+            weights = head()
+            if ranks.is_main():
+                # The score goes first and comes last: where it stands, the weights beside it are whole and its own.
+                mark.unlink(missing_ok=True)
+                self.save(weights, mark.parent, step)
+                write_whole(mark, json.dumps({"score": score, "step": step, "of": name}).encode())
+        ranks.barrier()
+
+    def of(self, name: str) -> tuple[Path, float, int]:
+        """Folder, score and step of the best by `name`."""
+        folder = self.folder / f"best-{name}"
+        best = read_json(folder / SCORE, _Score, hint=_AGAIN)
+        return folder, best.score, best.step
+
+
+class TrainedDrafter:
+    """`module` is what the engine trains: `forward(batch, states)`. Its `identity` of the target and the
+    `manifest_fields` go into the manifest; without `requests` no decoding is checked; without an `objective` the loss
+    is the drafter's own.
     """
 
     def __init__(
@@ -87,29 +123,24 @@ class TrainedDrafter:
         """A drafter outside the run (`from: {path}`), an earlier stage's, the recipe's published one, or fresh weights;
         `from: scratch` takes none of them.
         """
-        folder, published, outside = self.context.inputs.get("drafter"), self.config.provides(), self.stage.outside
+        folder, outside = self.context.inputs.get("drafter"), self.stage.outside
         if outside is not None:
             self.context.say(f"{self.context.name}: starts from {outside.path}")
             folder = find_start(outside.path, outside.revision)
             head = load_start(
-                self.config, folder, self.target, self.identity, PUBLISHED, other_target=outside.other_target
+                self.config, folder, self.target, self.identity, load_published, other_target=outside.other_target
             )
-            check_vocabulary(self.config, head, self.target, folder)
-            return head
-        if folder is None and (not published or self.stage.from_stage == SCRATCH):
+        elif folder is None and (not self.config.provides() or self.stage.from_stage == SCRATCH):
             return self.config.build(self.target, count_tokens=count_tokens)
-        if folder is None:
-            self.context.say(f"{self.context.name}: starts from {self.config.display_name}")
-        head = self._load(folder)
+        else:
+            if folder is None:
+                self.context.say(f"{self.context.name}: starts from {self.config.display_name}")
+            head = self._load(folder)
         check_vocabulary(self.config, head, self.target, folder or Path(self.config.display_name))
         return head
 
     def decode(self, engine: Engine, step: int) -> dict[str, float | Path]:
-        """tau at each temperature over the requests, which the ranks share.
-
-        Raises:
-            Stopped: on all ranks, between two requests.
-        """
+        """tau at each temperature over the requests, which the ranks share. Stops between two requests."""
         settings, requests = self.stage.decoding, self.requests
         assert settings is not None and requests is not None
         proposal = self.config.drafter(self._copy(engine), self.target)
@@ -124,17 +155,12 @@ class TrainedDrafter:
                 requests.eos_ids,
             )
             mine: list[tuple[int, Generation]] = []
-            stop, stopped = self.context.stop, None
-            for number in range(ranks.rank(), requests.count, ranks.world_size()):
-                if stop.asked():
-                    stopped = "in a decoding check"
-                    break
-                uniforms = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
-                mine.append((number, generate(self.target, proposal, requests.request(number), decoding, uniforms)))
+            with self.context.stop.together():
+                for number in self.context.stop.watch(ranks.share(requests.count), "in a decoding check"):
+                    uniforms = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
+                    mine.append((number, generate(self.target, proposal, requests.request(number), decoding, uniforms)))
             counts = [(n, len(g.cycles), sum(c.num_emitted for c in g.cycles), g.tokens) for n, g in mine]
-            shards = ranks.gather((stopped, counts))
-            stop.settle(place for place, _ in shards)
-            every = sorted(row for _, shard in shards for row in shard)
+            every = sorted(row for share in ranks.gather(counts) for row in share)
             if cycles := sum(row[1] for row in every):
                 values[f"tau_T{temperature:g}"] = sum(row[2] for row in every) / cycles
             if ranks.is_main():
@@ -149,11 +175,8 @@ class TrainedDrafter:
     def validation(
         self, held_out: Callable[[], Iterable[StepBatches]] | None, source: Source, total: int
     ) -> Validate | None:
-        """Held-out loss and accuracies, and now and then tau in a real decoding loop.
-
-        Args:
-            held_out: makes a pass over the held-out samples; None: none are scored.
-            source: where the target's states for them come from.
+        """Held-out loss and accuracies over passes that `held_out` makes, with the target's states from `source`, and
+        now and then tau in a real decoding loop.
         """
         decoding, stop = self.stage.decoding, self.context.stop
         if held_out is None and decoding is None:
@@ -203,7 +226,7 @@ class TrainedDrafter:
         self.config.save(head, folder, manifest)
 
     def _copy(self, engine: Engine) -> nn.Module:
-        """The head as it is now, whole on every rank and outside the engine."""
+        """Whole on every rank and outside the engine."""
         head: Any = engine.module.head
         with engine.full_weights():
             state = {name: value.detach().clone() for name, value in head.state_dict().items()}

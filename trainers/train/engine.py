@@ -12,7 +12,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,33 +26,38 @@ from ...core import ranks
 from ...core.errors import UserError, first_line, not_loaded
 from ...core.heartbeat import BOUND_S
 from ...core.pretrained import name_accelerator
-from ..run.deepspeed_section import EngineConfig
-from ..run.rank_setup import bound_primitives, fit_threads, free_port, take_gpu
+from ..run.context import EngineConfig
+from ..run.launcher import free_port
 
 BUCKET = 500_000_000  # DeepSpeed's default
 _AFTER_S = 600.0  # that groups wait longer than the heartbeat, which can say for whom
 
 
-def _before_import(level: int) -> None:
-    """DeepSpeed's loggers write to the console at import; the run has its own progress line."""
+def import_deepspeed(level: int = logging.ERROR) -> Any:
+    """The module. Its loggers write to the console at import; the run has its own progress line."""
     logging.getLogger("DeepSpeed").setLevel(level)
     name_accelerator()
+    import deepspeed
+
+    return deepspeed
+
+
+def bound_primitives() -> None:
+    """On a CPU, let oneDNN and torch's layer above it keep eight compiled primitives each, where nobody set how many.
+
+    In bf16 each length of a batch is a primitive of its own, and by default a thousand are kept: a training of 360
+    steps grew from 1.2 to 3.5 GiB (measured). Both read these variables with their first operation.
+    """
+    if not torch.cuda.is_available():
+        for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+            os.environ.setdefault(name, "8")
 
 
 def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
-    """Join the process group; without a launcher this process is the only rank.
-
-    Args:
-        verbose: DeepSpeed tells what it does.
-        wait_s: of `EngineConfig.wait_minutes`, in seconds.
-
-    Raises:
-        UserError: the ranks cannot meet: no address, a port that is taken.
+    """Join the process group; without a launcher this process is the only rank. Ranks wait `wait_s` seconds for one
+    another. Raises `UserError` where they cannot meet: no address, a port that is taken.
     """
-    _before_import(logging.INFO if verbose else logging.ERROR)
-    import deepspeed
-    from deepspeed import ops
-
+    deepspeed = import_deepspeed(logging.INFO if verbose else logging.ERROR)
     if torch.distributed.is_initialized():
         return
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
@@ -60,11 +65,19 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     chosen = "MASTER_PORT" not in os.environ
     if chosen:
         os.environ["MASTER_PORT"] = str(free_port())
-    fit_threads()
+    if "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
+        # Ranks times threads at most the cores: two spinning pools on two cores run a hundred times slower (measured).
+        local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
+        torch.set_num_threads(max(1, ranks.num_cores() // local_ranks))
     bound_primitives()
-    take_gpu()
+    device = ranks.device()
+    if device.type == "cuda":
+        # Work without a named device (clocks, streams, captured graphs) goes to this rank's GPU, not to the first.
+        # Only DeepSpeed's engine sets it otherwise, by LOCAL_RANK, and a rank that decodes builds none.
+        torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index)
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
-    ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     ranks.watch(wait_s)
     bound = timedelta(seconds=wait_s + _AFTER_S)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -84,30 +97,20 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     ranks.check_own_gpu()
 
 
-def _patient_barriers() -> AbstractContextManager[object]:
+@contextmanager
+def _patient_barriers() -> Iterator[None]:
     """DeepSpeed's barriers wait for slow disks inside, as ours do: NCCL's end a run after a bound.
 
     All of a checkpoint's barriers are of all ranks. Its few other collectives follow one, so nobody is late for them.
     """
     from deepspeed import comm
 
-    return patch.object(comm, "barrier", lambda *_, **__: ranks.barrier())
-
-
-@contextmanager
-def _linear_is(function: Callable) -> Iterator[None]:
-    """Replaces torch's linear layer by `function` inside the context, and restores it afterwards."""
-    before = functional.linear
-    functional.linear = function
-    try:
+    with patch.object(comm, "barrier", lambda *_, **__: ranks.barrier()):
         yield
-    finally:
-        functional.linear = before
 
 
 @contextmanager
 def _tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Allows TF32 on a GPU inside the context, and restores what was allowed."""
     before = torch.get_float32_matmul_precision()
     if allowed and device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -131,11 +134,8 @@ def _gradient_sums(config: EngineConfig, accumulation: int) -> tuple[int, dict[s
 
 
 class Engine:
-    """A module under DeepSpeed.
-
-    Args:
-        multiplier: step -> factor on the groups' learning rates.
-        accumulation: forwards of an optimizer step on each rank, about: `begin` says which is the last.
+    """A module under DeepSpeed. `multiplier` gives a step's factor on the groups' learning rates; `accumulation` is
+    about how many forwards an optimizer step has on each rank: `begin` says which is the last.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Engine:
         whole = {} if threshold is None else {"stage3_param_persistence_threshold": threshold}
         # ZeRO-3 leaves the process a linear layer of its own, which keeps no gathered weights for the backward: it is
         # kept for this engine's steps, and everything else (a decoding that is timed) has torch's.
-        with _linear_is(functional.linear), ranks.pulse().meeting():
+        with patch.object(functional, "linear", functional.linear), ranks.pulse().meeting():
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module,
                 optimizer=optimizer,
@@ -191,7 +191,10 @@ class Engine:
         self._engine.train()
         self.config, self.accumulation = config, accumulation
         self._terms = accumulation * torch.distributed.get_world_size()
-        self._finite = torch.ones((), device=self.device)
+        # Scalar 1 or 0: whether all of this rank's gradients since the last step were finite (under fp16 always 1).
+        # With an infinite gradient ZeRO-0 in float32 writes it into the weights, and ZeRO 1 to 3 and bf16 skip the step
+        # without a word (both measured).
+        self.gradients_are_finite = torch.ones((), device=self.device)
         # fp16 looks for its loss scale by trying: an overflow there is expected, skipped and tried again smaller.
         self.expects_skips = config.precision == "fp16"
         for parameter in module.parameters():
@@ -208,22 +211,13 @@ class Engine:
         """The trained module itself, without DeepSpeed around it."""
         return self._engine.module
 
-    @property
-    def gradients_are_finite(self) -> torch.Tensor:
-        """Scalar 1 or 0: whether all of this rank's gradients since the last step were finite (under fp16 always 1).
-
-        Checked here because with an infinite gradient ZeRO-0 in float32 writes it into the weights,
-        and ZeRO 1 to 3 and bf16 skip the step without a word (both measured).
-        """
-        return self._finite
-
     def _watch(self, gradient: torch.Tensor) -> None:
         # Finite only if every entry is, and the sum over micro-batches and ranks that is still to come as well.
         size = torch.linalg.vector_norm(gradient.detach(), ord=1, dtype=torch.float32) * self._terms
-        self._finite = self._finite * size.isfinite()
+        self.gradients_are_finite = self.gradients_are_finite * size.isfinite()
 
     def __call__(self, *inputs: object) -> Any:
-        with _linear_is(self._linear), _tensor_cores(self.device, self.config.tf32):
+        with patch.object(functional, "linear", self._linear), _tensor_cores(self.device, self.config.tf32):
             return self._engine(*inputs)
 
     def begin(self, *, last: bool) -> None:
@@ -237,7 +231,7 @@ class Engine:
         """
         world_size = torch.distributed.get_world_size()
         # Gradient checkpointing runs layers again.
-        with _linear_is(self._linear), _tensor_cores(self.device, self.config.tf32):
+        with patch.object(functional, "linear", self._linear), _tensor_cores(self.device, self.config.tf32):
             self._engine.backward(loss_sum * (world_size * self.accumulation / tokens))
 
     def step(self) -> None:
@@ -246,7 +240,7 @@ class Engine:
 
     def end_step(self) -> None:
         """Forget the finished step's `gradients_are_finite`; called once after each optimizer step."""
-        self._finite = torch.ones((), device=self.device)
+        self.gradients_are_finite = torch.ones((), device=self.device)
 
     @property
     def num_skipped(self) -> int:
@@ -264,21 +258,9 @@ class Engine:
                 str(folder), tag="engine", client_state=client_state, save_latest=False, exclude_frozen_parameters=True
             )
 
-    def checkpoint_bytes(self) -> int:
-        """About how many bytes `save` writes, of all ranks: weights, Adam's two moments, and under ZeRO or bf16 the
-        float32 weights that the optimizer keeps.
-        """
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        # Under ZeRO 3 a parameter holds this rank's part, and says how large it is.
-        count = sum(int(getattr(p, "ds_numel", p.numel())) for p in trained)
-        master = bool(self.config.zero_stage) or self.config.precision != "fp32"
-        return count * ((4 if self.config.precision == "fp32" else 2) + 8 + 4 * master)
-
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote.
-
-        Raises:
-            UserError: a file holds more than data (nothing in one is run), or weights of other names.
+        """Read what `save` wrote. Raises `UserError` where a file holds more than data (nothing in one is run), or
+        weights of other names.
         """
         frozen = {n for n, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
@@ -309,13 +291,8 @@ class Engine:
 
 
 def load_data(path: str | Path, map_location: Any = None) -> Any:
-    """Tensors and plain values of a checkpoint's file. Stands in for DeepSpeed's own reader, which unpickles anything.
-
-    Args:
-        map_location: as of `torch.load`.
-
-    Raises:
-        UserError: the file holds other objects, or cannot be read.
+    """Tensors and plain values of a checkpoint's file; `UserError` where it holds other objects, or cannot be read.
+    Stands in for DeepSpeed's own reader, which unpickles anything.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -339,22 +316,3 @@ def _member(enumeration: Any, owner: Any, name: str) -> Any:
     if owner is not enumeration or name not in enumeration.__members__:
         raise pickle.UnpicklingError(f"asks for attribute {name!r}")
     return enumeration[name]
-
-
-def deepspeed_state() -> dict[str, Any]:
-    """Version and op builders of the installed DeepSpeed, for `draftsmith doctor`.
-
-    Returns:
-        version; prebuilt (ops compiled into it); buildable (ops that could be compiled here when they are first asked
-        for: this engine asks for none). Raises what importing it raises.
-    """
-    _before_import(logging.ERROR)
-    import deepspeed
-    from deepspeed.git_version_info import installed_ops
-    from deepspeed.ops import __compatible_ops__
-
-    return {
-        "version": deepspeed.__version__,
-        "prebuilt": sorted(name for name, there in installed_ops.items() if there),
-        "buildable": sorted(name for name, can in __compatible_ops__.items() if can),
-    }

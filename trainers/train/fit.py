@@ -1,30 +1,72 @@
-"""What every `train` stage shares: its settings, and one run of the loop under an engine with its trackers."""
+"""What every `train` stage shares: its settings, AdamW with its schedule, and one run of the loop under an engine."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import nn
 
 from ...core import ranks
+from ...core.errors import Refused
 from ...core.fields import Place, Revision, Seed
+from ...core.files import read_text
 from ...core.section import Section
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
 from ...data.order import Order
+from ...models.drafters import AnyDrafter
 from ..run.context import Context
 from ..run.progress import STEP
 from ..run.stage import Stage
-from ..run.tracked import track_sample
 from .checkpoint import FOLDER, CheckpointConfig
 from .engine import Engine
 from .loop import Training, train
-from .optim import OptimConfig, build_optimizer, rate_multiplier
+from .validate import Validation
 
 SCRATCH = "scratch"
+# AdamW divides by 1 - beta^step; a rate above it is a slip (1e4 for 1e-4).
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=100)]
+
+
+class OptimConfig(Section):
+    """AdamW. The defaults are those of LLaVA-1.5's scripts (TABED, table 7)."""
+
+    # Learning rate after the warmup.
+    lr: Rate
+    # Learning rate of single parts (vision_tower, projector, language_model) where it is another one.
+    lr_by_part: dict[str, Rate] = Field(default_factory=dict)
+    # AdamW's decay rates of its two moments.
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    # AdamW's term beneath the division.
+    eps: float = Field(1e-8, gt=0, le=1)
+    # AdamW's decay of weights; norms and biases (vectors) are not decayed.
+    weight_decay: float = Field(0.0, ge=0, le=100)
+    # How the rate falls after the warmup.
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    # Share of all steps, or their number, in which the rate rises from 0.
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    # The same as a number of steps; give one of the two.
+    warmup_steps: int = Field(0, ge=0)
+    # Where the schedule ends, as a share of lr.
+    final_ratio: float = Field(0.0, ge=0, le=1)
+    # Global gradient norm that updates are cut to; null: no clipping (LLaVA-1.5's scripts set none).
+    clip_norm: float | None = Field(None, gt=0)
+    # Largest entry of a gradient, in its place: EAGLE's and LANTERN's released training clips values at 0.5.
+    # Unset it stays out of fingerprints, so that trainings of before go on.
+    clip_value: float | None = Field(None, gt=0, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> OptimConfig:
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("give warmup_ratio or warmup_steps, not both")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError("give clip_norm or clip_value, not both")
+        return self
 
 
 class Expected(Section):
@@ -49,8 +91,8 @@ class OutsideStart(Section):
     other_target: bool = False
 
 
-class FitSettings(Stage):
-    """How long, in which batches and with which optimizer."""
+class TrainSettings(Stage):
+    """What all ways of training have: how long, in which batches and with which optimizer."""
 
     # The stage whose weights this one starts from; null: the latest that made this model (of drafters, that trained the
     # recipe's own); scratch: none of them.
@@ -75,13 +117,24 @@ class FitSettings(Stage):
     # Steps between two lines of metrics.jsonl.
     log_every: int = Field(10, ge=1)
     expected: Expected | None = None
+    kind: Literal["train"]
+    # Whose weights are trained; everything else is frozen.
+    model: str = "drafter"
+    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
+    # that trained such a one, or scratch), since the latest stage trained another.
+    drafter: AnyDrafter | None = None
+    validation: Validation | None = None
 
     @model_validator(mode="after")
-    def _one_length(self) -> FitSettings:
+    def _fitting(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give epochs or steps")
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
             raise ValueError("micro_batch_size is larger than batch_size")
+        if self.drafter is not None and self.model != "drafter":
+            raise Refused("drafter", f"this stage trains the {self.model}", "leave it out")
+        if self.drafter is not None and self.from_stage is None:
+            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a one")
         return self
 
     def num_steps(self, num_samples: int) -> int:
@@ -96,20 +149,24 @@ class FitSettings(Stage):
     @property
     def earlier(self) -> str | None:
         """The stage that `from` names; None: it names none."""
-        return None if self.outside is not None or self.from_stage == SCRATCH else self.from_stage  # type: ignore[return-value]
+        return self.from_stage if isinstance(self.from_stage, str) and self.from_stage != SCRATCH else None
 
     def uses(self) -> set[str]:
         """The weights that this stage goes on from: those of the latest stage that trained this model."""
-        is_apart = self.outside is not None or self.from_stage == SCRATCH
-        return set() if is_apart else {self.model}  # type: ignore[attr-defined]
+        return set() if self.outside is not None or self.from_stage == SCRATCH else {self.model}
 
     @property
     def micro(self) -> int:
         """Rows of one forward on one rank."""
         return self.micro_batch_size or -(-self.batch_size // ranks.world_size())
 
+    @property
+    def trained(self) -> str:
+        """Whose weights are trained, in words."""
+        return self.model
 
-def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
+
+def fit(stage: TrainSettings, context: Context, training: Training) -> Engine:
     """Train the module, or go on from its newest checkpoint; returns its engine."""
     training.module.to(ranks.device())  # before its optimizer, which is fused where the weights are on a GPU
     optimizer = build_optimizer(training.module.parts(), stage.optim)  # type: ignore[operator]
@@ -123,7 +180,9 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
         clip_norm=stage.optim.clip_norm,
     )
     tracker = context.tracker()
-    track_sample(tracker, context.folder)
+    if (path := context.folder / "sample.txt").is_file():  # that was looked at before step 0
+        shown = read_text(path, hint="run the stage again (restart=STAGE)")
+        tracker.table("sample", ["supervised text in [[ ]]"], [[shown]])
     line = context.progress
 
     def rewind(step: int) -> None:
@@ -152,43 +211,18 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
 
 
 def training_loader(
-    stage: FitSettings,
-    samples: Samples,
-    collate: Collate,
-    start_step: int,
-    *,
-    seed: int,
-    total: int,
-    grouped: bool = False,
-    order: Order | None = None,
-    lengths: np.ndarray | None = None,
-    max_tokens: int | None = None,
+    stage: TrainSettings, samples: Samples, collate: Collate, start_step: int, *, seed: int, total: int, **how: Any
 ) -> Loader:
-    """What this rank trains on from `start_step` to step `total`; the last four as of `Loader`."""
+    """What this rank trains on from `start_step` to step `total`; `how` as of `Loader`: order, lengths, packing."""
     return Loader(
-        samples,
-        seed=seed,
-        batch_size=stage.batch_size,
-        micro_batch_size=stage.micro,
-        total_steps=total,
-        collate=collate,
-        grouped=grouped,
-        order=order,
-        lengths=lengths,
-        max_tokens=max_tokens,
-        rank=ranks.rank(),
-        world_size=ranks.world_size(),
-        start_step=start_step,
-        num_workers=stage.num_workers,
-    )
+        samples, seed=seed, batch_size=stage.batch_size, micro_batch_size=stage.micro, total_steps=total,
+        collate=collate, rank=ranks.rank(), world_size=ranks.world_size(), start_step=start_step,
+        num_workers=stage.num_workers, **how,
+    )  # fmt: skip
 
 
 def held_out_loader(samples: Samples, collate: Collate, rows: int, order: Order | None = None) -> Loader:
-    """One pass over held-out samples, which the ranks share.
-
-    Args:
-        rows: of one forward on one rank.
-    """
+    """One pass over held-out samples, which the ranks share, `rows` in one forward on one rank."""
     batch_size = rows * ranks.world_size()
     return Loader(
         samples, seed=0, batch_size=batch_size, micro_batch_size=rows, collate=collate, order=order,
@@ -196,8 +230,40 @@ def held_out_loader(samples: Samples, collate: Collate, rows: int, order: Order 
     )  # fmt: skip
 
 
-def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+def build_optimizer(parts: Mapping[str, Sequence[tuple[str, nn.Parameter]]], config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW with a group per part and kind, as norms and biases (vectors) are not decayed; fused on a GPU.
+
+    With `clip_value` it clips the gradients of every step itself: DeepSpeed clips by norm alone, and whatever its stage
+    it hands the optimizer whole gradients, averaged and unscaled, or this rank's share of them.
+    """
+    groups: list[dict[str, Any]] = []
+    for part, named in parts.items():
+        lr = config.lr_by_part.get(part, config.lr)
+        for decay, decays in ((config.weight_decay, True), (0.0, False)):
+            if params := [p for _, p in named if (p.dim() >= 2) == decays]:
+                groups.append({"params": params, "lr": lr, "weight_decay": decay, "part": part})
+    fused = all(p.is_cuda for g in groups for p in g["params"])
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    if (bound := config.clip_value) is not None:
+
+        def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            nn.utils.clip_grad_value_([p for group in optimizer.param_groups for p in group["params"]], bound)
+
+        optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def rate_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
+    """Step (from 0) -> factor on every group's learning rate."""
+    warmup = config.warmup_steps or math.ceil(config.warmup_ratio * total_steps)
+
+    def multiplier(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        if config.schedule == "constant":
+            return 1.0
+        done = min((step - warmup) / max(1, total_steps - warmup), 1.0)
+        shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1.0 - done
+        return config.final_ratio + (1 - config.final_ratio) * shape
+
+    return multiplier

@@ -7,8 +7,9 @@ whether every gradient of this step is finite; it stands before the update, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,6 @@ from .engine import Engine
 Log = Callable[[JsonMapping, int], None]
 # A micro-batch on this rank's device -> the frozen target's states for it.
 Source = Callable[[Any], TargetStates | None]
-
-
-def no_states(batch: object) -> None:
-    """States for a module that learns from its data alone: there are none."""
-    return None
-
-
 # engine, step -> what is logged: numbers, and paths of pictures
 Validate = Callable[[Engine, int], Mapping[str, float | Path]]
 # engine, a step's batches -> the same with what the model itself has to write for them
@@ -53,7 +47,7 @@ class Training:
         total: optimizer steps.
         source: batch -> the target's states for it: computed, read with the batch, or none.
         finish: engine -> writes the stage's result (all ranks call).
-        validate: engine, step -> what is logged; every `validate_every` steps.
+        validate: engine, step -> what is logged; every `validate_every` steps, and after the last one.
         write: completes a step's batches with answers that the draft writes itself, by the weights as they are before
             the step; their tokens can only be counted then, which costs a second all-reduce.
     """
@@ -62,16 +56,10 @@ class Training:
     steps: Callable[[int], Any]
     total: int
     finish: Callable[[Engine], None]
-    source: Source = no_states
+    source: Source = lambda batch: None  # a module that learns from its data alone
     validate: Validate | None = None
     validate_every: int | None = None
     write: Write | None = None
-
-    def validates_at(self, step: int) -> bool:
-        """Whether a validation is due after `step` steps: now and then, and after the last one."""
-        if self.validate is None or not self.validate_every:
-            return False
-        return step % self.validate_every == 0 or step == self.total
 
 
 @dataclass
@@ -101,21 +89,16 @@ def train(
     say: Callable[[str], None],
     saved: Callable[[Path, int], None] = lambda path, step: None,
     stop: Stop | None = None,
-    tick: Callable[[int], None] = lambda step: None,
+    tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last step, resuming from the newest good checkpoint under `folder`.
+    """Train to the last step, resuming from the newest good checkpoint under `folder`. `rewind` is told the step that
+    training starts from, so that later lines of an earlier try go; `saved` the folder and the step of each checkpoint;
+    `tick` is called once a step is done, on every rank, and must not wait for the device.
 
-    Args:
-        rewind: told the step that training starts from, so that later lines of an earlier try go.
-        saved: told the folder and the step of each checkpoint.
-        stop: the run's; None: nobody listens.
-        tick: told each step once it is done, on every rank; it must not wait for the device.
-
-    Raises:
-        TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
-        Stopped: `stop` was raised, and steps or a validation are left; the state is saved.
+    Raises `TrainingError` for a loss or gradient that is not finite, a step without supervised tokens, or a skipped
+    step; `Stopped` where `stop` was raised and steps or a validation are left, when the state is saved.
     """
-    resumed = checkpoint.find(folder, fingerprint=fingerprint)
+    resumed: checkpoint.Found | None = ranks.on_main(checkpoint.find, folder, fingerprint)
     step = 0
     if resumed is not None:
         checkpoint.load(engine, resumed)
@@ -134,12 +117,12 @@ def train(
     if resumed is not None and not resumed.validated:
         _validated(engine, training, step, log, save)
     loader, stop = training.steps(step), stop or Stop()
-    batches = _with_next(iter(loader))
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
     clock, samples = time.perf_counter(), 0
     tokens = None
-    for current, following in batches:
+    # Each step with the next one, whose tokens must be counted before it begins.
+    for current, following in pairwise(chain(loader, [None])):
         ranks.pulse().begin(f"step {step + 1} of {training.total}", is_step=True)
         if training.write is not None:
             current, tokens = training.write(engine, current), None
@@ -166,7 +149,7 @@ def train(
         if engine.num_skipped != skipped and not engine.expects_skips:
             raise TrainingError(f"step {step}: the engine skipped the update", hint="report this with the recipe")
         step += 1
-        tick(step)
+        tick()
         sums.tokens += tokens
         samples += loader.batch_size
         tokens = next_tokens
@@ -175,7 +158,8 @@ def train(
             _report(engine, sums, samples, time.perf_counter() - clock, step, log)
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
-        due = training.validates_at(step)
+        every = training.validate_every if training.validate is not None else None
+        due = every is not None and (step % every == 0 or last)
         # After the last step without a validation the result alone is left to write, which is less than a checkpoint.
         if stops and (due or not last):
             save(step, not due)
@@ -215,15 +199,6 @@ def _forward_backward(engine: Engine, batches: StepBatches, source: Source, toke
         engine.backward(loss.loss_sum, tokens)
         sums.add(loss.loss_sum, loss.metrics)
     return finite
-
-
-def _with_next(steps: Iterator[StepBatches]) -> Iterator[tuple[StepBatches, StepBatches | None]]:
-    """Yields each step together with the next one, whose tokens must be counted before it begins."""
-    current = next(steps, None)
-    while current is not None:
-        following = next(steps, None)
-        yield current, following
-        current = following
 
 
 def _num_supervised(batches: StepBatches) -> int:

@@ -81,7 +81,6 @@ def _open_head(stage: CodesSettings, context: Context, seed: int, samples: Shard
 
 
 def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[GuidedTarget, Requests | None]:
-    """The frozen target, and what its decoding check draws."""
     device, check = context.device(), stage.decoding
     if check is None:
         return image_section(context.target).load(context.inputs, device=device), None
@@ -132,7 +131,6 @@ def lacking(makers: Sequence[Planned], model: str) -> dict[str, str]:
 
 
 def _check_tensors(stage: CodesSettings, context: Context, sample: ShardSample) -> None:
-    """What the shards hold is what this model reads."""
     target = image_section(context.target)
     wanted = tensors_read(stage.model, target)
     for name in wanted:
@@ -164,6 +162,14 @@ def _module(stage: CodesSettings, context: Context, seed: int, total: int) -> nn
     )  # fmt: skip
 
 
+def _places(sample: ShardSample) -> Tensor:
+    return captioned(sample.info["caption"]).flatten()
+
+
+def _nothing(sample: ShardSample) -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)
+
+
 def _collate(stage: CodesSettings, context: Context, samples: ShardSamples, seed: int) -> Collate:
     template = samples[0]
     if stage.model in ("vq", "reader"):
@@ -171,14 +177,6 @@ def _collate(stage: CodesSettings, context: Context, samples: ShardSamples, seed
     condition = image_section(context.target).sample_condition(_words(context))
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
     return CodeCollate(condition, template, seed, dropout, len(template.tensors["codes"]))
-
-
-def _places(sample: ShardSample) -> Tensor:
-    return captioned(sample.info["caption"]).flatten()
-
-
-def _nothing(sample: ShardSample) -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
 
 
 def _words(context: Context) -> PreTrainedTokenizerBase | None:
@@ -201,28 +199,14 @@ def _words(context: Context) -> PreTrainedTokenizerBase | None:
 
 
 def _held_out(stage: CodesSettings, context: Context, collate: CodeCollate) -> Loader | None:
-    """The samples that are scored while a head trains; None: none are."""
     if stage.validation is None:
         return None
-    held_out = ShardSamples(shards_of(stage.data, context), stage.data, held_out=True)
+    most = stage.validation.max_samples
+    held_out = ShardSamples(shards_of(stage.data, context), stage.data, held_out=True, most=most)
     if not len(held_out):
         raise UserError("no held-out sample", where=str(stage.data), hint="raise data.held_out")
-    count = min(len(held_out), stage.validation.max_samples or len(held_out))
     # Every condition is given: dropout is training's.
-    return held_out_loader(_First(held_out, count), replace(collate, dropout=0.0), stage.validation.rows(16))
-
-
-class _First:
-    """The first `count` samples."""
-
-    def __init__(self, samples: ShardSamples, count: int):
-        self.samples, self.lengths = samples, samples.lengths[:count]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> ShardSample:
-        return self.samples[index]
+    return held_out_loader(held_out, replace(collate, dropout=0.0), stage.validation.rows(16))
 
 
 def _save(stage: CodesSettings, context: Context, engine: Engine) -> None:

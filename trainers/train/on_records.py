@@ -1,36 +1,50 @@
-"""LLaVA-like models on conversations: a draft LVLM, a tiny target, or a captioner. One path for all three."""
+"""LLaVA-like models on conversations: a draft LVLM, a tiny target, or a captioner. One path for all three.
+
+Beside its data a stage needs an objective, for which the frozen target may run, and knows whose answers are learned.
+"""
 
 from __future__ import annotations
 
 import functools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ...core import ranks
+from ...core.batch import Request
 from ...core.errors import UserError
+from ...core.section import torch_dtype
 from ...data.collate import ConversationCollate
-from ...data.dataset import ConversationDataset
+from ...data.conversations import end_ids
+from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...data.families.table import PICTURE_FAMILIES
-from ...data.loader import Samples
+from ...data.loader import Collate, Samples, StepBatches
 from ...data.order import BucketedOrder
 from ...data.records.skipped import Listed
-from ...data.sources import AnsweredSamples
+from ...data.sources import SHARDS, AnswerCollate, AnsweredSamples, Answers
 from ...data.states.samples import StatesSamples
+from ...models.decoding.batched import write_answers
+from ...models.decoding.decoder import CachedDecoder
+from ...models.decoding.warp import Warp
+from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
 from ...models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
-from ...models.drafters.made_for import tested_with
+from ...models.drafters.manifest import tested_with
 from ...models.folders import shipped_name
 from ...models.hub import read_config
-from ...models.lora import merge_adapters
-from ...models.parts import language_model_of
+from ...models.parts import language_model_of, placeholder_ids
+from ...models.stored import resolved_dtype
 from ...models.targets.load import build_target, target_config, target_weights
-from ...models.targets.table import family_of, language_section
-from ...models.training import ModelTraining
+from ...models.targets.table import family_of, language_section, training_of
+from ...models.training import ModelTraining, merge_adapters
 from ..run import stage_records as records
 from ..run.context import Context
 from ..serve.states_builder import count_samples
-from .distill import frozen_target, other_pictures, training_data, training_module
 from .engine import Engine
 from .fit import held_out_loader, training_loader
 from .loop import Training, Validate
@@ -41,23 +55,31 @@ from .validate import RecordsValidation, validate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Of target and draft that read one batch.
+_SHARED = ("text_config.vocab_size", "vision_config.image_size", "vision_config.patch_size")
+
 
 def open_records(stage: RecordsSettings, context: Context, seed: int) -> Training:
     """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
     processor = context.processor_of(stage.model)
     dataset = records.open_records(stage.data, stage.format, context, processor, learned=stage.learns_answers)
     model = _start_weights(stage, context, processor, seed)
-    positions = _set_positions(model, stage)
+    text = model.config.get_text_config()
+    if stage.positions is not None:
+        assert language_model_of(model).config is text, "one config, so that what is saved is what was trained"
+        text.max_position_embeddings = stage.positions
+    positions: int = text.max_position_embeddings
     check_positions(positions, stage)
     module = training_module(stage, context, model, processor)
-    data = training_data(stage, context, dataset, processor, seed)
+    samples, collate, writer = training_data(stage, context, dataset, processor, seed)
+    first_epoch = StatesSamples(dataset, samples if isinstance(samples, AnsweredSamples) else None)
     total = stage.num_steps(len(dataset))
     if ranks.is_main():
         before_training(dataset, positions, context.say, prompts=stage.answers is not None)
-    preflight(data.shown, module, processor, folder=context.folder, say=context.say)
+    preflight(first_epoch, module, processor, folder=context.folder, say=context.say)
     make_loader = functools.partial(
-        training_loader, stage, data.samples, data.collate, seed=seed, total=total,
-        **_batches(stage, context, dataset, data.samples, seed),
+        training_loader, stage, samples, collate, seed=seed, total=total,
+        **_batches(stage, context, first_epoch, seed),
     )  # fmt: skip
     validation = stage.validation
 
@@ -73,19 +95,16 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
         finish,
         source=module.states,
         validate=_validation(validation, stage, context, processor, module) if validation else None,
-        validate_every=stage.checked_every,
-        write=data.writer,
+        validate_every=validation.every if validation else None,
+        write=writer,
     )
 
 
-def _batches(
-    stage: RecordsSettings, context: Context, dataset: ConversationDataset, samples: Samples, seed: int
-) -> dict[str, Any]:
+def _batches(stage: RecordsSettings, context: Context, samples: StatesSamples, seed: int) -> dict[str, Any]:
     """How the loader orders samples and shares them out: by words, as LLaVA does, or by tokens, which are counted."""
     if stage.window is None and stage.packing is None:
         return {"grouped": stage.group_by_modality}
-    answered = samples if isinstance(samples, AnsweredSamples) else None
-    lengths = count_samples(StatesSamples(dataset, answered), context).signed
+    lengths = count_samples(samples, context).signed
     counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context.name, lengths)}
     if stage.window is None:
         return counted | {"grouped": stage.group_by_modality}
@@ -113,14 +132,123 @@ def _validation(
     return lambda engine, step: validate(engine, loader, target, context.stop)
 
 
-def _set_positions(model: PreTrainedModel, stage: RecordsSettings) -> int:
-    """The language model's positions in this stage."""
-    text = model.config.get_text_config()
-    if stage.positions is not None:
-        text.max_position_embeddings = stage.positions
-        decoder = language_model_of(model)
-        assert decoder.config is text, "one config, so that what is saved is what was trained"
-    return text.max_position_embeddings
+def frozen_target(context: Context) -> PreTrainedModel:
+    """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
+    config = language_section(context.target)
+    target = target_weights(
+        config,
+        context.target_source(),
+        dtype=torch_dtype(resolved_dtype(config, context.target_source(), context.device(), key="target")),
+        device=context.device(),
+        device_map=config.device_map,
+        offload=config.offload,
+        attn_implementation=config.attn_implementation,
+        key="target.path",
+    )
+    return target.requires_grad_(False).eval()
+
+
+def training_module(
+    stage: RecordsSettings, context: Context, model: PreTrainedModel, processor: Processor
+) -> ModelTraining:
+    """The module that the engine trains, with the target beside it where the objective asks for one."""
+    settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
+    objective: CrossEntropyObjective | DistillObjective = stage.objective or CrossEntropyObjective()
+    if isinstance(objective, CrossEntropyObjective):
+        resume = dict(context.target).get("resume", "max_plus_one")
+        return training_of(model, stage.trainable, resume=resume, **settings)
+    teacher = None
+    if objective.probabilities == "online":
+        if (difference := other_pictures(context, stage.data)) is None:
+            teacher = Teacher(frozen_target(context))
+            for name in _SHARED:
+                if (ours := attrgetter(name)(model.config)) != (theirs := attrgetter(name)(teacher.model.config)):
+                    difference = f"the drafter's {name} is {ours}, the target's {theirs}"
+        if difference is not None:
+            raise UserError(
+                f"{difference}: it cannot read one batch with the target", key="objective",
+                hint="distill a draft of the target's vocabulary and pictures; or let it learn the target's answers by "
+                "cross-entropy, or from kept log-probabilities",
+            )  # fmt: skip
+    banned = torch.zeros(model.config.text_config.vocab_size, dtype=torch.bool)
+    banned[processor.num_token_ids :] = True
+    banned[[processor.image_token_id, *placeholder_ids(model.config)]] = True
+    return DistillTraining(model, stage.trainable, objective=objective, teacher=teacher, banned=banned, **settings)
+
+
+def other_pictures(context: Context, data: ConversationData) -> str | None:
+    """Why target and draft cannot read one batch of `data`, as far as pictures are concerned; None: they can."""
+    if context.drafter_has_own_image_processor:
+        return "the drafter has an image processor of its own"
+    in_tiles = language_section(context.target).reads_tiles
+    if in_tiles not in (None, data.aspect.startswith("anyres")):
+        shown = "tiles" if in_tiles else "single tiles"
+        return f"the target reads pictures in {shown} and the drafter aspect: {data.aspect}"
+    return None
+
+
+def training_data(
+    stage: RecordsSettings, context: Context, dataset: ConversationDataset, processor: Processor, seed: int
+) -> tuple[Samples, Collate, DraftWriter | None]:
+    """What the loader reads, and how: records, or their prompts with answers by source; and the draft's own writer."""
+    if stage.answers is None:
+        return dataset, ConversationCollate(processor.pad_id, processor.image_size), None
+    answers = None
+    if stage.answers.share("target"):
+        folder = Path(stage.answers.path) if stage.answers.path else context.inputs["answers"] / SHARDS
+        answers = Answers(folder, dataset)
+    num_kept = 0
+    objective = stage.objective
+    if objective is not None and objective.kind == "distill" and objective.probabilities == "kept":
+        assert answers is not None, "see TrainStage"
+        num_kept = answers.num_kept
+        if not num_kept:
+            raise UserError(
+                "the answers were written without log-probabilities", where=str(answers.folder),
+                hint="set keep_logprobs in the regenerate stage, or objective.probabilities: online",
+            )  # fmt: skip
+    samples = AnsweredSamples(dataset, stage.answers, answers, seed=seed)
+    writer = None
+    if stage.answers.share("draft"):
+        writer = DraftWriter(samples, processor, end_ids(processor, stage.format), seed)
+    collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept)
+    return samples, collate, writer
+
+
+class DraftWriter:
+    """Lets the draft answer, with its weights as they stand, what a step's batches leave open.
+
+    An answer depends on the weights and on (seed, step, sample) alone.
+    """
+
+    def __init__(self, samples: AnsweredSamples, processor: Processor, ends: Sequence[int], seed: int):
+        self.samples, self.processor, self.ends, self.seed = samples, processor, ends, seed
+
+    def __call__(self, engine: Engine, batches: StepBatches) -> StepBatches:
+        module: Any = engine.module
+        try:
+            decoder = family_of(module.model.config).decoder(
+                module.model, num_token_ids=self.processor.num_token_ids, never=(self.processor.image_token_id,)
+            )
+            micro = [
+                batch.filled(self._answers(decoder, batch.requests, batches.step) if batch.requests else [])
+                for batch in batches.micro
+            ]
+        finally:
+            module.train()  # the decoder puts the model into evaluation mode
+        return replace(batches, micro=micro)
+
+    def _answers(self, decoder: CachedDecoder, requests: Sequence[Request], step: int) -> list[list[int]]:
+        settings = self.samples.config.draft
+        written = write_answers(
+            decoder,
+            requests,
+            Warp(settings.temperature, settings.top_k, settings.top_p),
+            limits=[self.samples.limit(request) for request in requests],
+            seeds=[random.Random(f"draft/{self.seed}/{step}/{r.name}").getrandbits(63) for r in requests],
+            eos_ids=self.ends,
+        )
+        return [answer.ids for answer in written]
 
 
 def check_positions(positions: int, stage: RecordsSettings) -> None:

@@ -82,17 +82,14 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
 
 def _text_only(stage: StatesSettings, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:
     """What the manifest says of weights that have read no sample with pictures, here or in a stage before."""
-    folder, drafter = context.inputs.get("drafter"), context.drafter
-    assert drafter is not None
+    assert context.drafter is not None
+    folder = context.inputs.get("drafter")
     if stage.outside is not None:
-        # Of heads in other layouts nobody knows what they have read.
         folder = find_start(stage.outside.path, stage.outside.revision)
-        folder = folder if is_own(folder) else None
-        started_so = folder is not None and bool(read_manifest(folder).get("text_only"))
-    elif folder is None:
-        started_so = stage.from_stage == SCRATCH or not drafter.provides()
-    else:
-        started_so = bool(read_manifest(folder).get("text_only"))
+    if folder is None:
+        started_so = stage.from_stage == SCRATCH or not context.drafter.provides()
+    else:  # of heads in other layouts nobody knows what they have read
+        started_so = is_own(folder) and bool(read_manifest(folder).get("text_only"))
     return {"text_only": True} if started_so and not (states.lengths[train] > 0).any() else {}
 
 
@@ -140,7 +137,6 @@ def training_order(stage: StatesSettings, lengths: np.ndarray, seed: int) -> Ord
 def _held_out(
     stage: StatesSettings, states: States, held_out: np.ndarray
 ) -> Callable[[], Iterable[StepBatches]] | None:
-    """Makes a pass over the samples that are scored while a head trains; None: none are."""
     settings = stage.validation
     if settings is None:
         return None
@@ -156,7 +152,6 @@ def _held_out(
 
 
 def _requests(stage: StatesSettings, context: Context, processor: Processor) -> Requests | None:
-    """The records of a decoding check."""
     check = stage.decoding
     if check is None:
         return None

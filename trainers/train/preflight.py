@@ -18,6 +18,7 @@ from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
 from ...data.lengths import count_long
+from ...data.states.samples import StatesSamples
 from ...models.targets.table import family_of
 from ...models.training import ModelTraining
 
@@ -57,7 +58,7 @@ def before_training(dataset: ConversationDataset, positions: int, say: Say, *, p
 
 
 def preflight(
-    dataset: ConversationDataset, module: ModelTraining, processor: Processor, *, folder: Path, say: Say
+    dataset: ConversationDataset | StatesSamples, module: ModelTraining, processor: Processor, *, folder: Path, say: Say
 ) -> None:
     """Print a sample and counts (rank 0). Raises `UserError` where the data does not fit the model."""
     # On every rank: a tower's first forward puts transformers' hooks on its layers, and ZeRO-3 compares the order in

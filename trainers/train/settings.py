@@ -7,6 +7,7 @@ What a stage takes, makes and says of itself is in `trainers/stages/train_*.py`;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -22,17 +23,16 @@ from ...data.order import PackingConfig, check_lengths
 from ...data.shards.codes import ShardData
 from ...data.sources import AnswersConfig, learns_records
 from ...eval.policies import TreeConfig
-from ...models.drafters import AnyDrafter
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
-from ...models.drafters.head_objective import HeadObjective
-from ...models.lora import LoraConfig
 from ...models.parts import Part
+from ...models.training import LoraConfig
 from ..run.stage import Planned
 from ..serve.states_builder import check_answers
-from .fit import FitSettings
+from ..serve.target_engine import TargetEngine
+from .fit import TrainSettings
 from .states_source import OnlineStates, StatesSource
-from .validate import HeadValidation, RecordsValidation, Validation
+from .validate import HeadValidation, RecordsValidation
 
 
 class DecodingCheck(Section):
@@ -69,41 +69,6 @@ class PicturesCheck(DecodingCheck):
     prompts: PromptSource
 
 
-class TrainSettings(FitSettings):
-    """What all ways of training have."""
-
-    kind: Literal["train"]
-    # Whose weights are trained; everything else is frozen.
-    model: str = "drafter"
-    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
-    # that trained such a one, or scratch), since the latest stage trained another.
-    drafter: AnyDrafter | None = None
-    validation: Validation | None = None
-
-    @model_validator(mode="after")
-    def _own_starts_somewhere(self) -> Self:
-        if self.drafter is not None and self.model != "drafter":
-            raise Refused("drafter", f"this stage trains the {self.model}", "leave it out")
-        if self.drafter is not None and self.from_stage is None:
-            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a one")
-        return self
-
-    @property
-    def trained(self) -> str:
-        """Whose weights are trained, in words."""
-        return self.model
-
-    @property
-    def share_held_out(self) -> float:
-        """Share of its samples that is kept for validation."""
-        return 0.0
-
-    @property
-    def checked_every(self) -> int | None:
-        """Optimizer steps between two validations or decoding checks."""
-        return None if self.validation is None else self.validation.every
-
-
 class HeadSettings(TrainSettings):
     """What is trained with the target's states, of records or of codes."""
 
@@ -118,6 +83,7 @@ class HeadSettings(TrainSettings):
 
     @property
     def checked_every(self) -> int | None:
+        """Optimizer steps between two validations or decoding checks."""
         settings = self.validation or self.decoding
         return None if settings is None else settings.every
 
@@ -131,7 +97,7 @@ class HeadSettings(TrainSettings):
             raise ValueError("select: tau needs decoding")
         if self.decoding and self.validation and self.decoding.every % self.validation.every:
             raise ValueError("decoding.every must be a multiple of validation.every")
-        if self.validation is not None and not self.share_held_out:
+        if self.validation is not None and not attrgetter(self.held_out_key)(self):
             raise Refused(
                 "validation", f"validation needs {self.held_out_key}", "hold out a share of the samples: 0.05"
             )
@@ -173,10 +139,6 @@ class StatesSettings(HeadSettings):
         return learns_records(self.answers, self.data)
 
     @property
-    def share_held_out(self) -> float:
-        return self.held_out
-
-    @property
     def num_text_epochs(self) -> int:
         """`text_epochs`; unset, half of the epochs, rounded down."""
         return (self.epochs or 0) // 2 if self.text_epochs is None else self.text_epochs
@@ -184,8 +146,12 @@ class StatesSettings(HeadSettings):
     @property
     def reads_tables(self) -> bool:
         """Whether it loads the target's embedding and LM head alone: the target does not run in this process."""
-        is_elsewhere = self.source.kind == "cached" or self.source.serving_engine is not None
-        return is_elsewhere and self.decoding is None
+        return (self.source.kind == "cached" or self.serving_engine is not None) and self.decoding is None
+
+    @property
+    def serving_engine(self) -> TargetEngine | None:
+        """The engine that computes the states in a process of its own; None: none does."""
+        return self.source.engine if self.source.kind == "online" and self.source.engine.is_served else None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -230,10 +196,6 @@ class CodesSettings(HeadSettings):
     @property
     def is_small_net(self) -> bool:
         return self.revive_every is not None or self.model in ("vq", "reader")
-
-    @property
-    def share_held_out(self) -> float:
-        return self.data.held_out
 
     @model_validator(mode="after")
     def _of_its_model(self) -> Self:
@@ -292,7 +254,7 @@ class RecordsSettings(TrainSettings):
         return self.answers is not None and bool(self.answers.share("draft"))
 
     @model_validator(mode="after")
-    def _known_parts(self) -> Self:
+    def _whole(self) -> Self:
         if self.lora is not None and "language_model" not in self.trainable:
             raise ValueError("lora is given, and trainable does not name language_model")
         if unknown := set(self.optim.lr_by_part) - set(self.trainable):
@@ -302,10 +264,6 @@ class RecordsSettings(TrainSettings):
             key = "target" if self.model == "target" else "drafter"
             raise Refused("from.path", f"is a head's, and this stage trains {what}", f"give {key}.path")
         _check_packing(self)
-        return self
-
-    @model_validator(mode="after")
-    def _fitting_answers(self) -> Self:
         distills = self._distills
         if self.model != "drafter" and (distills or self.answers is not None):
             raise ValueError("objective: distill and answers are for a drafter's stage")
@@ -339,11 +297,7 @@ def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
 
 
 def row_tokens(stage: StatesSettings | RecordsSettings, name: str, lengths: np.ndarray) -> int | None:
-    """Tokens of a packed row, which the longest of these samples must fit; None: the stage does not pack.
-
-    Args:
-        name: of the stage.
-    """
+    """Tokens of a packed row, which the longest of these samples must fit; None: the stage does not pack."""
     if stage.packing is None:
         return None
     check_lengths(lengths, stage.packing.max_tokens, f"stages.{name}.packing.max_tokens")

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from ...core.json_types import JsonObject, listed
 from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
+from ...data.order import rows_of_rank
 from ...data.shards.shards import Sample, claim, finish, finished, shard_path
 from ...data.states.identity import Acceptable
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
@@ -31,24 +32,10 @@ from ...data.states.storage import check_disk, shown
 from ..run.stopping import Stop
 from ..serve.engines import EngineSection
 from ..serve.states_builder import Builder, Measured, StatesStore, looked_ahead
-from ..serve.target_engine import TargetEngine, TransformersEngine
+from ..serve.target_engine import TransformersEngine
 
 
-class SourceSection(Section):
-    """What every source of states answers."""
-
-    @property
-    def stages(self) -> list[str | None]:
-        """Names of the stages that are read; [None]: the latest."""
-        return []
-
-    @property
-    def serving_engine(self) -> TargetEngine | None:
-        """The engine that computes the states in a process of its own; None: this one does."""
-        return None
-
-
-class OnlineStates(SourceSection):
+class OnlineStates(Section):
     """The target runs on each batch: nothing is kept. Cheaper than a terabyte for most."""
 
     kind: Literal["online"] = "online"
@@ -56,12 +43,8 @@ class OnlineStates(SourceSection):
     # works some batches ahead. Fingerprints leave it out if it is not set.
     engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
 
-    @property
-    def serving_engine(self) -> TargetEngine | None:
-        return self.engine if self.engine.is_served else None
 
-
-class CachedStates(SourceSection):
+class CachedStates(Section):
     """States that `cache` stages wrote."""
 
     kind: Literal["cached"]
@@ -81,6 +64,7 @@ class CachedStates(SourceSection):
 
     @property
     def stages(self) -> list[str | None]:
+        """Names of the stages that are read; [None]: the latest."""
         if self.path is not None:
             return []
         return [None] if self.from_stage is None else listed(self.from_stage)
@@ -91,7 +75,7 @@ class CachedStates(SourceSection):
         return [Path(path) for path in listed(self.path)]
 
 
-class FirstEpochStates(SourceSection):
+class FirstEpochStates(Section):
     """Computed and written while the first epoch trains, read from the second on."""
 
     kind: Literal["cached_on_first_epoch"]
@@ -104,70 +88,47 @@ StatesSource = Annotated[OnlineStates | CachedStates | FirstEpochStates, Field(d
 MakeLoader = Callable[[Samples, Collate, int, int], Loader]
 
 
-class States(Protocol):
-    """A source at work."""
-
-    lengths: np.ndarray  # [n], negative without pictures
-    draws: np.ndarray  # [n], of the samples' names
-
-    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
-        """Steps `first` to `last` over these samples.
-
-        Args:
-            trains: False for held-out samples, which nothing is kept of.
-        """
-        ...
-
-    def __call__(self, batch: Batch) -> TargetStates:
-        """The target's states for the next micro-batch of the training, on its device."""
-        ...
-
-    def held_out(self, batch: Batch) -> TargetStates:
-        """The same for a held-out micro-batch: nothing of it is kept."""
-        ...
-
-    def supervised_ids(self, index: int) -> Tensor:
-        """[n] int64 of one sample."""
-        ...
-
-
 @dataclass(frozen=True)
 class Steps:
     """Stands where a `Loader` does: its numbers, and steps that `iterate` makes."""
 
-    loader: Loader
+    batch_size: int
+    accumulation: int
     iterate: Callable[[], Iterator[StepBatches]]
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of one optimizer step over all ranks."""
-        return self.loader.batch_size
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches of one optimizer step on each rank."""
-        return self.loader.accumulation
 
     def __iter__(self) -> Iterator[StepBatches]:
         return self.iterate()
 
 
 class Online:
-    """States of `builder`'s samples, computed in each epoch anew."""
+    """States of `builder`'s samples, computed in each epoch anew. `lengths` [n] are negative without pictures, `draws`
+    [n] are of the samples' names.
+    """
 
     def __init__(self, builder: Builder):
         self.builder = builder
         self.lengths, self.draws = builder.counts.signed, builder.samples.draws()
         self._begun: deque[tuple[Batch, Callable[[], TargetStates]]] = deque()
 
-    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
-        loader = self.loader(indices, make_loader, first, last)
-        if not trains or not self.builder.ahead:
-            return Steps(loader, lambda: iter(loader))
+    def steps(
+        self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool
+    ) -> Loader | Steps:
+        """Steps `first` to `last` over these samples; of held-out ones (not `trains`) nothing is kept."""
+        loader, ahead = self.loader(indices, make_loader, first, last), self.builder.ahead
+        if not trains or not ahead:
+            return Steps(loader.batch_size, loader.accumulation, lambda: iter(loader))
+
+        def begun() -> Iterator[StepBatches]:
+            for step in loader:
+                self._begun.extend((batch, self.builder.begin(batch)) for batch in step.micro)
+                yield step
+
         # Begun steps, each of `accumulation` batches; the loop itself looks one step ahead.
-        return Steps(loader, lambda: looked_ahead(self._beginning(loader), self.builder.ahead // loader.accumulation))
+        accumulation = loader.accumulation
+        return Steps(loader.batch_size, accumulation, lambda: looked_ahead(begun(), ahead // accumulation))
 
     def __call__(self, batch: Batch) -> TargetStates:
+        """The target's states for the next micro-batch of the training, on its device."""
         if not self._begun:
             return self.held_out(batch)
         begun, states = self._begun.popleft()
@@ -175,13 +136,8 @@ class Online:
         return states()
 
     def held_out(self, batch: Batch) -> TargetStates:
+        """The same for a held-out micro-batch: nothing of it is kept."""
         return self.builder.states(batch.to("cpu") if self.builder.served else batch)
-
-    def _beginning(self, loader: Loader) -> Iterator[StepBatches]:
-        """The steps, whose batches an engine has begun with."""
-        for step in loader:
-            self._begun.extend((batch, self.builder.begin(batch)) for batch in step.micro)
-            yield step
 
     def loader(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int) -> Loader:
         """Steps `first` to `last` over these samples, with the builder's collate and without states."""
@@ -189,23 +145,26 @@ class Online:
         return make_loader(Chosen(samples, indices, lengths), self.builder.collate, first, last)
 
     def supervised_ids(self, index: int) -> Tensor:
+        """[n] int64 of one sample."""
         outline = self.builder.samples.outline(index)
         return torch.tensor(outline.ids)[torch.tensor(outline.loss_mask)]
 
 
 class Cached:
-    """States of shards."""
+    """States of shards; what is public is as in `Online`."""
 
     def __init__(self, reader: StatesReader, seed: int):
-        self.reader, self.seed = reader, seed
+        self.reader, self.seed, self.supervised_ids = reader, seed, reader.supervised_ids
         self.lengths, self.draws = CachedSamples.of(reader).lengths, reader.column("draw")
 
-    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
+    def steps(
+        self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool
+    ) -> Loader | Steps:
         collate = CachedCollate(self.reader, self.seed)
         loader = make_loader(CachedSamples.of(self.reader, indices), collate, first, last)
         # A thread reads ahead: batches of processes come in new shared memory, which costs more than reading them.
         loader = replace(loader, num_workers=0)
-        return Steps(loader, lambda: prefetched(loader))
+        return Steps(loader.batch_size, loader.accumulation, lambda: prefetched(loader))
 
     def __call__(self, batch: Batch) -> TargetStates:
         assert batch.states is not None
@@ -213,27 +172,23 @@ class Cached:
 
     held_out = __call__
 
-    def supervised_ids(self, index: int) -> Tensor:
-        return self.reader.supervised_ids(index)
-
 
 class FirstEpoch:
-    """Online in the first epoch and the step after it, which is fetched before the epoch's last states are there;
-    read from the shards from then on. A run that comes back goes on as it would have: what it does again in the first
-    epoch is computed again, and a shard that it begins in the middle of is completed when the epoch ends.
-
-    Args:
-        known: as of `Builder.identity`.
-        measured: what keeping states in the store's dtype costs, for the manifest.
+    """Online in the first epoch and the step after it, which is fetched before the epoch's last states are there; read
+    from the shards from then on. A run that comes back goes on as it would have: what it does again in the first epoch
+    is computed again, and a shard that it begins in the middle of is completed when the epoch ends. `measured` says in
+    the manifest what keeping states in the store's dtype costs.
     """
 
     def __init__(self, builder: Builder, known: JsonObject, measured: Measured, say: Callable[[str], None]):
         self.online, self.builder, self.say = Online(builder), builder, say
         self.lengths, self.draws = self.online.lengths, self.online.draws
         self.known, self.measured = known, measured
-        self.supervised_ids = self.online.supervised_ids
+        self.supervised_ids, self.held_out = self.online.supervised_ids, self.online.held_out
 
-    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
+    def steps(
+        self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool
+    ) -> Loader | Steps:
         if not trains:
             return self.online.steps(indices, make_loader, first, last, trains=False)
         whole = self.online.loader(indices, make_loader, 0, last)
@@ -250,7 +205,7 @@ class FirstEpoch:
                 cached, every = Cached(reader, self.builder.collate.seed), np.arange(len(reader))
                 yield from cached.steps(every, make_loader, max(first, epoch + 1), last, trains=True)
 
-        return Steps(whole, iterate)
+        return Steps(whole.batch_size, whole.accumulation, iterate)
 
     def __call__(self, batch: Batch) -> TargetStates:
         """Computed, and kept in the first epoch; read with the batch from the shards later."""
@@ -263,8 +218,8 @@ class FirstEpoch:
             self._writing.keep(step, micro, batch, states)
         return states
 
-    def held_out(self, batch: Batch) -> TargetStates:
-        return self.online(batch)
+
+States = Online | Cached | FirstEpoch
 
 
 class _EpochShards:
@@ -322,12 +277,12 @@ class _EpochShards:
         return StatesReader([folder])
 
     def _numbers(self, index: int) -> np.ndarray:
-        """Numbers of the samples whose states shard `index` holds."""
+        """Of the samples whose states shard `index` holds."""
         loader = self.loader
         assert loader.order is not None
         group, rank = divmod(index, loader.world_size)
-        order = loader.order(0)
+        order, lengths = loader.order(0), loader.samples.lengths
         steps = range(group * self.steps_per_shard, min((group + 1) * self.steps_per_shard, self.num_steps))
         size = loader.batch_size
-        rows = [loader.share(order[step * size : (step + 1) * size], rank) for step in steps]
-        return self.indices[np.concatenate(rows)]
+        batches = [order[step * size : (step + 1) * size] for step in steps]
+        return self.indices[np.concatenate([rows_of_rank(b, lengths, rank, loader.world_size) for b in batches])]

@@ -1,4 +1,4 @@
-"""Validation while a drafter trains: its loss, and how often its next token is the target's.
+"""Validation while a drafter trains: its held-out loss, and how often its next token is the target's.
 
 The share of positions where draft and target agree is what greedy decoding will accept at depth one;
 the loss against the record's own answer says less about that.
@@ -6,19 +6,21 @@ the loss against the record's own answer says less about that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
 
+from ...core import ranks
 from ...core.batch import Batch, StepLoss
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.loader import StepBatches
 from ...models.drafters.distillation import Teacher
 from ..run.stopping import Stop
-from .best import held_out_scores
 from .engine import Engine
 
 if TYPE_CHECKING:
@@ -58,16 +60,36 @@ class HeadValidation(Validation):
     max_samples: int | None = Field(None, ge=1)
 
 
+def held_out_scores(
+    engine: Engine, steps: Iterable[StepBatches], score: Callable[[Any], StepLoss], stop: Stop
+) -> dict[str, float]:
+    """`val_loss` and the loss's metrics as means over the supervised positions of all ranks. `score` gives the loss of
+    a batch on the engine's device. Stops on all ranks, between two batches.
+    """
+    sums: dict[str, Tensor] = {}
+    engine.module.eval()
+    with torch.no_grad():
+        for step in steps:
+            for batch in step.micro:
+                stop.agree("in a validation")
+                loss = score(batch.to(engine.device))
+                for name, value in {"loss": loss.loss_sum, "tokens": loss.num_tokens, **loss.metrics}.items():
+                    sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
+    engine.module.train()
+    names = sorted(sums)
+    values = torch.stack([sums[name] for name in names]).to(engine.device)
+    with ranks.pulse().meeting():
+        dist.all_reduce(values)
+    total = dict(zip(names, values.tolist(), strict=True))
+    tokens = total.pop("tokens")
+    return {f"val_{name}": value / tokens for name, value in total.items()}
+
+
 def validate(
     engine: Engine, steps: Iterable[StepBatches], target: PreTrainedModel | None, stop: Stop
 ) -> dict[str, float]:
-    """`val_loss`, `val_accuracy` and, with a target, `val_agreement`: means over supervised tokens of all ranks.
-
-    Args:
-        target: the frozen model; its most likely token at every supervised position is what is agreed with.
-
-    Raises:
-        Stopped: on all ranks, between two batches.
+    """`val_loss`, `val_accuracy` and `val_agreement` with the most likely token of the frozen target, if it is given,
+    at every supervised position: means over supervised tokens of all ranks. Stops as `held_out_scores` does.
     """
 
     def score(batch: Batch) -> StepLoss:

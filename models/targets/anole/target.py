@@ -156,8 +156,13 @@ class AnoleTarget(GuidedTarget):
     def _prompts(
         self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
     ) -> tuple[DrawingSession, DecoderStates]:
+        markers = {getattr(self.ids, name) for name in _NAMES}
         for request in requests:
-            self._check_text(request.condition)
+            if special := sorted({*request.condition.tolist()} & markers):
+                raise UserError(
+                    f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",
+                    hint="tokenize prompts with add_special_tokens=False",
+                )
         ids, mask, positions = self._rows(*self._both(requests))
         length = ids.shape[1]
         cache = self.decoder.new_cache(length + capacity)
@@ -215,14 +220,6 @@ class AnoleTarget(GuidedTarget):
         places = torch.arange(length, device=self.device) - starts[:, None]
         padded = padded.masked_fill(places < 0, ids.pad).masked_fill(places == 0, ids.bos)
         return padded, places >= 0, places.clamp(min=0)
-
-    def _check_text(self, text: Tensor) -> None:
-        special = sorted({*text.tolist()} & {getattr(self.ids, name) for name in _NAMES})
-        if special:
-            raise UserError(
-                f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",
-                hint="tokenize prompts with add_special_tokens=False",
-            )
 
 
 def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:

@@ -41,11 +41,9 @@ class CausalTraining(ModelTraining):
 
     @staticmethod
     def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
-        """The model's only part: the language model."""
         return {"language_model": model}
 
     def hidden_states(self, batch: Batch) -> Tensor:
-        """Final states [B,T,D]."""
         assert batch.num_dummy_images or batch.pixels is None, "pictures for a model of text"
         model = self.model.model
         return last_states(model, batch, model.get_input_embeddings()(batch.ids), batch.positions[0])

@@ -112,7 +112,6 @@ class GemmaDecoder(WholeDecoder):
         return inputs
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Scores under the model's soft cap."""
         return capped(self.language_model.config, scores)
 
 

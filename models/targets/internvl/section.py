@@ -63,11 +63,9 @@ class InternVLTarget(LanguageTarget):
 
     @classmethod
     def check_model(cls, model: Any) -> None:
-        """Raises `UserError` where some layers of the language model see a window alone."""
         check_windows(model.config.get_text_config())
 
     def view(self, request: Request) -> Request:
-        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
         if any(not picture.is_plain for picture in request.pictures):
             raise UserError(
                 "the target reads pictures in InternVL's tiles, and these are cut for another family",

@@ -164,12 +164,10 @@ class LlavaDecoder(CachedDecoder):
 
     @property
     def reads_newlines(self) -> bool:
-        """Whether it can read tiled pictures, whose rows end with a learned newline embedding."""
         return newline_of(self.core) is not None
 
     @property
     def reads_first(self) -> bool:
-        """Whether the model reads a prompt's first token, as its config says."""
         return reading_of(self.model.config).first_token
 
     def selected(self, pixels: Tensor) -> Tensor:
@@ -209,7 +207,6 @@ class LlavaTraining(ModelTraining):
 
     @staticmethod
     def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
-        """The model's modules by part."""
         core, newline = model.model, Packing(model.model)
         return {
             "vision_tower": core.vision_tower,
@@ -222,7 +219,6 @@ class LlavaTraining(ModelTraining):
         }
 
     def hidden_states(self, batch: Batch) -> Tensor:
-        """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
         core = self.model.model
         embeds = core.get_input_embeddings()(batch.ids)
         if batch.pixels is not None:
@@ -245,5 +241,4 @@ class LlavaTraining(ModelTraining):
         return 0 if reading_of(self.model.config).first_token else 1
 
     def selected_features(self, pixels: Tensor) -> Tensor:
-        """The tower's states that the projector reads, [I,P,C]."""
         return selected_features(self.model, pixels)

@@ -46,7 +46,10 @@ def _run(tiles: Tensor, picture: Picture, newline: Tensor | None) -> Tensor:
     if picture.pooling != "none" or picture.newline == "grid":
         tiles = _pooled_rows(tiles, picture, newline)
     run = tiles.flatten(0, 1)
-    return torch.cat([run, _as(newline, run)[None]]) if picture.newline == "one_token" else run
+    if picture.newline != "one_token":
+        return run
+    assert newline is not None, "checked in `pack`"
+    return torch.cat([run, newline.to(run)[None]])
 
 
 def _grid(tiles: Tensor, grid: TileGrid, newline: Tensor | None) -> Tensor:
@@ -73,13 +76,9 @@ def _pooled_rows(frames: Tensor, picture: Picture, newline: Tensor | None) -> Te
 
 def _with_newlines(grid: Tensor, newline: Tensor | None) -> Tensor:
     """[F,D,R,C] -> [F,R (C + 1),D]."""
-    column = _as(newline, grid)[:, None, None].expand(*grid.shape[:3], 1)
-    return torch.cat([grid, column], dim=3).flatten(2).transpose(1, 2)
-
-
-def _as(newline: Tensor | None, like: Tensor) -> Tensor:
     assert newline is not None, "checked in `pack`"
-    return newline.to(like)
+    column = newline.to(grid)[:, None, None].expand(*grid.shape[:3], 1)
+    return torch.cat([grid, column], dim=3).flatten(2).transpose(1, 2)
 
 
 def newline_of(core: nn.Module) -> nn.Parameter | None:

@@ -40,7 +40,6 @@ class LlavaTarget(LanguageTarget):
         self.reads_tiles = reads_tiles
 
     def view(self, request: Request) -> Request:
-        """The request as the target reads it. Raises `UserError` where its pictures are not cut for it."""
         if any(picture.whole is not None for picture in request.pictures):
             raise UserError(
                 "the target reads pictures in tiles, and these are cut for a Qwen-VL",
@@ -92,7 +91,6 @@ class LlavaTargetConfig(SeeingSection):
 
     @property
     def reads_tiles(self) -> bool | None:
-        """None: the family has one tile and nothing to choose."""
         return None if self.base_kind == "llava" else self.anyres is not False
 
     def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:

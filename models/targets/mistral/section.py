@@ -64,9 +64,6 @@ class MistralTarget(WholeTarget):
 
     @classmethod
     def check_model(cls, model: Any) -> None:
-        """Raises `UserError` where the tower is no Pixtral's, several of its layers are read, or some layers of the
-        language model see a window alone.
-        """
         config = model.config
         if tower_type(config) != TOWER:
             raise UserError(f"the weights have a tower of model_type {config.vision_config.model_type}, no Pixtral's",

@@ -29,7 +29,6 @@ class QwenPictures(Pictures):
     """Pictures that the tower reads whole, all of a prompt in one pass."""
 
     def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
-        """One picture."""
         vision = config.vision_config
         merge, rows = vision.spatial_merge_size, max(1, isqrt(positions))
         grid = PatchGrid(1, rows * merge, max(1, positions // rows) * merge, merge)
@@ -42,7 +41,6 @@ class QwenTarget(LanguageTarget):
     decoder_class: ClassVar[type[QwenDecoder]] = QwenDecoder
 
     def view(self, request: Request) -> Request:
-        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
         if any(picture.whole is None for picture in request.pictures) or (
             request.pixels is not None and not request.pictures
         ):

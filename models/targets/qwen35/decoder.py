@@ -37,7 +37,6 @@ class HybridDecoder(QwenDecoder):
                 _use_our_cache(module)
 
     def new_cache(self, capacity: int) -> Cache:
-        """An empty cache of `capacity` positions."""
         from .recurrent import HybridCache
 
         return HybridCache(self.recurs, capacity, self._window)

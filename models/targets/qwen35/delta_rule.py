@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +33,7 @@ class Step:
     beta: Tensor  # [R,H,N]
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """What places have written after a committed state; enough to make the state after any path of them."""
 
     keys: Tensor  # [R,H,P,K]
@@ -43,7 +43,7 @@ class Written:
 
     def first(self, count: int) -> Written:
         """The first `count` places."""
-        return Written(*(part[:, :, :count] for part in (self.keys, self.updates, self.decay, self.total)))
+        return Written(*(part[:, :, :count] for part in self))
 
 
 def over_tree(step: Step, state: Tensor, seen: Tensor, before: Written | None = None) -> tuple[Tensor, Written]:
@@ -82,8 +82,7 @@ def behind(state: Tensor, written: Written, path: Sequence[int]) -> Tensor:
         chosen = written.first(len(path))
     else:
         index = uploaded(torch.tensor(path), state.device)
-        parts = (written.keys, written.updates, written.decay, written.total)
-        chosen = Written(*(part.index_select(2, index) for part in parts))
+        chosen = Written(*(part.index_select(2, index) for part in written))
     total = chosen.total[:, :, -1:]
     since = (total - chosen.total).exp().unsqueeze(-1)
     return total.exp().unsqueeze(-1) * state + (chosen.keys * since).mT @ chosen.updates

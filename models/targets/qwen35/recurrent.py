@@ -123,7 +123,6 @@ class HybridCache(ModelCache):
 
     @property
     def length(self) -> int:
-        """Number of committed positions."""
         return int(self.layers[0].length)
 
     @property
@@ -166,7 +165,6 @@ class HybridCache(ModelCache):
             layer.move_to(length)
 
     def advance(self, count: int) -> None:
-        """Commit the first `count` positions that the last forward wrote."""
         length = self.length + count
         super().crop_to(length)
         for layer in self.recurrent:
@@ -181,13 +179,11 @@ class HybridCache(ModelCache):
         super().crop_to(length)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order."""
         super().select_rows(rows)
         for layer in self.recurrent:
             layer.select_rows(rows)
 
     def empty(self) -> None:
-        """Forget all positions."""
         super().empty()
         for layer in self.recurrent:
             layer.reset()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftsmith.data.records import records
-from draftsmith.data.records.kept_arrays import read_arrays, write_arrays
+from draftsmith.data.records.records import read_arrays, write_arrays
 from draftsmith.data.states.samples import StatesSamples
 from small_records import flip
 

@@ -20,7 +20,7 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_module import even_taps
 from draftsmith.models.drafters.dflash_settings import DflashLoss
 from draftsmith.models.drafters.dflash_training import draw_blocks
-from draftsmith.models.drafters.head_training import is_blind
+from draftsmith.models.drafters.head_draws import is_blind
 from draftsmith.models.fast import causal_blocks
 from draftsmith.models.losses import divergence
 from family_checks import longer
@@ -134,7 +134,7 @@ def test_blocks_of_a_decoding_are_those_of_the_reference(big, name):
         assert drafter.num_held == len(kept)
         layers = {tap: step.layers[tap][:, count : count + accepted + 1] for tap in drafter.taps.text_layers}
         count += accepted + 1
-        drafter.accept(SimpleNamespace(step=SimpleNamespace(layers=layers), bonus=int(ids[count])))
+        drafter.accept(SimpleNamespace(step=SimpleNamespace(layers=layers), tokens=[], bonus=int(ids[count])))
 
 
 def test_a_long_prompt_is_read_in_pieces(big, monkeypatch):
@@ -371,7 +371,7 @@ class Foresees:
 
     def truth(self, count):
         # The proposal's own count of what is committed says where the block stands.
-        first = self.proposal._next - self.begun + 1 - self.late
+        first = int(self.proposal._next - self.begun) + 1 - self.late
         return self.scores[[min(first + level, len(self.scores) - 1) for level in range(count)]]
 
     def __getattr__(self, name):

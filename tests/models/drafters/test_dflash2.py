@@ -9,8 +9,8 @@ from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash2 import Dflash2Config, GroupedConvolution
+from draftsmith.models.drafters.dflash_proposal import Walk
 from draftsmith.models.drafters.dflash_training import draw_blocks
-from draftsmith.models.drafters.dflash_walk import Walk
 from tensors import check_travels
 from torch.nn import functional as F
 from visual_tiny import code_batch, greedy, llamagen, plain, request, step_of, target

@@ -12,7 +12,8 @@ from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.drafters import dflash_training
 from draftsmith.models.drafters.base import TargetIdentity, for_decoding
 from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.dflash_confidence import DflashConfidence, kept_levels
+from draftsmith.models.drafters.dflash_proposal import kept_levels
+from draftsmith.models.drafters.dflash_settings import DflashConfidence
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from heads_tiny import config_of
 from tiny import request as ask

@@ -15,8 +15,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
+from draftsmith.models.drafters.dflash_module import Before
 from draftsmith.models.drafters.dflash_training import above_next, draw_blocks
-from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.drafters.outside import load_start
 from draftsmith.models.folders import write_folder

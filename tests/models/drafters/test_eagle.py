@@ -24,7 +24,7 @@ from draftsmith.models.drafters.eagle_images import (
     save_eagle,
     trained_positions,
 )
-from draftsmith.models.drafters.head_training import row_uniforms
+from draftsmith.models.drafters.head_draws import row_uniforms
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.targets.anole.target import anole_shape
 from draftsmith.models.targets.base import Prompt, TargetStep

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.section import kinds, sections
-from draftsmith.models.drafters import AnyDrafter, goal_scores
-from draftsmith.models.drafters.goal_scores import GoalScores
+from draftsmith.models.drafters import AnyDrafter, draft_vocabulary
+from draftsmith.models.drafters.draft_vocabulary import GoalScores
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from family_checks import Draft, check_goal_scores
 from heads_tiny import case_for, config_of
@@ -52,7 +52,7 @@ def test_a_head_whose_rows_cannot_be_read_is_run_whole():
 
 
 def test_the_memory_of_a_step_is_counted_in_parts(monkeypatch):
-    monkeypatch.setattr(goal_scores, "ROWS", 40)
+    monkeypatch.setattr(draft_vocabulary, "ROWS", 40)
     target, draft = language(llava(0)), Draft(torch.arange(9), 64).to("meta")
     widths = []
 
@@ -92,7 +92,7 @@ def test_losses_and_gradients_are_those_of_the_whole(kind, monkeypatch):
             monkeypatch.setattr(type(target), "score_parts", lambda self, size: [(0, self.scores)])
         else:
             monkeypatch.undo()
-            monkeypatch.setattr(goal_scores, "ROWS", 7)
+            monkeypatch.setattr(draft_vocabulary, "ROWS", 7)
             monkeypatch.setattr(type(target.decoder), "logits", never)
         head.zero_grad()
         loss = config.training_objective(head, target).train()(batch, states)

@@ -8,8 +8,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
 from draftsmith.models.decoding.head_layer import Rotary
-from draftsmith.models.drafters.base import states_settings
-from draftsmith.models.drafters.head_objective import HeadObjective
+from draftsmith.models.drafters.base import HeadObjective, states_settings
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import STRETCHED, config_of, head_of, stretched_text, text_config

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO
-from draftsmith.models.drafters.head_inputs import _spread, base_positions, lay_out, with_gaps
+from draftsmith.models.drafters.head_training import base_positions, lay_out, with_gaps
+from draftsmith.models.drafters.vispec import spread
 
 
 def laid_out(row: str, visual: str, **more):
@@ -60,7 +61,7 @@ def test_a_clip_right_behind_a_picture_has_its_own_vectors():
     layout = lay_out("compressed", modality, modality >= 0, num_vectors=2)
     assert layout.runs == ((0, 1, 3), (0, 3, 6))
     vectors = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])
-    assert _spread(layout, vectors)[0, :, 0].tolist() == [1, 2, 3, 4, 0]
+    assert spread(layout, vectors)[0, :, 0].tolist() == [1, 2, 3, 4, 0]
 
 
 @pytest.mark.parametrize("visual", ["none", "direct", "compressed"])

@@ -8,10 +8,10 @@ import torch
 from draftsmith.models import training_passes
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.head_layer import through
+from draftsmith.models.drafters.base import HeadObjective
 from draftsmith.models.drafters.eagle3 import JoinedLayer
-from draftsmith.models.drafters.head_inputs import lay_out
-from draftsmith.models.drafters.head_objective import HeadObjective
-from draftsmith.models.drafters.head_training import _gaps, is_blind
+from draftsmith.models.drafters.head_draws import gaps_of, is_blind
+from draftsmith.models.drafters.head_training import lay_out
 from heads_tiny import OTHER_SIZES, ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from tensors import learn
 from torch.nn import functional as F
@@ -361,7 +361,7 @@ def test_all_rows_blind_is_a_training_without_visual_inputs(name):
 
 def test_blind_rows_are_drawn_apart_from_gaps():
     """Half of the blind rows have a gap, and half of the others."""
-    drawn = [(is_blind(seed, 0.5), gap is not None) for seed, gap in enumerate(_gaps(range(2000), 0.5, 10))]
+    drawn = [(is_blind(seed, 0.5), gap is not None) for seed, gap in enumerate(gaps_of(range(2000), 0.5, 10))]
     counts = [drawn.count((blind, gap)) for blind in (True, False) for gap in (True, False)]
     assert all(430 < count < 570 for count in counts), counts
 

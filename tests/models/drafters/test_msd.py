@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draftsmith.models.drafters.head_objective import HeadObjective
+from draftsmith.models.drafters.base import HeadObjective
 from draftsmith.models.drafters.head_settings import EAGLE_LOSS
 from draftsmith.models.drafters.msd import MsdConfig
 from heads_recorded import LOSS, Recorder, batch_of, close, relatively, shifted_rows

@@ -13,7 +13,7 @@ from draftsmith.models import training_passes
 from draftsmith.models.drafters.head_training import HeadTraining
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.trainers.train import loop
-from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.fit import OptimConfig
 from heads_tiny import case_for, config_of
 from tiny import IMAGE_ID, TOKENS, llava
 from training import engine
@@ -53,9 +53,7 @@ def eagle3():
 
 
 # What makes it fast; each of them stands in for a readable function.
-FAST = {
-    f"models/fast/{name}.py" for name in ("__init__", "pass_attention", "causal_kernels", "in_place", "chunked_head")
-}
+FAST = {f"models/fast/{name}.py" for name in ("__init__", "pass_attention", "in_place")}
 
 
 def test_eagle3s_training_forward_enters_ten_files_beside_the_fast_ones(monkeypatch):

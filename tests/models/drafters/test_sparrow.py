@@ -8,8 +8,8 @@ from draftsmith.core.batch import IMAGE, TEXT
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.head_inputs import base_positions, lay_out
-from draftsmith.models.drafters.head_objective import HeadObjective
+from draftsmith.models.drafters.base import HeadObjective
+from draftsmith.models.drafters.head_training import base_positions, lay_out
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.targets.base import Prompt, TargetStep
 from heads_recorded import LOSS, Recorder, batch_of, close, relatively

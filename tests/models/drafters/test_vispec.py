@@ -5,8 +5,8 @@ from draftsmith.core.batch import IMAGE, TEXT
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.base import HeadObjective
 from draftsmith.models.drafters.head_config import TEXT_STAGE
-from draftsmith.models.drafters.head_objective import HeadObjective
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.targets.base import Prompt, TargetStep
 from heads_recorded import LOSS, Recorder, batch_of, close, relatively, shifted_rows

@@ -13,6 +13,7 @@ from draftsmith.models.drafters.weights import (
     grid,
     grid_scores,
     mixture,
+    weights_of,
 )
 from pydantic import ValidationError
 
@@ -31,7 +32,7 @@ def blocks(seed, members=3, vocab=12, count=6):
 
 
 def started(rule, members=3):
-    built = rule.build(members)
+    built = weights_of(rule, members)
     built.start(CPU)
     return built
 

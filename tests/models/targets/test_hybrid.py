@@ -121,9 +121,10 @@ def test_attention_of_a_layer_that_recurs():
         own.prefill(asked(), Taps(prefill_attention=(1, 3)), capacity=1)
     assert "layers that attend: [3]" in str(refused.value)
     shape = own.shape
-    assert SparrowConfig(kind="sparrow", vata=False, visual_share=0.5).attention_layers(shape) == (3,)
-    with pytest.raises(UserError, match="share_layer is 2, a layer of the target that recurs"):
-        SparrowConfig(kind="sparrow", vata=False, visual_share=0.5, share_layer=2).attention_layers(shape)
+    taps = SparrowConfig(kind="sparrow", vata=False, visual_share=0.5).taps_for(shape, training=False)
+    assert taps.prefill_attention == (3,)
+    with pytest.raises(UserError, match="share_layer is 2, and the target's layers with attention"):
+        SparrowConfig(kind="sparrow", vata=False, visual_share=0.5, share_layer=2).taps_for(shape, training=False)
 
 
 def test_graphs():

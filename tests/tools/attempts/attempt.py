@@ -47,10 +47,9 @@ class Attempt:
         """Note what was done."""
         self.story.append(line)
 
-    def reference(self, *names: str) -> Reference:
-        """One of these references, drawn; without names one of those of one rank."""
-        names = names or tuple(name for name in self.references if not name.endswith("-2"))
-        return self.references[self.dice.choice(names)]
+    def reference(self) -> Reference:
+        """One of the references, drawn."""
+        return self.references[self.dice.choice(tuple(self.references))]
 
     def window(self, reference: Reference, *, longest: int = 3) -> tuple[list[str], list[str]]:
         """(finished stages, stages to run), drawn."""
@@ -59,9 +58,9 @@ class Attempt:
         count = self.dice.randint(1, longest)
         return stages[:first], stages[first : first + count]
 
-    def begin(self, *, ranks: int = 1, longest: int = 3) -> tuple[Reference, list[str], list[str]]:
-        """A reference of so many ranks, and its stages as `window` draws them; the finished ones are this run's."""
-        reference = self.reference(*(name for name in self.references if name.endswith("-2") == (ranks == 2)))
+    def begin(self, *, longest: int = 3) -> tuple[Reference, list[str], list[str]]:
+        """A reference, and its stages as `window` draws them; the finished ones are this run's."""
+        reference = self.reference()
         finished, stages = self.window(reference, longest=longest)
         reference.copy(self.output, finished)
         return reference, finished, stages
@@ -134,19 +133,6 @@ def last_words(text: str) -> str:
 def signal_name(number: int | None) -> str:
     """SIGKILL, SIGTERM, SIGINT."""
     return "" if number is None else signal.Signals(number).name
-
-
-def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
-    """File -> its size and digest, without locks and what a command says of itself."""
-    import hashlib
-
-    state = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_file() and not name.startswith(".locks") and name not in ("recipe.yaml", "run.yaml"):
-            data = path.read_bytes()
-            state[name] = (len(data), hashlib.sha256(data).hexdigest()[:16])
-    return state
 
 
 def report(attempt: Attempt, how: str, problem: str | None, seconds: float) -> None:

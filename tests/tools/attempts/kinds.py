@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 from attempts.attempt import Attempt
 from attempts.damages import damage, half
-from attempts.disks import disk
 from attempts.kills import kill
-from attempts.stopped_ranks import stopped
-from attempts.two_ranks import launch, ranks
-from attempts.unlike_ranks import unlike
 
 
 @dataclass(frozen=True)
@@ -27,6 +23,4 @@ class Kind:
     weight: float
 
 
-KINDS: dict[str, Kind] = {"kill": Kind(kill, 25), "ranks": Kind(ranks, 2.5), "launch": Kind(launch, 1),
-                          "unlike": Kind(unlike, 4), "stopped": Kind(stopped, 3), "disk": Kind(disk, 9),
-                          "damage": Kind(damage, 17), "half": Kind(half, 10)}  # fmt: skip
+KINDS: dict[str, Kind] = {"kill": Kind(kill, 25), "damage": Kind(damage, 17), "half": Kind(half, 10)}

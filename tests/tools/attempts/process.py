@@ -32,20 +32,11 @@ class Disturbance:
     Args:
         event: before this event of writing, from 1; None: after `seconds`.
         number: the signal that the process gets.
-        fill: in place of a signal, the disk of the watched folder is filled up to this many bytes.
     """
 
     event: int | None = None
     seconds: float | None = None
     number: int | None = None
-    fill: int | None = None
-
-    def act(self, folder: Path) -> None:
-        """Sends the signal to this process, or fills the disk."""
-        if self.number is not None:
-            os.kill(os.getpid(), self.number)
-        if self.fill is not None:
-            fill_disk(folder, leave=self.fill)
 
 
 @dataclass(frozen=True)
@@ -207,24 +198,12 @@ class Counter:
     def _act(self) -> None:
         self._busy, self._reached = True, time.time()
         self._write()
-        self._disturbance.act(self._folder)
+        if self._disturbance.number is not None:
+            os.kill(os.getpid(), self._disturbance.number)
         self._busy = False
 
     def _write(self) -> None:
         os.pwrite(self._state, f"{self._count} {self._reached}   ".encode(), 0)
-
-
-def fill_disk(folder: Path, *, leave: int) -> None:
-    """Fills the disk of a folder with a file beside it, but for so many bytes."""
-    while not folder.exists():
-        folder = folder.parent
-    free = os.statvfs(folder)
-    size = free.f_bavail * free.f_frsize - leave
-    if size > 0:
-        # One level up: the folder's own files are the run's.
-        handle = os.open(folder.parent / "ballast", os.O_WRONLY | os.O_CREAT)
-        os.posix_fallocate(handle, 0, size)
-        os.close(handle)
 
 
 def command(arguments: Sequence[str]) -> Callable[[], int]:

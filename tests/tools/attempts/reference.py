@@ -75,7 +75,7 @@ def build(name: str, folder: Path, run: Run) -> Reference:
     """Runs a recipe stage by stage. Raises `SystemExit` where a stage fails.
 
     Args:
-        name: of the recipe, with -2 for two ranks.
+        name: of the recipe.
         run: arguments, output, log -> how the command ended.
     """
     reference = Reference(name, folder, [])
@@ -113,9 +113,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 def _is_result(name: str) -> bool:
     path = Path(name)
-    return not (
-        set(path.parts) & {"checkpoints", "cache"} or path.name in _TIMED or path.suffix in (".lock", ".sqlite")
-    )
+    return not (set(path.parts) & {"checkpoints", "cache"} or path.name in _TIMED or path.suffix == ".lock")
 
 
 def _spoken(report: Mapping[str, Any]) -> Any:

@@ -10,8 +10,8 @@ import shutil
 from operator import attrgetter
 
 import pytest
-from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import Refused, UserError
+from draftsmith.core.results import write_sums
 from draftsmith.eval.engines.served_results import disagreements
 from draftsmith.eval.measured_rows import KEY, PLAIN, Row, read_rows
 from draftsmith.models.drafters.eagle3 import Eagle3Config

@@ -1,17 +1,25 @@
-"""The data sections of a recipe's stages, and what `check` finds in each: is it on disk, and can it be read."""
+"""What a recipe takes from outside, before anything is loaded: are its models and data here, and can they be read; and
+what several ranks cannot do with a model that each would spread over the GPUs of a node, or hold a part of.
+"""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
 from ...core.errors import NotFound, UserError, counted, page
+from ...core.json_types import text_at, value_at, walk
+from ...core.placement import check_one_rank
 from ...core.results import DATASET_FOLDER
-from ...core.section import Section, parts
-from ...data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
+from ...core.section import Section, parts, within
+from ...data.captioned.prompts import PromptSource, read_prompts
 from ...data.captioned.sources import CaptionedSource, Source, read, repeated, write_digests
 from ...data.dataset import ConversationData
 from ...data.records.mixture import are_present, missing_files, missing_hint
@@ -19,15 +27,119 @@ from ...data.records.table_records import TableRecords
 from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, read_index
 from ...data.suites.turn_files import PUBLISHED, published_files, published_records
-from ...models.targets.table import AnyTarget, image_section
+from ...models.drafters.base import PublishedDrafter
+from ...models.targets.load import target_config
+from ...models.targets.parallel import check_cut, check_ranks
+from ...models.targets.table import image_section
 from ...trainers.estimate.data import learns_answers
+from ...trainers.estimate.models import target_shape
 from ...trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ...trainers.run.context import Context
-from ...trainers.run.stage import Planned, Stage
+from ...trainers.run.stage import Planned, Stage, WholeRecipe
 from ...trainers.run.stage_records import data_files
 from ...trainers.stages.encode import EncodeStage, resolved, usable_pictures
+from ...trainers.train.fit import OutsideStart
 from .finding import Finding, fault, ok, warning
 from .preflight_samples import DataSection, records_findings
+from .schema import Recipe
+
+_SIZE = "tensor_parallel_size"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def check_placement(
+    recipe: Recipe, planned: Sequence[Planned], chosen: Collection[str] | None = None, *, dry_run: bool = False
+) -> None:
+    """Look at the stages that run.
+
+    Args:
+        chosen: names of the stages that run; None: all.
+        dry_run: the ranks that will run it are not these, and no stage will look at the target's config.
+
+    Raises:
+        UserError: several ranks would read a device map; the run has another number of ranks than hold the target, the
+            target cannot be cut for them, two models of a stage want different numbers, or a stage trains beside such a
+            target. It has the key.
+    """
+    for plan in planned:
+        stage, name = plan.stage, f"stages.{plan.name}"
+        if chosen is not None and plan.name not in chosen:
+            continue
+        held = dict(recipe.target).get(_SIZE, 1)  # an image generator's section has none
+        for key, hint in stage.runs_target().items() if stage.kind == "train" and held > 1 else ():
+            raise UserError(
+                f"{name}.{key} runs the target while ranks train on batches of their own, and target.{_SIZE} is "
+                f"{held}: all ranks hold it together, for one batch", key=f"{name}.{key}", hint=hint,
+            )  # fmt: skip
+        if not stage.loads_target:
+            continue
+        own = plan.own_target
+        target, key = (recipe.target, "target") if own is None else (own, f"{name}.target")
+        size = dict(target).get(_SIZE, 1)
+        if not dry_run:
+            check_ranks(size, key=f"{key}.{_SIZE}")
+        elif size > 1:
+            config = target_shape(recipe) if own is None else target_config(own, None, network=False)
+            check_cut(config, size, str(target.path), key=f"{key}.{_SIZE}")
+        for first, section in (("target", recipe.target), ("drafter", recipe.drafter), (name, stage)):
+            for keys, part in walk(None if section is None else section.model_dump(mode="json"), (first,)):
+                place = ".".join(keys)
+                check_one_rank(text_at(part, "device_map"), key=place)
+                other = value_at(part, _SIZE)  # a serving engine's names its own GPUs
+                if first != "target" and "engine" not in keys and other not in (None, 1, size):
+                    raise UserError(
+                        f"{place}.{_SIZE} is {other}, and the target's is {size}", key=f"{place}.{_SIZE}",
+                        hint="use 1: each rank then holds this model whole" + f", or {size}" * (size > 1),
+                    )  # fmt: skip
+
+
+def models_findings(recipe: WholeRecipe) -> list[Finding]:
+    """Whether the published models that the recipe names are on this machine."""
+    findings = []
+    for part, section in (("target", recipe.target), ("drafter", recipe.drafter)):
+        values = {} if section is None else dict(section)
+        for key in ("path", "language_model", "vision_tower"):
+            if (name := text_at(values, key)) not in (None, "target"):
+                findings.append(_place(f"{part}.{key}", name, values.get("revision"), Path(recipe.output)))
+    return findings
+
+
+def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Finding]:
+    """A finding for each trained drafter outside the run that a stage reads (`from: {path}`, a method's `drafter:
+    {path}`): hours of earlier stages must not end at a name that is nobody's.
+    """
+    outside: dict[str, OutsideStart | PublishedDrafter] = {}
+    for kind in (OutsideStart, PublishedDrafter) if stage.kind != "cache" else ():  # which reads their settings alone
+        outside |= {".".join(("stages", name, *keys, "path")): section for keys, section in within(stage, kind)}
+    if stage.trains and isinstance(recipe.drafter, PublishedDrafter):
+        outside["drafter.path"] = recipe.drafter
+    named = {key: section for key, section in outside.items() if section.path is not None}
+    return [_place(key, str(one.path), one.revision, Path(recipe.output)) for key, one in named.items()]
+
+
+def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
+    """Whether the weights that a key names are here, or will be."""
+    if Path(name).resolve().is_relative_to(output.resolve()) and not Path(name).exists():
+        return ok(key, f"{name} is written by an earlier stage")
+    if Path(name).is_dir():
+        return ok(key, f"{name} is on this machine")
+    try:
+        validate_repo_id(name)
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        if any(path.suffix in _WEIGHTS for path in folder.rglob("*")):  # `check` itself fetches the small files
+            return ok(key, f"{name} is on this machine")
+    except HFValidationError:
+        hint = "train it first, name another folder with this key, or run where the folder lies"
+        return fault(key, f"there is no folder {Path(name).absolute()}", hint)
+    except LocalEntryNotFoundError:
+        pass
+    if constants.HF_HUB_OFFLINE:
+        return fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
+                     f"where there is a network: hf download {name}")  # fmt: skip
+    return ok(key, f"{name} will be downloaded")
+
+
+# Data
 
 
 def sections(
@@ -71,7 +183,9 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
             elif isinstance(data.section, Source):
                 findings.append(_captioned(subject, data, plan.stage, count, context))
             elif isinstance(data.section, PromptSource):
-                prompts = prompts_of(data.section.resolved(_written(data, context)), context.target)
+                prompts = read_prompts(data.section.resolved(_written(data, context)))
+                if context.target.draws_images:
+                    context.target.check_labels((prompt.caption, prompt.label) for prompt in prompts)
                 findings.append(ok(subject, f"{len(prompts):,} prompts"))
             elif data.is_suite:
                 findings.append(_suite(subject, data, context))
@@ -146,8 +260,6 @@ def _is_on_hub(data: DataSection) -> bool:
 
 
 def _suite(subject: str, data: DataSection, context: Context) -> Finding:
-    from huggingface_hub import constants
-
     layout = page("evaluation.md")
     if _is_on_hub(data) and constants.HF_HUB_OFFLINE:
         return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
@@ -164,14 +276,6 @@ def _suite(subject: str, data: DataSection, context: Context) -> Finding:
         what = f"pictures missing: {len(gone)} of {len(pictures)}, the first {gone[0]}"
         return fault(subject, what, TURN_SETS[name].cure)
     return ok(subject, f"{counted(len(records), 'conversation')} of {name}")
-
-
-def prompts_of(source: PromptSource, target: AnyTarget) -> list[ImagePrompt]:
-    """The prompts. Raises `UserError` where they cannot be read, or the target cannot be asked by them."""
-    prompts = read_prompts(source)
-    if target.draws_images:
-        target.check_labels((prompt.caption, prompt.label) for prompt in prompts)
-    return prompts
 
 
 def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, context: Context) -> Finding:
