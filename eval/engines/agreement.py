@@ -76,11 +76,8 @@ def compare(
     plain: Mapping[str, Sequence[int]],
     engine: Mapping[str, Drafted],
 ) -> list[Cell]:
-    """A cell for each group, in the order of the requests.
-
-    Args:
-        plain: the engine's tokens without a drafter, by request.
-        engine: with it.
+    """A cell for each group, in the order of the requests. `plain`: the engine's tokens without a drafter, by request.
+    `engine`: with it.
     """
     cells = []
     for group in dict.fromkeys(asked.group for asked in requests):

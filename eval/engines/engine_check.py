@@ -141,11 +141,8 @@ class _Side:
     def answers(
         self, speculative: object, together: Sequence[int] = (1,), *, in_pieces: bool = False
     ) -> tuple[Engine, dict[int, dict[str, Drafted]]]:
-        """To all requests, by number of them that are asked at once.
-
-        Args:
-            speculative: vLLM's speculative_config; None: plain decoding.
-            in_pieces: a pass takes fewer tokens than a batch's prompts have.
+        """To all requests, by number of them that are asked at once. `speculative`: vLLM's speculative_config; None:
+        plain decoding. `in_pieces`: a pass takes fewer tokens than a batch's prompts have.
         """
         model = Path(self.exported.target_path)
         settings = self._settings | (self._pieces(max(together)) if in_pieces else {})

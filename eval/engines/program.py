@@ -91,11 +91,8 @@ def version_of(module: str, python: str, *, key: str = "--python") -> str:
 def start_program(
     python: str, program: Path, folder: Path, log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own; it is killed when this process ends, however it does.
-
-    Args:
-        folder: its argument, and where it runs.
-        log: gets what it prints.
+    """Start a program in a session of its own; it is killed when this process ends, however it does. `folder`: its
+    argument, and where it runs. `log`: gets what it prints.
     """
     with log.open("w") as output:
         # -I: nothing of ours, by PYTHONPATH or beside the program, is found before the engine's own modules.
@@ -158,11 +155,8 @@ def ended(code: int) -> str:
 
 
 def cure(code: int, log: Path, memory: str = "", disk: str = "") -> str | None:
-    """What helps, where an engine's end says it; None: nothing known.
-
-    Args:
-        memory: setting that makes it take less.
-        disk: setting that names the folder of its files.
+    """What helps, where an engine's end says it; None: nothing known. `memory`: setting that makes it take less.
+    `disk`: setting that names the folder of its files.
     """
     text = read_end(log)
     if "No space left on device" in text or "Disk quota exceeded" in text:

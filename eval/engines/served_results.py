@@ -134,11 +134,8 @@ def _quantile(values: np.ndarray, share: float) -> float:
 
 @styled
 def draw_speedups(path: Path, places: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], title: str) -> None:
-    """A panel for each set, a line for each method: speedup over plain decoding by requests at once.
-
-    Args:
-        places: set -> method -> (requests at once, speedup).
-        title: engine and device, without which the numbers say nothing.
+    """A panel for each set, a line for each method: speedup over plain decoding by requests at once. `places`: set ->
+    method -> (requests at once, speedup). `title`: engine and device, without which the numbers say nothing.
     """
     figure, panels = panels_for(len(places), min(4.2, WIDEST / min(len(places), 3)), 3.1, sharey=True)
     for panel, (place, methods) in zip(panels.flat, places.items(), strict=False):

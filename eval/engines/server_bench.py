@@ -233,11 +233,8 @@ class ServerBench:
         plain: Sequence[Sequence[Streamed]] | None = None,
         plain_rate: float | None = None,
     ) -> tuple[list[list[Streamed]], JsonObject, list[JsonObject]]:
-        """The answers of all conversations, their cell, and records of them.
-
-        Args:
-            plain: the answers of the server beside.
-            plain_rate: its tokens/s; None: this is that server.
+        """The answers of all conversations, their cell, and records of them. `plain`: the answers of the server beside.
+        `plain_rate`: its tokens/s; None: this is that server.
         """
         with ThreadPoolExecutor(together) as pool:
             before = server.counters()

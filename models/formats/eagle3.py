@@ -15,7 +15,6 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..drafters.eagle3 import Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
-from ..drafters.peagle import PeagleConfig
 from ..folders import State
 from ..targets.base import language_shape
 from .expressible import Engine
@@ -39,19 +38,42 @@ def from_ours(engine: Engine, source: Source) -> Files:
     """`config.json` and tensors."""
     head, text, config = cast(Eagle3Head, source.head), source.target.text, cast(Eagle3Config, source.config)
     taps, layers, state = config.layers_of(source.target.shape), text.num_hidden_layers, dict(head.state_dict())
-    mask = config.mask_token_id if isinstance(config, PeagleConfig) else None
+    mask, parallel = dict(config).get("mask_token_id"), dict(config).get("parallel_tokens")
+    vocabulary, layer = len(cast(Tensor, head.d2t)), llama_values(head.shape, text)
+    norms = {"fc_norm": head.fc_norm is not None, "norm_output": head.norm_output}  # EAGLE-3.1's
+    norms = norms if any(norms.values()) else {}
+    if engine in ("vllm", "speculators") and vocabulary == head.shape.vocab_size:
+        # vLLM has no place for the two tables of ids where the draft has all of the target's.
+        state = {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
     if engine == "speculators":
+        del layer["rope_scaling"]
+        values = {
+            "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
+            "speculators_model_type": config.kind,
+            "speculators_version": "0.9.0",
+            "draft_vocab_size": vocabulary,
+            # vLLM takes it for true where it is not written, and the package for false.
+            "norm_before_residual": False,
+            "norm_before_fc": False,
+            **norms,
+            "target_hidden_size": None,
+            "embed_requires_grad": False,
+            TAPS: list(taps),
+            "transformer_layer_config": layer,
+            "tie_word_embeddings": False,
+            "torch_dtype": source.dtype,
+            "speculators_config": proposals(config.kind, parallel or CHAIN, source.target),
+        }
         state = {name.replace(LAYER, _LAYER_OF_SPECULATORS): value for name, value in state.items()}
-        values = _speculators(source, taps)
-        return values if mask is None else values | {_MASKS[1]: mask}, _without_table(state, head)
+        return values if mask is None else values | {_MASKS[1]: mask}, state
     values = {
         "architectures": ["LlamaForCausalLMEagle3"],
-        **llama_values(head.shape, text),
-        "draft_vocab_size": _draft_vocabulary(head),
+        **layer,
+        "draft_vocab_size": vocabulary,
         "target_hidden_size": text.hidden_size,
         "target_model_type": source.target.config.model_type,
         "norm_before_residual": False,
-        **_norms(head),
+        **norms,
         "torch_dtype": source.dtype,
     }
     if engine == "vllm":
@@ -60,47 +82,7 @@ def from_ours(engine: Engine, source: Source) -> Files:
     elif engine == "sglang" and taps != (2, layers // 2, layers - 3):
         # Its default is the same layers, and needs no ids that another engine would read differently.
         values[_OF_SGLANG] = {TAPS: [tap - 1 for tap in taps]}
-    return values, _without_table(state, head) if engine == "vllm" else state
-
-
-def _speculators(source: Source, taps: tuple[int, ...]) -> JsonObject:
-    """vLLM takes `norm_before_residual` for true where it is not written, and the package for false."""
-    layer, kind = llama_values(source.head.shape, source.target.text), source.config.kind
-    del layer["rope_scaling"]
-    parallel = dict(source.config).get("parallel_tokens")
-    return {
-        "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "draft_vocab_size": _draft_vocabulary(source.head),
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-        **_norms(source.head),
-        "target_hidden_size": None,
-        "embed_requires_grad": False,
-        TAPS: list(taps),
-        "transformer_layer_config": layer,
-        "tie_word_embeddings": False,
-        "torch_dtype": source.dtype,
-        "speculators_config": proposals(kind, parallel or CHAIN, source.target),
-    }
-
-
-def _norms(head: Eagle3Head) -> dict[str, bool]:
-    """EAGLE-3.1's keys, where a head has one of its norms."""
-    values = {"fc_norm": head.fc_norm is not None, "norm_output": head.norm_output}
-    return values if any(values.values()) else {}
-
-
-def _draft_vocabulary(head: Eagle3Head) -> int:
-    """Number of tokens that the head can propose."""
-    return len(cast(Tensor, head.d2t))
-
-
-def _without_table(state: State, head: Eagle3Head) -> State:
-    """vLLM has no place for the two tables of ids where the draft has all of the target's."""
-    whole = _draft_vocabulary(head) == head.shape.vocab_size
-    return {name: value for name, value in state.items() if not (whole and name in ("d2t", "t2d"))}
+    return values, state
 
 
 def to_ours(
@@ -121,7 +103,16 @@ def to_ours(
         hint = no_lm_head(rows) if is_whole else "EAGLE-3 brings its own; is this EAGLE-1?"
         raise UserError("lm_head.weight is missing", where=where, hint=hint)
     state |= _vocabulary(state, rows, where, notes)
-    return settings | (_parallel(values, where) if kind == "peagle" else {}), state
+    if kind == "peagle":
+        mask = next((values[name] for name in _MASKS if name in values), None)
+        if mask is None:
+            raise UserError("no id of a mask: pard_token or mask_token_id is missing", where=where,
+                            hint="fetch its config.json again; is it EAGLE-3?")  # fmt: skip
+        settings["mask_token_id"] = int(mask)
+        methods = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
+        if count := methods[0].get("speculative_tokens"):
+            settings["parallel_tokens"] = int(count)
+    return settings, state
 
 
 def refuse_variants(values: JsonObject, state: State, where: str) -> None:
@@ -143,17 +134,6 @@ def refuse_variants(values: JsonObject, state: State, where: str) -> None:
     width = (values.get("transformer_layer_config") or values)["hidden_size"]
     if values.get("target_hidden_size") not in (None, width):
         raise UserError("it is narrower than its target (target_hidden_size)", where=where, hint="it is not read")
-
-
-def _parallel(values: JsonObject, where: str) -> JsonObject:
-    """P-EAGLE's mask, and how many tokens a pass drafts where the file says."""
-    mask = next((values[name] for name in _MASKS if name in values), None)
-    if mask is None:
-        raise UserError("no id of a mask: pard_token or mask_token_id is missing", where=where,
-                        hint="fetch its config.json again; is it EAGLE-3?")  # fmt: skip
-    asked = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    count = asked[0].get("speculative_tokens")
-    return {"mask_token_id": int(mask)} | ({"parallel_tokens": int(count)} if count else {})
 
 
 def _taps(values: JsonObject, where: str, notes: list[str]) -> tuple[int, int, int] | None:

@@ -51,14 +51,11 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         reasons, pictures = config.exports(engine), []
         refused, hint = f"--to {engine} cannot express Medusa heads", "export it --to vllm, or decode with our own loop"
     else:
-        reasons = [
-            *_target(engine, source), *config.exports(engine), *_layer(engine, source, config, asked=asked),
-            *_taps(engine, source, config), *_norms(engine, config),
-        ]  # fmt: skip
+        reasons = _of_head(engine, source, config, asked=asked)
         pictures = _pictures(engine, source, config) if asked else []
         refused = f"{_NAMES[engine]} cannot express this head"
         hint = f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})"
-        if _layer(engine, source, config, asked=False):
+        if _of_head(engine, source, config, asked=False):
             on_text = hint
         elif pictures == _other_embedding(engine, config):
             on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
@@ -66,31 +63,19 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         raise unserved(refused, reasons + pictures, source.folder, hint if reasons else on_text)
 
 
-def _norms(engine: Engine, config: HeadConfig) -> list[str]:
-    """EAGLE-3.1's norms, which vLLM and speculators know."""
-    if engine in ("vllm", "speculators"):
-        return []
-    named = [name for name in ("fc_norm", "norm_output") if dict(config).get(name)]
-    return [f"it has EAGLE-3.1's {' and '.join(named)}, which its class is not known to have"] if named else []
-
-
-def _target(engine: Engine, source: Source) -> list[str]:
-    if engine == "eagle":
-        return []
-    config, is_eagle3 = source.target.config, source.layout == "eagle3"
-    family, runs = family_of(config), _RUNS_IN[engine]
-    model = family.tower or config.model_type
-    if ("eagle3" if is_eagle3 else "eagle") in family.engines.get(runs, ()):
-        return []
-    if runs in family.unread:
-        return [f"nobody has read here how its class of {model} hands states to heads"]
-    return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
-
-
-def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -> list[str]:
-    shape, reasons = source.head.shape, []
+def _of_head(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -> list[str]:
+    shape, reasons, is_eagle3 = source.head.shape, list[str](), config.is_eagle3
+    if engine != "eagle":
+        theirs, runs = source.target.config, _RUNS_IN[engine]
+        family = family_of(theirs)
+        model = family.tower or theirs.model_type
+        if ("eagle3" if is_eagle3 else "eagle") not in family.engines.get(runs, ()):
+            what = f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"
+            unread = f"nobody has read here how its class of {model} hands states to heads"
+            reasons.append(unread if runs in family.unread else what)
+    reasons += config.exports(engine)
     if config.positions == "mrope":
-        if engine != "sglang" or not config.is_eagle3:
+        if engine != "sglang" or not is_eagle3:
             reasons.append("heads get one position for each token, and this one turns by three (positions: mrope)")
         elif shape.mrope_interleaved:
             reasons.append("its three positions alternate (Qwen3-VL), which the draft's rotation is not known to do")
@@ -99,9 +84,19 @@ def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -
         reasons.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
     if shape.qk_rms_norm:
         reasons.append("queries and keys are normed, and a head's layer is Llama's")
-    if config.is_eagle3:
+    if is_eagle3:
         if shape.qkv_bias:
             reasons.append("queries, keys and values have biases, and a head of EAGLE-3 has none")
+        taps, layers = config.reads(source.target.shape, training=False).state, source.target.shape.num_layers
+        usual = (2, layers // 2, layers - 3)
+        if engine == "eagle" and taps != usual:
+            reasons.append(f"it joins layers {taps}, and the code always takes {usual}")
+        elif taps[-1] == layers:
+            reasons.append(f"it taps after the last layer ({layers}), and engines tap what enters a layer")
+        # EAGLE-3.1's norms, which vLLM and speculators know.
+        norms = [name for name in ("fc_norm", "norm_output") if dict(config).get(name)]
+        if norms and engine not in ("vllm", "speculators"):
+            reasons.append(f"it has EAGLE-3.1's {' and '.join(norms)}, which its class is not known to have")
         return reasons
     if source.head.draft_ids is not None:
         reasons.append("its own LM head scores a part of the vocabulary (drafter.draft_vocab_size), and a head of "
@@ -115,17 +110,6 @@ def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -
     if shape.input_norm and own not in normed:
         reasons.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
     return reasons
-
-
-def _taps(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
-    if not config.is_eagle3:
-        return []
-    taps, layers = _joined(source, config), source.target.shape.num_layers
-    if engine == "eagle" and taps != (2, layers // 2, layers - 3):
-        return [f"it joins layers {taps}, and the code always takes {(2, layers // 2, layers - 3)}"]
-    if taps[-1] == layers:
-        return [f"it taps after the last layer ({layers}), and engines tap what enters a layer"]
-    return []
 
 
 def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
@@ -151,47 +135,36 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
     reasons = _other_embedding(engine, config)
     if config.is_eagle3:
-        reasons += _added_below(_joined(source, config)[0], source)
+        reasons += _added_below(config.reads(source.target.shape, training=False).state[0], source)
     return reasons
-
-
-def _joined(source: Source, config: HeadConfig) -> tuple[int, ...]:
-    """The layers whose states an EAGLE-3 head joins."""
-    return config.reads(source.target.shape, training=False).state
 
 
 def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
     """Reasons that a head has for which our plugin has a class."""
-    if name == "msd":
-        share = config.visual_kept(training=False)
-        return [] if share == 1 else [f"it keeps a share of {share} of a picture's tokens, and the class all of them"]
-    reasons = []
+    reasons, theirs, share = list[str](), source.target.config, config.visual_kept(training=False)
+    compared = "patched" in family_of(theirs).engines.get("vllm", ())
+    if name in ("msd", "middle") and share != 1:
+        reasons.append(f"it keeps a share of {share} of a picture's tokens, and the class all of them")
     if name == "middle":
-        return _of_middle(source, cast(DirectHeadConfig, config))
+        shape = source.target.shape
+        if not compared:
+            reasons.append(f"its middle states were compared beside LLaVA-1.5 alone, not {theirs.model_type}")
+        if cast(DirectHeadConfig, config).visual_layer(shape, training=False) == shape.num_layers:
+            reasons.append("its middle layer is the last one, and the engine hands over each layer once")
+        if source.head.shape.norm_eps != source.target.text.rms_norm_eps:
+            reasons.append("its norms add another number than the target's (drafter.norm_eps), and its class has one")
+    if name in ("msd", "middle"):
+        return reasons
     if config.positions != "compact":
         reasons.append(
             f"its positions count the pictures that it leaves out (drafter.positions: {config.positions}), and in the "
             "engine they count what it holds: compact"
         )
-    theirs = source.target.config
-    if "patched" not in family_of(theirs).engines.get("vllm", ()):
+    if not compared:
         return [*reasons, f"what it leaves out was compared with LLaVA-1.5's pictures alone, not {theirs.model_type}'s"]
     tokens = (theirs.vision_config.image_size // theirs.vision_config.patch_size) ** 2
     if name == "vispec" and source.head.num_queries > tokens:
         reasons.append(f"a picture has {tokens} tokens, too few for its vectors (drafter.num_queries)")
-    return reasons
-
-
-def _of_middle(source: Source, config: DirectHeadConfig) -> list[str]:
-    shape, theirs, reasons = source.target.shape, source.target.config, []
-    if "patched" not in family_of(theirs).engines.get("vllm", ()):
-        reasons.append(f"its middle states were compared beside LLaVA-1.5 alone, not {theirs.model_type}")
-    if (share := config.visual_kept(training=False)) != 1:
-        reasons.append(f"it keeps a share of {share} of a picture's tokens, and the class all")
-    if config.visual_layer(shape, training=False) == shape.num_layers:
-        reasons.append("its middle layer is the last one, and the engine hands over each layer once")
-    if source.head.shape.norm_eps != source.target.text.rms_norm_eps:
-        reasons.append("its norms add another number than the target's (drafter.norm_eps), and its class has one")
     return reasons
 
 

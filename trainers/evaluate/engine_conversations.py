@@ -22,11 +22,8 @@ from .requests import Opening
 
 
 def benchmark_at(path: Path, images: str | None, on_error: Literal["strict", "skip"]) -> dict[str, Benchmark]:
-    """The benchmark of what lies at `path`: a set as its authors publish it, a directory of sets, or records.
-
-    Args:
-        images: folder of the records' pictures; None: the file's own.
-        on_error: of a record that cannot be read.
+    """The benchmark of what lies at `path`: a set as its authors publish it, a directory of sets, or records. `images`:
+    folder of the records' pictures; None: the file's own. `on_error`: of a record that cannot be read.
     """
     data = ConversationData(path=str(path), images=images, on_error=on_error)
     name = set_at(path)

@@ -107,11 +107,8 @@ class EngineProcess:
         self._await(self.folder / "ready", "while an engine was loaded")
 
     def submit(self, requests: Sequence[JsonMapping], pictures: Mapping[str, Tensor]) -> str:
-        """Hand over a job and return its name. Raises `UserError` where the folder cannot be written.
-
-        Args:
-            requests: as `workers/draftsmith_jobs.py` says.
-            pictures: [H,W,3] uint8 by the names that the requests use.
+        """Hand over a job and return its name. Raises `UserError` where the folder cannot be written. `requests`: as
+        `workers/draftsmith_jobs.py` says. `pictures`: [H,W,3] uint8 by the names that the requests use.
         """
         name, jobs = f"{self._next:09d}", self.folder / "jobs"
         self._next += 1
@@ -130,11 +127,8 @@ class EngineProcess:
     def wait(self, name: str, job: Job, *, stops: bool = True) -> list[Answer]:
         """The answers of a job, in the order of its requests. Its files are gone then, but for files of states. Raises
         `UserError`: the engine died or hung three times without doing a job, or its answers are wrong. Raises
-        `Stopped`: `stops`, and this rank was asked to stop meanwhile.
-
-        Args:
-            job: what was asked, as its answers are compared with it.
-            stops: False where the caller ends between two jobs: other ranks wait for the step in hand.
+        `Stopped`: `stops`, and this rank was asked to stop meanwhile. `job`: what was asked, as its answers are
+        compared with it. `stops`: False where the caller ends between two jobs: other ranks wait for the step in hand.
         """
         path = self.folder / "done" / f"{name}.json"
         self._await(path, "while an engine answered; what is finished is kept" if stops else None)

@@ -84,12 +84,7 @@ class VllmEngine(TargetEngine):
         return {"kind": self.name, "quantization": self.quantization, "options": self.options}
 
     def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
-        """Arguments of vLLM.
-
-        Args:
-            max_length: tokens of a prompt and its answer, at most.
-            most_pictures: of a request.
-        """
+        """Arguments of vLLM. `max_length`: of a prompt and its answer. `most_pictures`: of a request, at most."""
         known: JsonObject = {
             "model": model, "dtype": dtype, "tensor_parallel_size": self.tensor_parallel_size,
             "quantization": self.quantization, "max_num_seqs": self.max_num_seqs, "max_model_len": max_length,
@@ -102,11 +97,8 @@ class VllmEngine(TargetEngine):
     def sampling(
         self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
     ) -> JsonObject:
-        """How an answer is drawn, in vLLM's words.
-
-        Args:
-            ends: ids of the end tokens; the answer holds the one that ends it.
-            never: id -> what is added to its score.
+        """How an answer is drawn, in vLLM's words. `ends`: ids of the end tokens; the answer holds the one that ends
+        it. `never`: id -> what is added to its score.
         """
         return {
             "temperature": warp.temperature, "top_k": warp.top_k or -1, "top_p": warp.top_p, "seed": seed % 2**63,

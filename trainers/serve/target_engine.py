@@ -51,11 +51,8 @@ class TargetEngine(Section):
         return str(dict(self)["kind"])  # each engine has its own literal
 
     def check(self, target: AnyTarget, *, states: bool, aspect: str) -> None:
-        """Raise `Refused` for what this engine cannot do as our own passes do it.
-
-        Args:
-            states: hidden states are wanted.
-            aspect: of the data section.
+        """Raise `Refused` for what this engine cannot do as our own passes do it. `states`: hidden states are wanted.
+        `aspect`: of the data section.
         """
 
     def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
@@ -115,10 +112,7 @@ class TargetEngine(Section):
         key: str,
     ) -> StatesElsewhere | None:
         """What computes the target's states beside this rank (all ranks call); None: the target in this process.
-
-        Args:
-            target: its tables.
-            key: of the section in the stage's own.
+        `target`: its tables. `key`: of the section in the stage's own.
         """
         return None
 

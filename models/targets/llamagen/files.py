@@ -69,11 +69,8 @@ def load_llamagen(
     device: torch.device = CPU,
 ) -> LlamaGen:
     """A LlamaGen in eval mode. Raises `UserError`: a file or key that is missing, unknown, unreadable or of another
-    shape.
-
-    Args:
-        source: our directory, one of LANTERN's layout, or the Hub id of either.
-        device: where its weights go, straight from the file.
+    shape. `source`: our directory, one of LANTERN's layout, or the Hub id of either. `device`: where its weights go,
+    straight from the file.
     """
     state, config = read_llamagen(source, revision=revision, dtype=dtype, device=device)
     with torch.device("meta"):

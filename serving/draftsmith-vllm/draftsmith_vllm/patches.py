@@ -29,11 +29,8 @@ def apply() -> None:
 
 
 def check(config, *, drops_inputs: bool = False) -> None:
-    """Raises `Refused` where a drafter that needs patches would not be served right.
-
-    Args:
-        config: vLLM's, of the target or of the draft.
-        drops_inputs: the draft's cache holds fewer inputs than the target's.
+    """Raises `Refused` where a drafter that needs patches would not be served right. `config`: vLLM's, of the target or
+    of the draft. `drops_inputs`: the draft's cache holds fewer inputs than the target's.
     """
     from vllm import envs
 
