@@ -115,14 +115,10 @@ def read_json(
     max_bytes: int = SMALL_BYTES,
     once: bool = False,
 ) -> T:
-    """What a JSON file holds, as `schema` says.
-
-    Args:
-        schema: a pydantic model, a dataclass, a type such as `JsonObject`, or a `TypeAdapter` of a union.
-        once: each key of an object stands once; else the last one counts, as other readers of JSON have it.
-
-    Raises:
-        UserError: as `read_text`; it is no JSON; or a field is missing or of another kind than the schema's.
+    """What a JSON file holds, as `schema` says: a pydantic model, a dataclass, a type such as `JsonObject`, or a
+    `TypeAdapter`. With `once` each key of an object stands once; else the last one counts, as other readers of JSON
+    have it. Raises `UserError` as `read_text`, and where it is no JSON, or a field is missing or of another kind than
+    the schema's.
     """
     data = read_small(path, hint=hint, max_bytes=max_bytes)
     return parse_json(data, schema, where=str(path), hint=hint, once=once)

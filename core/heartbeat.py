@@ -99,13 +99,8 @@ class _Late(NamedTuple):
 
 
 class Heartbeat:
-    """The two threads of this rank.
-
-    Args:
-        pulse: of this rank.
-        bound_s: that long this rank waits for another of which nothing comes.
-        joining: where the ranks meet, for the time before they have a store.
-        end: ends this process.
+    """The two threads of this rank, which waits `bound_s` for another of which nothing comes. Ranks meet at `joining`,
+    for the time before they have a store; `end` ends this process.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def _case(name, device):
     if name in ("draft LVLM", "distillation"):
         draft = tiny.llava(0, width=16, layers=1).train()
         if name == "draft LVLM":
-            return runs.LlavaTraining(draft, PARTS, gradient_checkpointing=False), loop.no_states, batch
+            return runs.LlavaTraining(draft, PARTS, gradient_checkpointing=False), lambda batch: None, batch
         banned = torch.zeros(draft.config.text_config.vocab_size, dtype=torch.bool)
         banned[tiny.IMAGE_ID] = True
         teacher = Teacher(tiny.llava(1).to(device).eval())
@@ -85,7 +85,7 @@ def _qwen(name, device):
     batch = replace(tiny_qwen.batch_of(*asked), seeds=tuple(range(len(asked))))
     if name == kind:
         module = training_of(tiny_qwen.model(kind), PARTS, gradient_checkpointing=False).train()
-        return module, loop.no_states, batch
+        return module, lambda batch: None, batch
     return _head(heads_tiny.config_of(kind="eagle"), tiny_qwen.target(tiny_qwen.model(kind).to(device)), batch)
 
 

@@ -18,7 +18,7 @@ from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import Engine, init_distributed
 from draftsmith.trainers.train.fit import OptimConfig, build_optimizer, rate_multiplier
-from draftsmith.trainers.train.loop import Training, no_states, train
+from draftsmith.trainers.train.loop import Training, train
 from tiny import IMAGE_ID, PATCHES, llava
 
 BATCH = 4
@@ -112,14 +112,14 @@ def run(folder: Path, *, steps: int = 8, zero: int = 0, every: int | None = None
             training_of(
                 functools.partial(loader, samples or Samples(), steps, micro=micro),
                 steps,
-                model.states if isinstance(model, ModelTraining) else no_states,
+                model.states if isinstance(model, ModelTraining) else lambda batch: None,
             ), CheckpointConfig(every=every, keep=keep), log_every=1, folder=folder, fingerprint=fingerprint,
             log=keep_log, rewind=lambda step: None, say=told.append, saved=saved, stop=stop,
         )  # fmt: skip
     return losses, weights(built), told
 
 
-def training_of(make_loader: Callable, steps: int, source: Callable = no_states) -> Training:
+def training_of(make_loader: Callable, steps: int, source: Callable = lambda batch: None) -> Training:
     """For the loop, whose engine already holds the module; nothing is written at the end."""
     return Training(torch.nn.Module(), make_loader, steps, lambda engine: None, source)
 

@@ -84,11 +84,7 @@ def check_engine(config: EngineConfig) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """One stage of one run.
-
-    Args:
-        inputs: thing (data, processor, target, drafter) -> folder of the stage that made it.
-    """
+    """One stage of one run. `inputs`: thing (data, processor, target, drafter) -> folder of the stage that made it."""
 
     name: str
     folder: Path

@@ -59,12 +59,7 @@ def num_ranks() -> int:
 
 
 def main(words: list[str], *, verbose: bool) -> int:
-    """Start the ranks of a module and wait for them. Returns the exit code.
-
-    Args:
-        words: the module, and what it is given.
-        verbose: print what the launcher says of its work.
-    """
+    """Start the ranks of a module, which is the first of the `words`, and wait for them. Returns the exit code."""
     import torch
 
     gpus, count = torch.cuda.device_count(), num_ranks()

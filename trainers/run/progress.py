@@ -30,13 +30,8 @@ _Item = TypeVar("_Item")
 
 
 class StageLine:
-    """How far a stage is. Of the ranks, rank 0 alone shows it.
-
-    Args:
-        name: of the stage.
-        about: the purpose of the stage.
-        place: which stage of how many this is.
-        live: whether a terminal shows rows that change; None: what `watched` says.
+    """How far a stage is, which is at `place` of how many. Of the ranks, rank 0 alone shows it. `live` says whether a
+    terminal shows rows that change; None: what `watched` says.
     """
 
     def __init__(self, name: str, about: str = "", place: tuple[int, int] = (1, 1), *, live: bool | None = None):

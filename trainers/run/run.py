@@ -52,16 +52,12 @@ def run_stages(
     say: Callable[[str], None],
     words: Sequence[str] = (),
 ) -> None:
-    """Run the planned stages; a finished one with the same inputs is passed over.
+    """Run the planned stages; a finished one with the same inputs is passed over. `restart` and `words` are as of
+    `pending_restart`: this stage and all that build on it are set aside first.
 
-    Args:
-        restart: of `pending_restart`: this stage and all that build on it are set aside first.
-        words: of the command, as of `pending_restart`.
-
-    Raises:
-        UserError: a finished stage whose inputs changed, one whose inputs were never made, or a file of a finished
-            stage that is not as it was written and that a stage would read now.
-        Stopped: SIGTERM or SIGINT, at any moment before the last stage has finished; what is done is saved.
+    Raises `UserError` for a finished stage whose inputs changed, one whose inputs were never made, or a file of a
+    finished stage that is not as it was written and that a stage would read now; `Stopped` at SIGTERM or SIGINT before
+    the last stage has finished, when what is done is saved.
     """
     # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
@@ -158,11 +154,9 @@ def _write_begun(planned: Planned, folder: Path, say: Callable[[str], None]) -> 
 
 
 def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str | None) -> None:
-    """Refuse, before anything is written or moved, a run that one of its stages would refuse later.
-
-    Raises:
-        UserError: a chosen stage was run with other settings and is not restarted, or takes its inputs from a stage
-            that is not chosen and has not finished with these settings; or the restarted stage is not chosen.
+    """Refuse, before anything is written or moved, a run that one of its stages would refuse later: `UserError` where a
+    chosen stage was run with other settings and is not restarted, or takes its inputs from a stage that is not chosen
+    and has not finished with these settings; or where the restarted stage is not chosen.
     """
     stale = built_on(plan, restart)
     running = {p.name for p in plan if chosen is None or p.name in chosen}

@@ -36,13 +36,8 @@ def open_records(
     drafter_processor: Processor | None = None,
     learned: bool = True,
 ) -> ConversationDataset:
-    """The records of a data section; what is left out is listed in the stage's folder.
-
-    Args:
-        log: name of that list, a .jsonl file.
-        files: None: those of the section.
-        drafter_processor: of a draft with an image processor of its own.
-        learned: the records' own answers are; False: records may be questions alone.
+    """The records of a data section, from its own or other `files`; what is left out is listed in the stage's folder,
+    in `log`. Where their answers are not `learned`, records may be questions alone.
     """
     return ConversationDataset(
         data,
@@ -61,10 +56,8 @@ def check_fit(
 ) -> None:
     """That the target can read the data: past its positions it says noise, and in decoding it wants its own tiles.
 
-    Args:
-        as_cut: pictures are read as the data cuts them; False: as requests, whose further tiles are taken away for a
-            target of single ones.
-        section: of the stage, that has the keys; empty: they are the stage's own.
+    Pictures are read as the data cuts them (`as_cut`), or as requests, whose further tiles are taken away for a target
+    of single ones. `section` of the stage has the keys; empty: they are the stage's own.
     """
     data, key = dataset.config, ".".join(filter(None, ("stages", context.name, section)))
     if decoder.max_positions is not None and data.max_length > decoder.max_positions:

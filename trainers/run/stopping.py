@@ -37,12 +37,10 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Listens for SIGTERM and SIGINT while it is entered. One that is never entered is never raised by a signal.
+    """Listens for SIGTERM and SIGINT while it is entered, and says so; one that is never entered is never raised by a
+    signal.
 
     Ranks must have met in a collective of `core/ranks.py` before: the first one keeps their store to itself.
-
-    Args:
-        say: prints a line for people.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None):

@@ -40,11 +40,8 @@ _EMPTY = "is the template right? Does the target answer the questions of `decodi
 
 @dataclass(frozen=True)
 class Requests:
-    """What a decoding check decodes.
-
-    Args:
-        request: number -> what the target is asked.
-        keep: temperature, tokens of every request -> further values to log (pictures), on rank 0.
+    """What a decoding check decodes: `request(number)` is what the target is asked; `keep(temperature, step, tokens of
+    every request)` gives further values to log (pictures), on rank 0.
     """
 
     count: int
@@ -64,21 +61,14 @@ class _Score:
 
 @dataclass(frozen=True)
 class Best:
-    """The best weights by each score, in folders `best-NAME` of `folder`.
-
-    Args:
-        save: head, folder, step -> written there.
-    """
+    """The best weights by each score, in folders `best-NAME` of `folder`, which `save(head, folder, step)` writes."""
 
     folder: Path
     save: Callable[[nn.Module, Path, int], None]
 
     def keep(self, scores: Mapping[str, float | None], step: int, head: Callable[[], nn.Module]) -> None:
-        """Keep the weights as they are where a score is the best so far (all ranks call).
-
-        Args:
-            scores: None has not been measured at this step.
-            head: makes a copy of the weights, whole on every rank.
+        """Keep the weights where a score is the best so far (all ranks call); None was not measured at this step.
+        `head` makes a copy of the weights, whole on every rank.
         """
         for name, score in scores.items():
             mark = self.folder / f"best-{name}" / SCORE
@@ -104,13 +94,9 @@ class Best:
 
 
 class TrainedDrafter:
-    """`module` is what the engine trains: `forward(batch, states)`.
-
-    Args:
-        identity: of the target, for the manifest and whatever is loaded.
-        manifest_fields: what else the stage writes into the manifest.
-        requests: of `stage.decoding`; None: no check.
-        objective: terms of the loss; None: the drafter's own.
+    """`module` is what the engine trains: `forward(batch, states)`. Its `identity` of the target and the
+    `manifest_fields` go into the manifest; without `requests` no decoding is checked; without an `objective` the loss
+    is the drafter's own.
     """
 
     def __init__(

@@ -42,24 +42,6 @@ def import_deepspeed(level: int = logging.ERROR) -> Any:
     return deepspeed
 
 
-def take_gpu() -> None:
-    """Work without a named device (clocks, streams, the capture of graphs) goes to this rank's GPU, not to the first.
-
-    Only DeepSpeed's engine sets it otherwise, and a rank that decodes builds none.
-    """
-    device = ranks.device()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed takes the GPU's number from it
-
-
-def fit_threads() -> None:
-    """Ranks times threads at most the cores: two spinning pools on two cores run a hundred times slower (measured)."""
-    if "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
-        local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
-        torch.set_num_threads(max(1, ranks.num_cores() // local_ranks))
-
-
 def bound_primitives() -> None:
     """On a CPU, let oneDNN and torch's layer above it keep eight compiled primitives each, where nobody set how many.
 
@@ -83,9 +65,17 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     chosen = "MASTER_PORT" not in os.environ
     if chosen:
         os.environ["MASTER_PORT"] = str(free_port())
-    fit_threads()
+    if "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
+        # Ranks times threads at most the cores: two spinning pools on two cores run a hundred times slower (measured).
+        local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
+        torch.set_num_threads(max(1, ranks.num_cores() // local_ranks))
     bound_primitives()
-    take_gpu()
+    device = ranks.device()
+    if device.type == "cuda":
+        # Work without a named device (clocks, streams, captured graphs) goes to this rank's GPU, not to the first.
+        # Only DeepSpeed's engine sets it otherwise, by LOCAL_RANK, and a rank that decodes builds none.
+        torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index)
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     ranks.watch(wait_s)
@@ -144,11 +134,8 @@ def _gradient_sums(config: EngineConfig, accumulation: int) -> tuple[int, dict[s
 
 
 class Engine:
-    """A module under DeepSpeed.
-
-    Args:
-        multiplier: step -> factor on the groups' learning rates.
-        accumulation: forwards of an optimizer step on each rank, about: `begin` says which is the last.
+    """A module under DeepSpeed. `multiplier` gives a step's factor on the groups' learning rates; `accumulation` is
+    about how many forwards an optimizer step has on each rank: `begin` says which is the last.
     """
 
     def __init__(

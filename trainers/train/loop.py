@@ -30,13 +30,6 @@ from .engine import Engine
 Log = Callable[[JsonMapping, int], None]
 # A micro-batch on this rank's device -> the frozen target's states for it.
 Source = Callable[[Any], TargetStates | None]
-
-
-def no_states(batch: object) -> None:
-    """States for a module that learns from its data alone: there are none."""
-    return None
-
-
 # engine, step -> what is logged: numbers, and paths of pictures
 Validate = Callable[[Engine, int], Mapping[str, float | Path]]
 # engine, a step's batches -> the same with what the model itself has to write for them
@@ -63,7 +56,7 @@ class Training:
     steps: Callable[[int], Any]
     total: int
     finish: Callable[[Engine], None]
-    source: Source = no_states
+    source: Source = lambda batch: None  # a module that learns from its data alone
     validate: Validate | None = None
     validate_every: int | None = None
     write: Write | None = None
@@ -98,17 +91,12 @@ def train(
     stop: Stop | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last step, resuming from the newest good checkpoint under `folder`.
+    """Train to the last step, resuming from the newest good checkpoint under `folder`. `rewind` is told the step that
+    training starts from, so that later lines of an earlier try go; `saved` the folder and the step of each checkpoint;
+    `tick` is called once a step is done, on every rank, and must not wait for the device.
 
-    Args:
-        rewind: told the step that training starts from, so that later lines of an earlier try go.
-        saved: told the folder and the step of each checkpoint.
-        stop: the run's; None: nobody listens.
-        tick: called once a step is done, on every rank; it must not wait for the device.
-
-    Raises:
-        TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
-        Stopped: `stop` was raised, and steps or a validation are left; the state is saved.
+    Raises `TrainingError` for a loss or gradient that is not finite, a step without supervised tokens, or a skipped
+    step; `Stopped` where `stop` was raised and steps or a validation are left, when the state is saved.
     """
     resumed: checkpoint.Found | None = ranks.on_main(checkpoint.find, folder, fingerprint)
     step = 0

@@ -174,13 +174,10 @@ class Cached:
 
 
 class FirstEpoch:
-    """Online in the first epoch and the step after it, which is fetched before the epoch's last states are there;
-    read from the shards from then on. A run that comes back goes on as it would have: what it does again in the first
-    epoch is computed again, and a shard that it begins in the middle of is completed when the epoch ends.
-
-    Args:
-        known: as of `Builder.identity`.
-        measured: what keeping states in the store's dtype costs, for the manifest.
+    """Online in the first epoch and the step after it, which is fetched before the epoch's last states are there; read
+    from the shards from then on. A run that comes back goes on as it would have: what it does again in the first epoch
+    is computed again, and a shard that it begins in the middle of is completed when the epoch ends. `measured` says in
+    the manifest what keeping states in the store's dtype costs.
     """
 
     def __init__(self, builder: Builder, known: JsonObject, measured: Measured, say: Callable[[str], None]):
