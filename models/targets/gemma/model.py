@@ -42,13 +42,9 @@ def check_text(text: PreTrainedConfig) -> None:
         )  # fmt: skip
 
 
-def soundless(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
-    return _soundless()
-
-
 @functools.cache
-def _soundless() -> type[PreTrainedModel]:
+def soundless() -> type[PreTrainedModel]:
+    """transformers' class without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
     import transformers
 
     class Gemma4ForConditionalGeneration(transformers.Gemma4ForConditionalGeneration):  # type: ignore[misc]

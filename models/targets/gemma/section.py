@@ -43,7 +43,7 @@ class GemmaPictures(WholePictures):
 # model_type -> record.
 FAMILIES = {
     GEMMA: Family(
-        GEMMA, soundless, GemmaTraining, GemmaTarget, GemmaPictures(),
+        GEMMA, lambda config: soundless(), GemmaTraining, GemmaTarget, GemmaPictures(),
         texts=dict.fromkeys(
             ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), Text(scales_embeddings=True)
         ),
