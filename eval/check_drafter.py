@@ -66,7 +66,7 @@ def check_drafter(
         hint = "give a target that answers in words; draftsmith evaluate measures the others"
         raise UserError("drafters of image generators are not checked here", where="check_drafter", hint=hint)
     checks = _Checks(config, target, steps, tuple(of_pictures))
-    seen, faults = {}, {}
+    seen, faults = dict[str, str](), dict[str, str]()
     for number, (name, needs) in enumerate(_NEEDS.items()):
         if (number > 1 and checks.module is None) or faults.keys() & needs:
             continue
@@ -267,7 +267,7 @@ class _Checks:
             return generate(self.target, drafter, self.request, decoding, torch.Generator().manual_seed(0))
 
     def _drafter(self, module: Any = None) -> _Watched:
-        proposal = self.config.drafter(self.module if module is None else module, self.target)
+        proposal = self.config.drafter(module or cast(nn.Module, self.module), self.target)
         return _Watched(proposal, self.target.vocab_size)
 
     def q(self) -> str:

@@ -33,7 +33,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": ("Data", ("data",)),
     "stages": (
         "Stages",
-        ("trainers.stages", "trainers.train", "trainers.serve", "models.drafters.distillation", "models.lora"),
+        ("trainers.stages", "trainers.train", "trainers.serve", "models.drafters.distillation", "models.training"),
     ),
     "run": ("The whole run", ("",)),
 }

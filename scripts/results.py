@@ -257,18 +257,6 @@ def sage() -> Rows:
     return rows
 
 
-def sampled(method: str) -> list[Cell]:
-    """Cells of a method of demo/dflash at temperature 1; none where it was not sampled."""
-    head, _, cut = method.partition(", cut")
-    name = f"{head}, sampled" + (f", cut{cut}" if cut else "")
-    return cells_of("dflash", name, temperature=1.0) if name in methods_of("dflash", 1.0) else []
-
-
-def drafting(cells: Sequence[Cell]) -> list[float]:
-    """Milliseconds of a cycle in the drafter."""
-    return [cell["drafter_ms"] for cell in cells]
-
-
 @table
 def dflash() -> Rows:
     labels = {
@@ -277,24 +265,21 @@ def dflash() -> Rows:
     }
     rows = [["method", "passes", "T = 0: tau", "drafting, ms", "DSR", "T = 1: tau", "DSR"]]
     for method in methods_of("dflash"):
-        cold, hot = cells_of("dflash", method), sampled(method)
+        head, *cut = method.partition(", cut")
+        hotter = "".join([head, ", sampled", *cut])
+        cold = cells_of("dflash", method)
+        hot = cells_of("dflash", hotter, temperature=1.0) if hotter in methods_of("dflash", 1.0) else []
         rows.append([labels.get(method, method), "7" if method.startswith("EAGLE") else "1", each_and_mean(taus(cold)),
-                     span(drafting(cold)), speeds(cold),
+                     span([cell["drafter_ms"] for cell in cold]), speeds(cold),
                      *((each_and_mean(taus(hot)), speeds(hot)) if hot else ("-", "-"))])  # fmt: skip
     return rows
 
 
 # demo/video
 
-FACTS = {"clips-222": "early facts", "late-222": "late facts"}
 LENGTHS = ["early facts: 36 visual tokens", "288", "1,998", "late facts: 36", "288", "1,998"]
 PAPERS, MATCHED = "Sparrow, all (the paper's)", "Sparrow, none (matched)"
 HALF_BLIND = "Sparrow, none in half (half blind)"
-
-
-def clips(method: str) -> list[list[Cell]]:
-    """A method's cells of each run at each length in visual tokens, with early facts and then with late ones."""
-    return [cells_of("video", method, benchmark=name, budget=n) for name in FACTS for n in ("36", "288", "1998")]
 
 
 @table
@@ -304,7 +289,9 @@ def video() -> Rows:
         "Sparrow without VATA": (PAPERS, "all inputs"), "half blind without VATA": (HALF_BLIND, "all inputs"),
         "MSD": ("MSD, all", "all inputs"), "MSD with VATA": ("MSD, all", "VATA"),
     }  # fmt: skip
-    rows = [[*labels, *(mean_of(taus(cells)) for cells in clips(method))] for method, labels in heads.items()]
+    places = [{"benchmark": name, "budget": n} for name in ("clips-222", "late-222") for n in ("36", "288", "1998")]
+    rows = [[*labels, *(mean_of(taus(cells_of("video", method, **place))) for place in places)]
+            for method, labels in heads.items()]  # fmt: skip
     return [["head, and visual inputs in training", "decoding", *LENGTHS], *rows]
 
 
@@ -313,16 +300,11 @@ def video() -> Rows:
 TEXTURES, PLAIN = "visual-ar-textures", "plain decoding"
 
 
-def score(recipe: str, method: str, temperature: float, metric: str) -> float:
-    """A score of a method's pictures, the mean of the runs; `as_captioned`: the share that a network reads as such."""
-    return statistics.fmean(run["quality"][f"{temperature:g}"][method][metric] for run in runs_of(recipe))
-
-
 @table
 def textures() -> Rows:
     """Every method of demo/visual-ar-textures at both temperatures."""
-    rows = [["method", *(text for t in ("T = 0", "T = 1") for text in (f"tau [95%], {t}", "DSR", "as captioned",
-                                                                       "FID"))]]  # fmt: skip
+    scored = ("DSR", "as captioned", "FID")
+    rows = [["method", "tau [95%], T = 0", *scored, "tau [95%], T = 1", *scored]]
     for method in [PLAIN, *dict.fromkeys(method for t in (0.0, 1.0) for method in methods_of(TEXTURES, t))]:
         row = ["plain decoding" if method == PLAIN else method]
         for t in (0.0, 1.0):
@@ -335,8 +317,9 @@ def textures() -> Rows:
             else:
                 row += ["-"] * 4
                 continue
-            row += [f"{score(TEXTURES, method, t, 'as_captioned'):.0%}",
-                    f"{score(TEXTURES, method, t, 'fid_of_reader'):.0f}"]  # fmt: skip
+            scores = [run["quality"][f"{t:g}"][method] for run in runs_of(TEXTURES)]
+            captioned, fid = (statistics.fmean(one[key] for one in scores) for key in ("as_captioned", "fid_of_reader"))
+            row += [f"{captioned:.0%}", f"{fid:.0f}"]
         rows.append(row)
     return rows
 

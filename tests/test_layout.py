@@ -24,7 +24,7 @@ DOORS = {
     "wandb": {"core/tracking.py"},
     "matplotlib": {"eval/figures.py"},
     "webdataset": {"data/shapes/captioned.py"},
-    "peft": {"models/lora.py"},
+    "peft": {"models/training.py"},
     "pandas": {"eval/measured_rows.py"},
     "jinja2": {"core/markdown.py"},
     "av": {"data/pictures/videos.py"},

@@ -79,15 +79,17 @@ def open_media(file: MediaFile, medium: Medium) -> BinaryIO:
     folder = "images" if medium == "image" else "videos"
     try:
         return open_regular(file)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        hint = f"check the `{folder}` folder of the data section"
-        raise BadMedia(f"missing {medium}", reason=f"missing {medium}", where=str(file), hint=hint) from error
-    except NotRegular as error:
-        problem, hint = f"not a regular file: {error}", "name a file, or remove the record"
-        raise BadMedia(problem, reason="not a plain file", where=str(file), hint=hint) from error
-    except OSError as error:
-        problem, hint = f"the {medium} cannot be read: {error.strerror}", "check the file's permissions and its disk"
-        raise BadMedia(problem, reason="unreadable file", where=str(file), hint=hint) from error
-    except ValueError as error:
-        problem, hint = f"not a file name: {error}", "fix the record's path"
-        raise BadMedia(problem, reason="unsafe name", where=str(file), hint=hint) from error
+    except (OSError, ValueError) as error:
+        match error:
+            case FileNotFoundError() | NotADirectoryError():
+                problem, reason = f"missing {medium}", f"missing {medium}"
+                hint = f"check the `{folder}` folder of the data section"
+            case NotRegular():
+                problem, reason = f"not a regular file: {error}", "not a plain file"
+                hint = "name a file, or remove the record"
+            case OSError():
+                problem, reason = f"the {medium} cannot be read: {error.strerror}", "unreadable file"
+                hint = "check the file's permissions and its disk"
+            case _:
+                problem, reason, hint = f"not a file name: {error}", "unsafe name", "fix the record's path"
+        raise BadMedia(problem, reason=reason, where=str(file), hint=hint) from error

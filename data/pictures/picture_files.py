@@ -107,18 +107,14 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
     except MemoryError as error:
         raise BadMedia("not enough memory for the image", reason="too many pixels", where=str(file),
                        hint="shrink the picture, or use fewer workers") from error  # fmt: skip
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        problem = f"corrupt image: {error}"
-        raise BadMedia(problem, reason="too many pixels", where=str(file), hint=_REPLACE) from error
-    except UnidentifiedImageError as error:  # its own text names an address in memory
-        kind = other_kind(head)
-        what = f"{kind[0]}, which is " if kind else ""
-        problem = f"corrupt image: {what}none of {', '.join(FORMATS)}" + ("" if kind else ", or damaged in its head")
-        raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
     # Pillow's parsers raise many kinds of exceptions for damaged bytes (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
-        problem = f"corrupt image: {first_line(error)}"
-        raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
+        is_bomb = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning)
+        problem, reason = first_line(error), "too many pixels" if is_bomb else "unreadable image"
+        if isinstance(error, UnidentifiedImageError):  # its own text names an address in memory
+            kind = other_kind(head)
+            problem = f"{kind[0] if kind else 'damaged in its head'}, or none of {', '.join(FORMATS)}"
+        raise BadMedia(f"corrupt image: {problem}", reason=reason, where=str(file), hint=_REPLACE) from error
 
 
 _REPLACE = "replace or remove the file"

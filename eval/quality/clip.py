@@ -7,8 +7,7 @@ which wants torchvision, nor the `hpsv2` package, a fork of open_clip 2.16, is n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.json_types import JsonObject
 from ...core.pretrained import check_quantised, reading_pretrained
 from .extractors import Extractor, Picture, crop_bicubic, crop_lanczos, pad_bicubic, standardize
-from .metric_weights import WeightName, load_state, read_state, unfit
+from .metric_weights import SOURCES, WeightName, load_state, read_state, unfit
 
 if TYPE_CHECKING:
     import transformers
@@ -161,20 +159,11 @@ def _side(model: transformers.CLIPModel) -> int:
     return vision_config.image_size
 
 
-@contextmanager
-def _telling(folder: Path, name: WeightName, what: str) -> Iterator[None]:
-    try:
-        with reading_pretrained(folder, "cannot read"):
-            yield
-    except UserError as error:
-        problem = f"holds {what} that transformers reads: {error.problem} ({error.where})"
-        raise unfit(folder, name, problem) from error
-
-
 def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> transformers.CLIPModel:
     import transformers
 
-    with _telling(folder, name, "no CLIP model"):
+    key, hint = f"weights.{name}", f"use {' from '.join(SOURCES[name])}"
+    with reading_pretrained(folder, "cannot read", key=key, hint=hint):
         loaded: Any = transformers.CLIPModel.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, weights_only=True, output_loading_info=True
         )
@@ -190,7 +179,8 @@ def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> tr
 def _load_tokenizer(folder: Path, model: transformers.CLIPModel) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    with _telling(folder, "clip", "no tokenizer"):
+    hint = f"use {' from '.join(SOURCES['clip'])}"
+    with reading_pretrained(folder, "cannot read a tokenizer", key="weights.clip", hint=hint):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     text_config: Any = model.config.text_config
     # Where the tokenizer's files are missing, transformers makes an empty one.

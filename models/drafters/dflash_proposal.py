@@ -35,6 +35,9 @@ PIECE = 4096  # states of a prompt that are read at once
 class BlockProposal:
     """Drafts one block a cycle, in each row of the target. Its embedding and LM head are used."""
 
+    _states: Tensor  # [R,N,J*D] true ones of what was committed last
+    _next: Tensor  # [R,1] position of the next committed token
+
     def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
         self.head, self.target, self.config = head.eval(), target, config
         self.taps = config.taps_for(target.shape, training=False)

@@ -82,8 +82,7 @@ class Teacher:
     @property
     def lm_head(self) -> nn.Module:
         """The target's projection of features [...,D] to scores [...,V]."""
-        head: nn.Module = self.model.lm_head
-        return head
+        return self.model.lm_head
 
     @torch.no_grad()
     def states(self, batch: Batch) -> TargetStates:

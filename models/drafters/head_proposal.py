@@ -8,6 +8,7 @@ Letters: R rows, N inputs, T places, F nodes, D width, V vocabulary, K places se
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -184,8 +185,8 @@ class HeadProposal(Recursive):
         # All inputs but the last one, in pieces, so that no tensor is quadratic in the length of a long clip.
         last = positions.shape[-1] - 1
         for start in range(0, last, PIECE):
-            stop = min(start + PIECE, last)
-            piece, seen = filled.each(lambda values, some=slice(start, stop): values[:, some]), None
+            stop, seen = min(start + PIECE, last), None
+            piece = filled.each(operator.itemgetter((slice(None), slice(start, stop))))
             if start:
                 seen = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
             true = torch.zeros(stop - start, dtype=torch.int64, device=positions.device)

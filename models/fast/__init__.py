@@ -14,7 +14,6 @@ STANDS_IN_FOR = {
     "in_place": ("models/losses.py", ["soft_cross_entropy", "divergence", "head_loss"], "for memory and its traffic"),
     "causal_blocks": ("models/drafters/dflash_training.py", ["block_mask"], "for memory, and less read in vain"),
     "cuda_graphs": ("models/decoding/decoder.py", ["CachedDecoder.forward"], "a GPU waits for the host's launches"),
-    "causal_kernels": ("models/fast/pass_attention.py", ["Keys.attend"], "its kernels, forward and backward apart"),
 }
 
 

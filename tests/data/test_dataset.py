@@ -292,30 +292,6 @@ def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
     assert open_data(path).lengths.tolist() != first.lengths.tolist()
 
 
-BAD_FILES = {
-    "cut off in a record": ("data.json", json.dumps(ROWS)[:-40], "record 4"),
-    "cut off between records": ("data.json", json.dumps(ROWS)[:-1], "record 5"),
-    "broken in the middle": ("data.json", json.dumps(ROWS).replace('"text"', "text"), "record 2"),
-    "two lists": ("data.json", json.dumps(ROWS[:2]) + "\n" + json.dumps(ROWS[2:]), "record 2"),
-    "an object": ("data.json", json.dumps({"data": ROWS}, indent=1), "JSON list"),
-    "prose": ("data.json", "no data here", "JSON list"),
-    "empty": ("data.json", "", "no records"),
-    "empty list": ("data.json", "[]", "no records"),
-    "broken line": ("data.jsonl", "".join(json.dumps(r) + "\n" for r in ROWS[:2]) + '{"id": ', "line 3"),
-    "latin-1": ("data.json", json.dumps(ROWS, ensure_ascii=False).encode().replace("é".encode(), b"\xe9"), "not UTF-8"),
-}
-
-
-@pytest.mark.parametrize(("file", "content", "says"), BAD_FILES.values(), ids=BAD_FILES)
-@pytest.mark.parametrize("on_error", ["strict", "skip"])
-def test_a_file_that_is_no_list_of_records(folder, open_data, file, content, says, on_error):
-    path = folder / file
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    caught = fails_with("", open_data, path, on_error=on_error)
-    assert str(path) in str(caught) and says in str(caught) and caught.hint
-    assert not list(folder.rglob("*.npz")), "nothing of a broken file is kept"
-
-
 def test_identity_covers_content_settings_and_format(folder, open_data):
     path = five(folder, record(BROKEN))
     first = open_data(path).identity()

@@ -168,21 +168,6 @@ def test_a_resumed_reader_goes_on_as_if_it_had_never_stopped(cache, start):
         assert all(same(a.to("cpu"), b.to("cpu")) for a, b in zip(one.micro, other.micro, strict=True))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_reading_processes_change_nothing(cache, workers):
-    alone, helped = (steps(StatesReader([cache]), total_steps=5, num_workers=n) for n in (0, workers))
-    for one, other in zip(alone, helped, strict=True):
-        assert all(same(a.to("cpu"), b.to("cpu")) for a, b in zip(one.micro, other.micro, strict=True))
-
-
-def test_ranks_share_the_rows_of_a_step(cache):
-    reader = StatesReader([cache])
-    alone = rows_of(steps(reader, micro_batch_size=4))
-    ranks = [rows_of(steps(reader, rank=rank, world_size=2)) for rank in (0, 1)]
-    for step, (a, b) in zip(alone, zip(*ranks, strict=True), strict=True):
-        assert sorted(step) == sorted(a + b)
-
-
 # Damage and strangers
 
 

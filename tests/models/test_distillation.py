@@ -8,8 +8,8 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.states import KeptScores, TargetStates
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
-from draftsmith.models.lora import LoraConfig
 from draftsmith.models.losses import ChunkedHead, divergence, divergence_of_logs, log_probs
+from draftsmith.models.training import LoraConfig
 from live_tensors import Watched
 from tensors import learn, unchanged
 from tiny import IMAGE_ID, PATCHES, TOKENS, VOCAB, llava, near

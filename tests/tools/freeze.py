@@ -83,7 +83,7 @@ LEFT_OUT = re.compile(
 )
 # Files of a stage that say how long it took, or that hold what others say already; manifests have tests of their own.
 UNRECORDED = re.compile(
-    r"done\.json|draftsmith\.json|fingerprint\.json|metrics\.jsonl|report\.json|.*\.(lock|npz|png|md|html|sqlite)"
+    r"done\.json|draftsmith\.json|fingerprint\.json|metrics\.jsonl|report\.json|.*\.(lock|npz|png|md|html)|digests-\d+"
 )
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from draftsmith.core.batch import StepLoss
 from draftsmith.core.errors import TrainingError, UserError
-from draftsmith.models.lora import LoraConfig, merge_adapters
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.model import LlavaTraining
+from draftsmith.models.training import LoraConfig, merge_adapters
 from draftsmith.trainers.run.context import EngineConfig, check_engine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train import loop

@@ -21,8 +21,6 @@ from draftsmith.eval.published import assemble, open_published, read_published, 
 from draftsmith.eval.published_section import UserRequest
 from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.config.dry_run import dry_run
-from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.publish.folder import refuse_secrets
 from fails import fails_with
 from hub_server import TOKEN, HubServer
@@ -335,17 +333,6 @@ def test_a_damaged_index_of_several_files_is_told(published, tmp_path):
         assert str(draft) in str(error.value) and error.value.hint
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "draftsmith.json", "check/picture.png"])
-def test_a_changed_or_missing_file_is_named(name, published, folder):
-    content = (folder / name).read_bytes()
-    (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match=f"{name} is not as it was published"):
-        open_published(folder, target=published / "target")
-    (folder / name).unlink()
-    with pytest.raises(UserError, match=f"{name} is missing"):
-        open_published(folder, target=published / "target")
-
-
 @pytest.mark.parametrize(("change", "says"), [("cut", "is [4, 32], expected [32, 32]"), ("take", "is missing")])
 def test_weights_of_another_shape_are_named_even_with_a_list_that_agrees(change, says, published, folder):
     """transformers draws a missing tensor at random and says so in a log alone."""
@@ -398,18 +385,6 @@ def test_a_text_with_a_secret_is_refused_by_its_files_name(name, text, tmp_path,
     (tmp_path / name).write_text(text)
     caught = fails_with(r"holds a secret \(rule: ", refuse_secrets, tmp_path, "of-the-hub")
     assert KEY not in str(caught) and "change the secret" in str(caught)
-
-
-def test_a_dry_run_says_where_and_refuses_a_misleading_name(tmp_path):
-    def lines(repo: str) -> str:
-        result = loaded(tmp_path, *SETTINGS, f"stages.publish={{kind: publish, repo: {repo}, visibility: public}}")
-        return dry_run(result.recipe, plan(result.recipe, result.path))
-
-    assert "one commit to main of me/tiny-draft, private until it is fetched back; then public" in lines(
-        "me/tiny-draft"
-    )
-    with pytest.raises(UserError, match="EAGLE3"):
-        lines("me/tiny-eagle3")
 
 
 @pytest.mark.slow

@@ -37,12 +37,11 @@ from ...models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, sav
 from ...models.drafters.manifest import tested_with
 from ...models.folders import shipped_name
 from ...models.hub import read_config
-from ...models.lora import merge_adapters
 from ...models.parts import language_model_of, placeholder_ids
 from ...models.stored import resolved_dtype
 from ...models.targets.load import build_target, target_config, target_weights
 from ...models.targets.table import family_of, language_section, training_of
-from ...models.training import ModelTraining
+from ...models.training import ModelTraining, merge_adapters
 from ..run import stage_records as records
 from ..run.context import Context
 from ..serve.states_builder import count_samples

@@ -25,8 +25,8 @@ from ...data.sources import AnswersConfig, learns_records
 from ...eval.policies import TreeConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
-from ...models.lora import LoraConfig
 from ...models.parts import Part
+from ...models.training import LoraConfig
 from ..run.stage import Planned
 from ..serve.states_builder import check_answers
 from ..serve.target_engine import TargetEngine

@@ -11,7 +11,6 @@ import pyarrow.parquet
 import pytest
 from draftsmith.data.records.record import check_record
 from draftsmith.data.records.records import open_records
-from draftsmith.data.records.scan import check_kind
 from fails import fails_with
 from small_records import talk
 
@@ -116,9 +115,3 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert open_records(path, tmp_path / "cache").problems[0] == "no conversations (it has data)", "an object around"
     path.write_text(json.dumps(messages) + "\n")
     assert "draftsmith logs" in open_records(path, tmp_path / "cache").problems[0], "a log of one line is no wrapper"
-
-
-def test_good_files_are_of_no_other_kind(tmp_path):
-    for name, data in READ.items():
-        (tmp_path / name).write_bytes(data)
-        check_kind(tmp_path / name)

@@ -53,7 +53,7 @@ def eagle3():
 
 
 # What makes it fast; each of them stands in for a readable function.
-FAST = {f"models/fast/{name}.py" for name in ("__init__", "pass_attention", "causal_kernels", "in_place")}
+FAST = {f"models/fast/{name}.py" for name in ("__init__", "pass_attention", "in_place")}
 
 
 def test_eagle3s_training_forward_enters_ten_files_beside_the_fast_ones(monkeypatch):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.models import training_passes
-from draftsmith.models.fast import causal_kernels, pass_attention
+from draftsmith.models.fast import pass_attention
 from draftsmith.models.training_passes import TrainingPasses
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -145,9 +145,9 @@ def test_cudas_kernels_take_what_they_are_given(kernel, dtype):
     """Names, arguments and shapes, as torch's own rules for tensors without values know them. Nothing is computed."""
     with FakeTensorMode(), torch.no_grad():
         q, k, v = (torch.empty(2, 33, heads, 64, dtype=dtype, device="cuda").transpose(1, 2) for heads in (4, 2, 2))
-        out, lse, rest = causal_kernels.attend(q, k, v, kernel)
+        out, lse, rest = pass_attention.attend(q, k, v, kernel)
         assert out.shape == q.shape and lse.shape == (2, 4, 33) and lse.dtype == torch.float32
-        gradients = causal_kernels.attend_backward(out, q, k, v, out, lse, kernel, rest)
+        gradients = pass_attention.attend_backward(out, q, k, v, out, lse, kernel, rest)
     for state, gradient in zip((q, k, v), gradients, strict=True):
         assert (gradient.shape, gradient.dtype, gradient.device.type) == (state.shape, dtype, "cuda")
 
@@ -163,10 +163,10 @@ def test_an_expanded_gradient_is_taken():
 def test_a_cpu_has_its_kernel_and_other_devices_products():
     """A dry run counts on the meta device what a fused kernel keeps."""
     q, k, v = (state[:, :, :5] for state in drawn(5)[:3])
-    assert causal_kernels.kernel_of(q, k, v) == "cpu"
-    assert causal_kernels.kernel_of(*(state.to("meta") for state in (q, k, v))) == "cpu"
+    assert pass_attention.kernel_of(q, k, v) == "cpu"
+    assert pass_attention.kernel_of(*(state.to("meta") for state in (q, k, v))) == "cpu"
     other = SimpleNamespace(device=torch.device("xpu"), dtype=q.dtype)
-    assert causal_kernels.kernel_of(other, k, v) == "plain"
+    assert pass_attention.kernel_of(other, k, v) == "plain"
 
 
 @pytest.mark.parametrize("fast", ["0", "1"])

@@ -113,9 +113,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 def _is_result(name: str) -> bool:
     path = Path(name)
-    return not (
-        set(path.parts) & {"checkpoints", "cache"} or path.name in _TIMED or path.suffix in (".lock", ".sqlite")
-    )
+    return not (set(path.parts) & {"checkpoints", "cache"} or path.name in _TIMED or path.suffix == ".lock")
 
 
 def _spoken(report: Mapping[str, Any]) -> Any:
