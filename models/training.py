@@ -151,8 +151,7 @@ class ModelTraining(nn.Module):
 
     def scores(self, hidden: Tensor) -> Tensor:
         """[...,D] -> [...,V] of the LM head."""
-        scores: Tensor = self.model.lm_head(hidden)
-        return scores
+        return self.model.lm_head(hidden)
 
     @property
     def num_unseen(self) -> int:

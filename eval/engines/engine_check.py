@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -94,10 +94,15 @@ def verify_engine(
     for group, answers in more.items():
         cells += compare([replace(asked, group=group) for asked in again], ours, tokens, answers)
     layers = getattr(exported.config, "num_layers", 1)
-    found = _lengths(requests, drafted[1]) + faults(
-        cells, about, kind=exported.kind, target=exported.model_type, layers=layers
-    )
-    return Verification(about, cells, found)
+    lengths = {}  # group -> a prompt whose number of tokens is not ours
+    for asked in requests:
+        if (count := drafted[1][asked.name].prompt_tokens) != asked.prompt_tokens:
+            lengths[asked.group] = (
+                f"{asked.group}: the prompt has {count} tokens in the engine and {asked.prompt_tokens} here",
+                "the target's processor files make another number of tokens of a picture than ours",
+            )
+    found = faults(cells, about, kind=exported.kind, target=exported.model_type, layers=layers)
+    return Verification(about, cells, [*lengths.values(), *found])
 
 
 _Id = Annotated[int, Field(ge=0)]
@@ -199,16 +204,3 @@ class _Side:
         pictures = max(int((asked.ours.modality != TEXT).sum()) for asked in self.requests)
         room = together * max(self.exported.num_drafted, pictures) + together
         return {"max_num_batched_tokens": max(room, shortest // 2), "enable_chunked_prefill": True}
-
-
-def _lengths(requests: Sequence[Asked], drafted: Mapping[str, Drafted]) -> list[tuple[str, str]]:
-    """Prompts whose number of tokens is not ours, by group."""
-    found = {}
-    for asked in requests:
-        theirs = drafted[asked.name].prompt_tokens
-        if theirs != asked.prompt_tokens:
-            found[asked.group] = (
-                f"{asked.group}: the prompt has {theirs} tokens in the engine and {asked.prompt_tokens} here",
-                "the target's processor files make another number of tokens of a picture than ours",
-            )
-    return list(found.values())

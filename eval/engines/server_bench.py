@@ -249,7 +249,8 @@ class ServerBench:
         seconds = max(a.ended_s for a in answers) - min(a.began_s for a in answers)
         rate, between = tokens / seconds, [(a.ended_s - a.first_s) / (a.tokens - 1) for a in answers if a.tokens > 1]
         passes, drafts = counted.get(_PASSES, 0.0), counted.get(_DRAFTS, 0.0)
-        accepted = [counted[name] / drafts for name in _positions(counted)] if drafts else []
+        places = sorted(int(name.rpartition("/")[2]) for name in counted if name.startswith(f"{_ACCEPTED}/"))
+        accepted = [counted[f"{_ACCEPTED}/{place}"] / drafts for place in places] if drafts else []
         same = sum((a.reasoning, a.content) == (b.reasoning, b.content)
                    for mine, theirs in zip(talks, plain or [], strict=False)
                    for a, b in zip(mine, theirs, strict=False))  # fmt: skip
@@ -299,9 +300,3 @@ class ServerBench:
         if counted.get(_CACHED):
             self.notes.append(f"{label}: {counted[_CACHED] / counted[_PROMPTS]:.0%} of the prompts' tokens came from "
                               "the cache of prefixes, which shortens the time to the first token.")  # fmt: skip
-
-
-def _positions(counted: Mapping[str, float]) -> list[str]:
-    """The names of the counters of accepted tokens, by position."""
-    names = [name for name in counted if name.startswith(f"{_ACCEPTED}/")]
-    return sorted(names, key=lambda name: int(name.rpartition("/")[2]))

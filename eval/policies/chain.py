@@ -52,5 +52,4 @@ class ChainTree(TreeSection):
         return self.gamma
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Chain:
-        """The policy that drafts `gamma` tokens in a row; `grid` and `seed` change nothing."""
         return Chain(self.gamma)

@@ -145,5 +145,4 @@ class DynamicTree(TreeSection):
     width: int = Field(10, ge=1, le=MOST_NODES)
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Dynamic:
-        """EAGLE-2's policy with these settings; `grid` and `seed` change nothing."""
         return Dynamic(self.total, self.depth, self.width)

@@ -104,5 +104,4 @@ class ProductTree(TreeSection):
     width: int = Field(10, ge=1, le=MOST_NODES)
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Product:
-        """The policy with these settings; `grid` and `seed` change nothing."""
         return Product(self.total, self.levels, self.width)

@@ -136,5 +136,4 @@ class StaticTree(TreeSection):
         return self
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Static:
-        """The policy of these paths, or of the published list named; `grid` and `seed` change nothing."""
         return Static(self.paths)

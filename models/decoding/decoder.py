@@ -104,11 +104,6 @@ class CachedDecoder:
         return self._banned.tolist()
 
     @property
-    def reads_images(self) -> bool:
-        """Whether the model has a vision tower."""
-        return self.core is not self.language_model
-
-    @property
     def reads_first(self) -> bool:
         """Whether it reads a prompt's first token: drafts for engines may be trained without."""
         return True
@@ -346,11 +341,6 @@ class CachedDecoder:
     def coordinates(self, positions: Tensor) -> Tensor:
         """Positions in the number of coordinates that the model takes: [R,N], or [3,R,N] under M-RoPE."""
         return positions[0] if positions.dim() == 3 else positions
-
-    def projected(self, feature: Tensor) -> Tensor:
-        """What the LM head makes of a feature, [...,V] float32: linear, and of all ids."""
-        scores: Tensor = self.model.lm_head(feature).to(self.device).float()
-        return scores
 
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32; minus infinity for ids that are never emitted."""

@@ -45,8 +45,7 @@ def through(
     """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
     mixed = layer.self_attn(inputs, rope, mask, cache)
     states = states[:, -mixed.shape[1] :] + mixed  # a first pass of training may leave inputs out
-    outputs: Tensor = states + layer.mlp(layer.post_attention_layernorm(states))
-    return outputs
+    return states + layer.mlp(layer.post_attention_layernorm(states))
 
 
 def for_heads(mask: Tensor | None) -> Tensor | None:

@@ -130,10 +130,7 @@ class Guidance:
 
 def _guides_or_not(scale: float) -> float:
     if 0 < scale < 1:
-        raise ValueError(
-            "between 0 and 1 nothing would be guided in decoding, where LlamaGen runs a second row above 1 only; "
-            "use 1 (or 0) for no guidance, or a scale above 1"
-        )
+        raise ValueError("between 0 and 1 nothing would be guided; use 1 (or 0) for no guidance, or a scale above 1")
     return scale
 
 

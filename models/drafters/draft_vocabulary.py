@@ -130,11 +130,10 @@ def likeliest_ids(counts: Tensor, size: int, never: Tensor | None = None) -> Ten
 def lm_head_rows(target: Target, ids: Tensor | None) -> Tensor:
     """Rows [V',D] float32 on the CPU of the target's LM head at `ids` [V'], read from the scores of unit vectors."""
     assert ids is not None
-    width, step = target.shape.hidden_size, 256
-    units = torch.eye(width, dtype=target.embedding.dtype, device=target.embedding.device)
+    units = torch.eye(target.shape.hidden_size, dtype=target.embedding.dtype, device=target.embedding.device)
     # Scores may be capped, which is not linear.
-    project = target.decoder.projected if isinstance(target, LanguageTarget) else target.scores
-    columns = [project(units[start : start + step])[:, ids.to(units.device)] for start in range(0, width, step)]
+    project = target.decoder.model.lm_head if isinstance(target, LanguageTarget) else target.scores
+    columns = [project(part).to(ids.device)[:, ids] for part in units.split(256)]
     return torch.cat(columns).T.float().cpu().contiguous()
 
 

@@ -23,8 +23,7 @@ from ..folders import CONFIG, State
 from ..hub import usual_heads
 from ..layer import NORMS_HEADS
 from .expressible import Engine
-from .llama_layer import layer_settings, llama_values
-from .source import Files, Source, proposals
+from .source import Files, Source, layer_settings, llama_values, proposals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

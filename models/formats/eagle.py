@@ -25,9 +25,8 @@ from ..layer import LLAMA_LIKE, QKV_BIASED
 from ..targets.base import TargetShape
 from .eagle3 import TAPS
 from .expressible import Engine
-from .llama_layer import llama_values
 from .plugin import plugins_name, served_by_plugin
-from .source import Files, Source
+from .source import Files, Source, llama_values
 
 LAYER = "layers.0."
 _TARGET_NORM = "target_norm.weight"

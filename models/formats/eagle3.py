@@ -18,8 +18,7 @@ from ..drafters.head_files import no_lm_head
 from ..folders import State
 from ..targets.base import language_shape
 from .expressible import Engine
-from .llama_layer import llama_values
-from .source import CHAIN, Files, Source, proposals
+from .source import CHAIN, Files, Source, llama_values, proposals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

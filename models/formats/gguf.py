@@ -48,6 +48,8 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
             where=str(source),
             hint='pip install "draftsmith[gguf]", or gguf',
         )
+    from gguf import GGUFReader
+
     name_accelerator()
     with tempfile.TemporaryDirectory() as alone:  # transformers would read a config.json that lies beside the file
         (Path(alone) / source.name).symlink_to(source.resolve())
@@ -58,7 +60,11 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
             read: Any = AutoModelForCausalLM.from_pretrained(
                 alone, dtype=torch.float32, output_loading_info=True, **reading
             )
-            ends = _ends(source)
+            fields: Mapping[str, Any] = GGUFReader(source).fields
+            keys = [key for key in (f"tokenizer.ggml.{name}" for name in _ENDS) if key in fields]
+            ends = list(dict.fromkeys(int(fields[key].contents()) for key in keys))
+    if not ends:
+        raise UserError("names no token that ends an answer", where=str(source), hint="use another file of this model")
     model, info = read
     check_all_read(info, source)
     check_module(model, source)
@@ -74,16 +80,6 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
     if not tokenizer.chat_template:
         notes.append("the file has no chat template: name a recipe's format.template")
     return tuple(notes)
-
-
-def _ends(source: Path) -> list[int]:
-    from gguf import GGUFReader
-
-    fields: Mapping[str, Any] = GGUFReader(source).fields
-    found = [fields[key].contents() for key in (f"tokenizer.ggml.{name}" for name in _ENDS) if key in fields]
-    if not found:
-        raise UserError("names no token that ends an answer", where=str(source), hint="use another file of this model")
-    return list(dict.fromkeys(int(end) for end in found))
 
 
 def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -32,8 +32,7 @@ from ..hub import usual_heads
 from ..layer import LayerShape, refuse_window
 from ..targets.base import Target, language_shape
 from . import dflash, eagle, eagle3, lantern, medusa
-from .llama_layer import layer_settings
-from .source import ReadConfig, read_beside, read_published
+from .source import ReadConfig, layer_settings, read_beside, read_published
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -89,8 +89,7 @@ class Family:
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         """A model with random weights in the default type."""
         maker = self.class_of(config)
-        made: PreTrainedModel = getattr(maker, "from_config", maker)(config)
-        return made
+        return getattr(maker, "from_config", maker)(config)
 
     @property
     def agrees_on_pictures(self) -> bool:
@@ -111,5 +110,4 @@ class Family:
 
 def tower_type(config: PreTrainedConfig) -> str | None:
     """model_type of a config's tower; None: it has none."""
-    kind: str | None = config_value(config_value(config, "vision_config"), "model_type")
-    return kind
+    return config_value(config_value(config, "vision_config"), "model_type")

@@ -76,7 +76,7 @@ class LanguageTarget:
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are not cut for it."""
-        if request.pixels is not None and not self.decoder.reads_images:
+        if request.pixels is not None and self.decoder.core is self.decoder.language_model:
             raise UserError(
                 "the request has pictures and the target is a model of text alone",
                 where=request.name,

@@ -23,8 +23,7 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> P
     """Build a target or drafter of the language tracks on the meta device; `dtype` None: torch's default type."""
     with torch.device("meta"):
         model: Any = family_of(config).new(config)
-    made: PreTrainedModel = model if dtype is None else model.to(dtype)
-    return made
+    return model if dtype is None else model.to(dtype)
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,7 @@ class WholeDecoder(CachedDecoder):
 
     def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
         assert pool == 1, "the patches of a picture that is read whole are merged as they are"
-        features: Tensor = seen
-        return features
+        return seen
 
 
 class WholePicturesTraining(ModelTraining):

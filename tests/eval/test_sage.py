@@ -17,8 +17,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Sage, SageTree, Static, TextTreeConfig, check_combination
-from draftsmith.eval.policies.draft_confidence import Drafted, confidence
-from draftsmith.eval.policies.sage import DepthCap, History, grow_online, template
+from draftsmith.eval.policies.sage import DepthCap, Drafted, History, confidence, grow_online, template
 from draftsmith.eval.policies.sizing import SizingRules, SizingSettings, grow_nodes
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT

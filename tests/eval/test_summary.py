@@ -7,7 +7,6 @@ import statistics
 
 import numpy as np
 import pytest
-from draftsmith.eval import intervals
 from draftsmith.eval import summary as s
 
 from .rows import a_row, empty_row, random_rows
@@ -92,9 +91,9 @@ def test_rows_of_any_rank_in_any_order_give_the_same_numbers():
 def test_many_requests_are_resampled_in_parts(monkeypatch):
     rows = random_rows(40, seed=5)
     whole = s.summarize(rows).tau_interval
-    rng = np.random.default_rng(intervals.SEED)
+    rng = np.random.default_rng(s.SEED)
     picks = np.concatenate([rng.integers(40, size=(n, 40)) for n in (7, 993)])
-    assert np.array_equal(picks, np.random.default_rng(intervals.SEED).integers(40, size=(1000, 40)))
+    assert np.array_equal(picks, np.random.default_rng(s.SEED).integers(40, size=(1000, 40)))
     assert whole[0] < s.tau_of(rows) < whole[1]
 
 
@@ -214,4 +213,4 @@ def test_seeds_have_students_interval():
 
 def test_students_points():
     for degrees, value in ((1, 12.706), (9, 2.262), (10, 2.228), (20, 2.086), (29, 2.045), (1000, 1.962)):
-        assert intervals.student_975(degrees) == pytest.approx(value, abs=0.001), "not the normal's 1.96"
+        assert s.student_975(degrees) == pytest.approx(value, abs=0.001), "not the normal's 1.96"

@@ -13,7 +13,7 @@ from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of
 from draftsmith.models.formats import lantern, lvlm
 from draftsmith.models.formats.heads import import_head
-from draftsmith.models.formats.llama_layer import llama_values
+from draftsmith.models.formats.source import llama_values
 from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.commands.cli import main

@@ -16,10 +16,10 @@ def test_lengths_of_clips_are_checked():
         ({"clip_frames": {"move": 16}}, r"names split 'move': did you mean 'moves'"),
         ({"clip_frames": {"moves": 1}}, r"clip_frames.moves\n.*greater than or equal to 2"),
         ({"clip_lengths": [4, 1]}, r"clip_lengths.1\n.*greater than or equal to 2"),
-        ({"clip_lengths": [4, 4]}, r"found \[4, 4\]"),
+        ({"clip_lengths": [4, 4]}, r"twice: \[4, 4\]"),
         ({"clip_lengths": []}, "clip_lengths"),
         ({"clip_kinds": ["late"]}, r"clip_kinds.0\n.*'clip' or 'clip_late'"),
-        ({"clip_kinds": ["clip", "clip"]}, "clip_kinds name a scenario twice"),
+        ({"clip_kinds": ["clip", "clip"]}, "clip_kinds name one twice"),
     ):
         fails_with(told, stage, **settings, error=ValidationError)
 

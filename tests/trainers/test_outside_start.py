@@ -27,8 +27,7 @@ from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import export_drafter, lay_out
 from draftsmith.models.formats.heads import load_published
-from draftsmith.models.formats.llama_layer import llama_values
-from draftsmith.models.formats.source import Target, read_source
+from draftsmith.models.formats.source import Target, llama_values, read_source
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan

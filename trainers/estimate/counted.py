@@ -82,5 +82,4 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_
     """Attention as a fused kernel keeps it: inputs, output and log-sum-exp. The meta device would make all scores."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)  # kernels add it to scores
-    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=attn_mask)[0]
-    return out
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=attn_mask)[0]

@@ -73,7 +73,13 @@ class _Questions:
     say: Callable[[str], None]
 
     def files(self, name: str, data: ConversationData) -> Iterator[tuple[str, list[Conversation]]]:
-        yield name, list(_readable(name, _of_files(self.opening, data), data, self.say))
+        dataset = self.opening.dataset(data, data_files(data, self.opening.context))
+        images = [dataset.folders(file)[0] for file in range(len(dataset.records))]
+        talks = [  # each record up to its last answer
+            Conversation(dataset.sample_id(n), dataset.record(n), images[dataset.places[n, 0]], data.allow_outside)
+            for n in range(len(dataset))
+        ]
+        yield name, list(_readable(name, talks, data, self.say))
 
     def sets(self, section: SetsBenchmark) -> Iterator[tuple[str, list[Conversation]]]:
         data = section.data
@@ -101,13 +107,3 @@ def _readable(
         yield talk
     if not count:
         raise UserError(f"no conversation of {name} can be read", hint="check its folder of pictures")
-
-
-def _of_files(opening: Opening, data: ConversationData) -> list[Conversation]:
-    """Each record up to its last answer."""
-    dataset = opening.dataset(data, data_files(data, opening.context))
-    images = [dataset.folders(file)[0] for file in range(len(dataset.records))]
-    return [
-        Conversation(dataset.sample_id(n), dataset.record(n), images[dataset.places[n, 0]], data.allow_outside)
-        for n in range(len(dataset))
-    ]

@@ -19,7 +19,7 @@ from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject, object_at
 from ...core.results import DATASET_FOLDER, TOKENIZER
 from ...data.captioned.sources import TarSource, read, usable
-from ...data.families.processor import PictureFamily, Processor
+from ...data.families.processor import PictureFamily
 from ...data.families.prompt_templates import SYSTEM
 from ...data.families.table import USUAL, picture_family_of
 from ...data.records.mixture import STRATEGIES, is_strategy
@@ -35,19 +35,10 @@ from ..run.context import Context
 from ..run.stage import Planned, Stage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    pass
 
-CONVERSATIONS = {
-    "patch_size",
-    "mixtures",
-    "suite",
-    "clip_frames",
-    "video_suite",
-    "clip_lengths",
-    "clip_kinds",
-    "wordings",
-    "unseen",
-}
+CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite", "clip_lengths", "clip_kinds",
+                 "wordings", "unseen"}  # fmt: skip
 CAPTIONED = {"grain", "pairs", "textures"}
 
 
@@ -192,10 +183,9 @@ class GenerateStage(Stage):
         for split in self.clip_frames:
             if split not in self.splits:
                 raise Refused("", f"clip_frames names split {split!r}", did_you_mean(split, self.splits))
-        if len(set(self.clip_lengths)) < len(self.clip_lengths):
-            raise ValueError(f"clip_lengths are different numbers of frames, found {self.clip_lengths}")
-        if len(set(self.clip_kinds)) < len(self.clip_kinds):
-            raise ValueError(f"clip_kinds name a scenario twice: {', '.join(self.clip_kinds)}")
+        for key, values in (("clip_lengths", self.clip_lengths), ("clip_kinds", self.clip_kinds)):
+            if len({*values}) < len(values):
+                raise ValueError(f"{key} name one twice: {values}")
 
     def unread(self) -> dict[str, str]:
         if self.writes_conversations:
@@ -246,26 +236,19 @@ class GenerateStage(Stage):
 
 def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -> None:
     manifest = write_dataset(
-        folder,
-        seed=context.seed,
-        image_size=stage.image_size,
-        splits=stage.records,
-        mixtures=stage.mixtures,
-        suite=stage.suite,
-        clip_frames=stage.clip_frames,
-        video_suite=stage.video_suite,
-        lengths=stage.clip_lengths,
-        clip_kinds=stage.clip_kinds,
-        wordings=stage.wordings,
-        unseen=stage.unseen,
-        before_each=_counting(context),
-    )
+        folder, seed=context.seed, image_size=stage.image_size, splits=stage.records, mixtures=stage.mixtures,
+        suite=stage.suite, clip_frames=stage.clip_frames, video_suite=stage.video_suite, lengths=stage.clip_lengths,
+        clip_kinds=stage.clip_kinds, wordings=stage.wordings, unseen=stage.unseen, before_each=_counting(context),
+    )  # fmt: skip
     if context.target.path is not None:
         processor = context.processor()
     else:
         first = next(iter(stage.splits))
         tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
-        processor = _processor(stage, context.target, tokenizer)
+        processor = _family(context.target).new(
+            tokenizer, context.target.base_kind, image_size=stage.image_size, patch_size=stage.patch_size,
+            image_mean=IMAGE_MEAN, image_std=IMAGE_STD,
+        )  # fmt: skip
     processor.save(context.folder)
     total = sum(sum(counts.values()) for counts in manifest["splits"].values())
     context.say(f"wrote {total} records in {len(stage.splits)} splits, {processor.num_token_ids} token ids")
@@ -297,14 +280,6 @@ def _family(target: AnyTarget) -> PictureFamily:
     """How a target reads pictures. A text-only one ignores what is written for them."""
     own: PictureFamily | None = None if target.draws_images else target.picture_family
     return own or picture_family_of(target.base_kind) or USUAL
-
-
-def _processor(stage: GenerateStage, target: AnyTarget, tokenizer: PreTrainedTokenizerFast) -> Processor:
-    """The processor of the recipe's target."""
-    return _family(target).new(
-        tokenizer, target.base_kind, image_size=stage.image_size, patch_size=stage.patch_size, image_mean=IMAGE_MEAN,
-        image_std=IMAGE_STD,
-    )  # fmt: skip
 
 
 def _texts(path: Path) -> list[str]:

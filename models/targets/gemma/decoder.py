@@ -57,8 +57,7 @@ class GemmaDecoder(WholeDecoder):
         core, rows, columns = model.model, *(torch.arange(n, device=patches.device) for n in (grid.rows, grid.columns))
         places = torch.cartesian_prod(rows, columns).flip(-1)  # [P,2]: across, down
         seen = core.vision_tower(pixel_values=patches[None], pixel_position_ids=places[None])
-        features: Tensor = core.embed_vision(inputs_embeds=seen.last_hidden_state)
-        return features
+        return core.embed_vision(inputs_embeds=seen.last_hidden_state)
 
     def embed(self, ids: Tensor, modality: Tensor | None = None, *args: Any, **settings: Any) -> Tensor:
         """Every decoder's embeddings, with the layers' own tables beside them, [R,N,D+L*E]; these have the pad token's

@@ -20,8 +20,6 @@ from ...hub import config_value
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-GEMMA = "gemma4"  # model_type
-
 
 def check_text(text: PreTrainedConfig) -> None:
     """Raises `UserError` for a text config whose model our forward does not run exactly."""
@@ -42,13 +40,9 @@ def check_text(text: PreTrainedConfig) -> None:
         )  # fmt: skip
 
 
-def soundless(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
-    return _soundless()
-
-
 @functools.cache
-def _soundless() -> type[PreTrainedModel]:
+def soundless() -> type[PreTrainedModel]:
+    """transformers' class without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
     import transformers
 
     class Gemma4ForConditionalGeneration(transformers.Gemma4ForConditionalGeneration):  # type: ignore[misc]

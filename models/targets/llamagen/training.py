@@ -73,20 +73,17 @@ class LlamaGenTraining(nn.Module):
 
 
 class VqTraining(nn.Module):
-    """Squared and absolute error of the reconstruction, and the tokenizer's own quantisation loss.
+    """Squared and absolute error of the reconstruction, and the tokenizer's own quantisation loss. LlamaGen's
+    perceptual and adversarial terms need networks that are downloaded, and drawn figures do without them.
 
-    LlamaGen's perceptual and adversarial terms need networks that cannot be had without a download; drawn figures do
-    without them.
+    Args:
+        revive_every: training forwards between two revivals of dead codes; None: never.
+        revive_until: forwards after which there is no more of it.
     """
 
     num_forwards: Tensor
 
     def __init__(self, tokenizer: VqTokenizer, *, revive_every: int | None = None, revive_until: int = 0):
-        """
-        Args:
-            revive_every: training forwards between two revivals of dead codes; None: never.
-            revive_until: forwards after which there is no more of it.
-        """
         super().__init__()
         self.tokenizer = tokenizer
         self.revive_every, self.revive_until = revive_every, revive_until

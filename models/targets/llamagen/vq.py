@@ -117,12 +117,9 @@ class VqTokenizer(nn.Module):
         return torch.cat(passes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """For training: the reconstruction [B,3,S,S] and the quantisation loss (a scalar).
-
-        The loss is LlamaGen's for its codebook: squared distance of code and cell, both of unit length, once with the
-        cell held still and `COMMITMENT` times with the code held still. What the published tokenizers had besides (a
-        perceptual and an adversarial term) is not here: add the pixel loss, and expect blur on real photographs.
-        Gradients pass the look-up straight through (van den Oord et al. 2017, section 3.2).
+        """For training: the reconstruction [B,3,S,S] and the quantisation loss (a scalar), LlamaGen's for its codebook:
+        squared distance of code and cell, both of unit length, once with the cell held still and `COMMITMENT` times
+        with the code held still. Gradients pass the look-up straight through (van den Oord et al. 2017, section 3.2).
         """
         vectors = self.pre_quant(images)
         cells, codebook = unit_cells(vectors), self.codebook
@@ -150,13 +147,10 @@ def nearest(cells: Tensor, codebook: Tensor) -> Tensor:
 
 @torch.no_grad()
 def revive_dead_codes(tokenizer: VqTokenizer, images: Tensor, generator: torch.Generator) -> int:
-    """Move every code that no cell of `images` chooses onto one of these cells, drawn by its error; returns how many.
-
-    A code that is never chosen gets no gradient, so a tokenizer trained from scratch, above all a tiny one, is left
-    with a handful of living codes. Calling this every few dozen steps of early training fixes it; nothing calls it by
-    itself. It writes weights in place: every rank must hand in the same images and generator, and an optimizer that
-    keeps a float32 copy of low-precision weights would undo it. `images`: [B,3,S,S] with at least as many cells as
-    there are codes, else living codes would count as dead.
+    """Move every code that no cell of `images` [B,3,S,S] chooses onto one of these cells, drawn by its error; returns
+    how many. A code that is never chosen gets no gradient, so that a tokenizer trained from scratch is left with a
+    handful of living codes. There must be as many cells as codes, else living codes would count as dead. Weights are
+    written in place: every rank must hand in the same images and generator.
     """
     cells = torch.cat([unit_cells(tokenizer.pre_quant(part)) for part in images.split(IMAGES_PER_PASS)])
     codebook = tokenizer.codebook

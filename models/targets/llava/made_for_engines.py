@@ -83,8 +83,7 @@ class _Projector(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Project features."""
-        projected: Tensor = self.linear_2(self.act(self.linear_1(features)))
-        return projected
+        return self.linear_2(self.act(self.linear_1(features)))
 
 
 class TwoProjectors(_Projector):

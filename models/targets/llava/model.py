@@ -98,8 +98,7 @@ def llava_config(
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that holds the weights of a config: transformers', but for drafts on a target's projected features."""
     if reading_of(config).is_plain:
-        made: type[PreTrainedModel] = transformers_class(MODELS[config.model_type])
-        return made
+        return transformers_class(MODELS[config.model_type])
     return on_projected()
 
 

@@ -42,8 +42,7 @@ class MistralDecoder(WholeDecoder):
         sizes = [(grid.rows * side, grid.columns * side)]
         seen = core.vision_tower(image[None], image_sizes=sizes, output_hidden_states=True)
         states = seen.hidden_states[config.vision_feature_layer][0]  # [P,C]
-        features: Tensor = core.multi_modal_projector(states, *((sizes,) if config.model_type == MISTRAL3 else ()))
-        return features
+        return core.multi_modal_projector(states, *((sizes,) if config.model_type == MISTRAL3 else ()))
 
 
 class MistralTraining(WholePicturesTraining):
