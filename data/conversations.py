@@ -192,8 +192,8 @@ def encode(
     for token, start, end in pieces(rendered.text, processor, marks):
         if token is None:
             picture, run = next(left)
-            video = picture.modality == VIDEO and processor.video_token_id is not None
-            ids += [processor.video_token_id if video else processor.image_token_id] * run
+            video = processor.video_token_id if picture.modality == VIDEO else None
+            ids += [processor.image_token_id if video is None else video] * run
             loss_mask += [False] * run
             modality += [picture.modality] * run
         else:

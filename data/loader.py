@@ -173,7 +173,8 @@ def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
     """Iterate over the same items while another thread makes up to `depth` of them beforehand. An exception of an item
     is raised when that item is taken. The thread ends if the reader stops early.
     """
-    left, end = iter(items), object()
+    left = iter(items)
+    end: Any = object()
     with ThreadPoolExecutor(1) as thread:
         pending = deque(thread.submit(next, left, end) for _ in range(depth))
         while (item := pending.popleft().result()) is not end:

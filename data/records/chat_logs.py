@@ -99,8 +99,8 @@ def convert(
             found.records, found.held_out = found.records - len(apart), len(apart)
             everything = (folder / RECORDS).rename(folder / ".everything")
             with everything.open() as whole, (folder / RECORDS).open("w") as kept, (folder / HELD_OUT).open("w") as out:
-                for number, line in enumerate(whole):
-                    (out if number in apart else kept).write(line)
+                for number, text in enumerate(whole):
+                    (out if number in apart else kept).write(text)
             everything.unlink()
     return found
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import NotFound, UserError
 from ...core.files import open_data
@@ -174,16 +175,17 @@ class _Headers(io.BufferedReader):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _MAX_HEADER:
-            raise tarfile.InvalidHeaderError(f"extended header of {size} bytes")
+            raise tarfile.HeaderError(f"extended header of {size} bytes")
         return super().read(size)
 
 
 def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
     """Members with their long names and sizes. Unlike `tarfile`, a damaged header is never taken for the end."""
-    with _Headers(open_data(path).detach()) as file:
+    raw: Any = open_data(path)
+    with _Headers(raw.detach()) as file:
         end, offset = os.fstat(file.fileno()).st_size, file.seek(start)
         try:
-            tar = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="backslashreplace")
+            tar: Any = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="backslashreplace")
             while (info := tar.next()) is not None:
                 size = info.pax_headers.get("size", "0")
                 if info.issparse() or info.size < 0 or not (size.isdecimal() and len(size) < 20):

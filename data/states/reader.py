@@ -110,7 +110,12 @@ def form_of(identity: JsonMapping) -> StatesForm:
     """How the records of a cache are to be read, from its identity."""
     states, samples = identity["states"], identity["samples"]
     return StatesForm(
-        wanted=Taps(**{name: tuple(kept) if isinstance(kept, list) else kept for name, kept in states.items()}),
+        wanted=Taps(
+            text_layers=tuple(states["text_layers"]),
+            feature=states["feature"],
+            visual_layers=tuple(states["visual_layers"]),
+            everywhere=states["everywhere"],
+        ),
         dtype=identity["dtype"],
         computed_in=torch_dtype(samples["computed_in"]),
         pad_id=samples["pad_id"],

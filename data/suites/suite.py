@@ -202,13 +202,13 @@ class Suite:
         ways: list[Ask | None] = []
         for about in (self._set(name), BENCHMARK_SETS.get(name)):
             ways += [] if about is None else [about.describe if convention == "describe" else about.stock]
-        way = next(filter(None, ways), "own" if name in TURN_SETS else None)
+        way: Ask | None = next(filter(None, ways), "own" if name in TURN_SETS else None)
         if way is None:
             raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
                             where=str(self.folder / INDEX),
                             hint=f"give the set a {convention}: own, describe, explain, letter or word")  # fmt: skip
         medium: Medium = "video" if row.get("video") else "image" if row.get("image") else "text"
-        own: dict[str, str] = {**self.about.prompts}
+        own: dict[str, str] = dict(self.about.prompts.items())
         describe, explain = own.get(medium, DESCRIBE[medium]), own.get("explain", EXPLAIN)
         options, hint = tuple(row.get("options", ())), row.get("hint", "")
         return wording(way, question, options, describe=describe, explain=explain, hint=hint)
