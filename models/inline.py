@@ -160,7 +160,7 @@ def check_known(values: JsonObject, config_class: type[PreTrainedConfig], key: s
             raise Refused(f"{key}{name}", problem, did_you_mean(name, known))
         inner, part = object_at(value), config_class.sub_configs.get(name)
         if inner is not None and part is not None:
-            named = text_at(inner, "model_type")
+            named = text_at(inner, "model_type") or ""
             # `get` of this mapping never gives anything.
             inner_class: Any = CONFIG_MAPPING[named] if named in CONFIG_MAPPING else part  # noqa: SIM401
             if not hasattr(inner_class, "sub_configs"):  # transformers' AutoConfig, which stands for any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -12,11 +13,11 @@ import traceback
 from ... import __version__
 from ...core import ranks
 from ...core.errors import UserError, did_you_mean
-from ...core.secrets import redact
+from ...core.secrets import redact, redact_argument
 from ...trainers.run.stopping import Stopped
 from ..config.exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
 from ..config.files import recipe_names
-from ..config.launch import announce, run_recipe, say, typed
+from ..config.launch import announce, run_recipe, say
 from . import (
     bench,
     check,
@@ -146,12 +147,14 @@ def _outlives_its_launcher(seconds: float) -> bool:
 
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else "--help"
+    # For records: however a run was started, these words start it again.
+    typed = f"draftsmith {shlex.join(map(redact_argument, arguments))}"
     if first in ("-h", "--help", "--version"):
         say(f"draftsmith {__version__}" if first == "--version" else usage())
         return OK
     if "=" in first or first.startswith("-"):
         announce(arguments)
-        return run_recipe(arguments, typed(arguments))
+        return run_recipe(arguments, typed)
     if first not in COMMANDS:
         hint = did_you_mean(first, COMMANDS)
         if first in recipe_names() or first.endswith((".yaml", ".yml")):
@@ -162,7 +165,7 @@ def _dispatch(arguments: list[str]) -> int:
         options = command.parse(arguments[1:])
     except SystemExit:  # argparse has printed the help
         return OK
-    options.typed = typed(arguments)
+    options.typed = typed
     return command.run(options)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from ...core.files import read_yaml, write_whole
 from ...core.import_paths import code_of, kinds_within
 from ...core.interpolation import resolved
 from ...core.json_types import JsonMapping, JsonObject, object_at
-from ...core.secrets import redact, redact_argument, redact_output, redact_tree
+from ...core.secrets import redact, redact_output, redact_tree
 from .exit_codes import FAULTS, OK
 from .load import Loaded, blamed, leave_at_once, load, read_words
 
@@ -74,19 +73,11 @@ def shown_place(output: str | Path) -> str:
     return str(Path.cwd() / output) if CALLED_FROM in os.environ else str(output)
 
 
-def typed(arguments: Sequence[str]) -> str:
-    """The command as it was typed, without secrets. A launcher's own words are not known to its processes."""
-    module = "python -m draftsmith"
-    programs = {"train.py": "trains/train.py", "__main__.py": module, "cli.py": f"{module}.recipes.commands.cli"}
-    program = programs.get(Path(sys.argv[0]).name, "draftsmith")
-    return f"{program} {shlex.join(redact_argument(a) for a in arguments)}"
-
-
 def run_recipe(arguments: Sequence[str], command: str) -> int:
     """Run (or dry-run) a recipe's stages. Returns 0; 3 where a dry run does not fit; 143 where the launcher has ended.
 
     Args:
-        command: as it was typed, for records.
+        command: for records, without secrets.
 
     Raises:
         Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.

@@ -35,13 +35,9 @@ AnyStage = Annotated[
 ]
 
 
-# What a run's folder holds beside its stages' folders.
-_OWN_FILES = ("recipe.yaml", "run.yaml")
-
-
 def _stage_name(name: str) -> str:
     """Raises `ValueError` for names of files that a run itself writes."""
-    if file_name(name) in _OWN_FILES or re.search(r"\.(before-\d+|partial)$", name):
+    if file_name(name) in ("recipe.yaml", "run.yaml") or re.search(r"\.(before-\d+|partial)$", name):
         raise ValueError("a run writes a file or folder of this name itself; give the stage another")
     return name
 

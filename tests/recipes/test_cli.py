@@ -14,7 +14,6 @@ from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
 from draftsmith.recipes.commands.recipes import shown
 from draftsmith.recipes.config.exit_codes import CRASH, MISTAKE, OK, STOPPED
-from draftsmith.recipes.config.launch import typed
 from draftsmith.recipes.config.load import load, recipe_names
 from draftsmith.trainers.run.launcher import num_ranks
 from fails import raising
@@ -69,27 +68,14 @@ def test_a_runs_own_files_are_written_again(tmp_path, monkeypatch):
     assert (killed / "recipe.yaml").is_file()
 
 
-def test_records_hold_the_command_that_was_typed(monkeypatch):
-    token = "hf_" + "a1B2" * 9
-    for program, expected in [
-        ("/opt/bin/draftsmith", "draftsmith"),
-        ("trains/train.py", "trains/train.py"),
-        ("/site-packages/draftsmith/recipes/commands/cli.py", "python -m draftsmith.recipes.commands.cli"),
-        ("/site-packages/draftsmith/__main__.py", "python -m draftsmith"),
-    ]:
-        monkeypatch.setattr("sys.argv", [program])
-        assert typed(["recipe=demo/lvlm", "a={b: 1}"]) == f"{expected} recipe=demo/lvlm 'a={{b: 1}}'"
-        assert token not in typed([f"tracking.token={token}"])
-
-
 @pytest.mark.parametrize("words", ["recipe=demo/lvlm seed=3", "train demo/lvlm seed=3", "evaluate demo/lvlm seed=3"])
 def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
-    """A subcommand runs other words than those that were typed."""
+    """A subcommand runs other words than those that were typed; secrets are hidden."""
     commands = []
     for module in (cli, stages):
         monkeypatch.setattr(module, "run_recipe", lambda arguments, command: commands.append(command) or MISTAKE)
-    monkeypatch.setattr("sys.argv", ["/opt/bin/draftsmith"])
-    assert main(words.split()) == MISTAKE and commands == [f"draftsmith {words}"]
+    secret = "output=hf_" + "a1B2" * 9
+    assert main([*words.split(), secret]) == MISTAKE and commands == [f"draftsmith {words} 'output=<hidden>'"]
 
 
 # One for each track here, drafters in a stage and a method's name that ends in tokens; all others in the slow tier, for
