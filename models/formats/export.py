@@ -146,6 +146,7 @@ def export_drafter(
     if Path(whose.place).is_dir():
         check_written(Path(whose.place), only=_READ)
     made = Exported(destination, engine, "draft_model", whose.place, ())
+    write: Callable[[Path], object]  # into the new folder, beside the manifest
     if manifest.get("method") == "mtp":
         source = read_source(folder, whose)
         if reasons := source.config.exports(engine):
