@@ -2,7 +2,7 @@
 
 The kinds follow the benchmarks of the papers (TABED, appendix I): captions, questions with reasons,
 probes, words in pictures, several pictures, stories, and text without a picture. Each function maps
-a seeded generator to one record's text and the scenes that go with it; `say` draws among right wordings (wordings.py).
+a seeded generator to one record's text and the scenes that go with it; `say` draws among right wordings.
 
 Clips of one moving object are described in two ways. A drafter that holds text alone (Sparrow's VATA) has what the
 target's states of text say: where the answer opens with facts, those states have had no words yet in which to gather
