@@ -29,11 +29,8 @@ WORKS, STEPS, WAITS, ENDED = "works", "steps", "waits", "ended"
 
 
 class Pulse:
-    """Where this rank's main thread is. Changed by that thread alone.
-
-    Attributes:
-        number: meetings and steps begun so far: of ranks that live, those with the smallest are waited for.
-        signs: counts up with everything that is begun or done.
+    """Where this rank's main thread is. Changed by that thread alone. `number` counts meetings and steps begun: of
+    ranks that live, those with the smallest are waited for. `signs` counts up with everything that is begun or done.
     """
 
     def __init__(self) -> None:

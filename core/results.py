@@ -78,25 +78,16 @@ class FileSum:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a stage's `fingerprint.json` says when it has begun, and its `done.json` when it has finished.
-
-    Args:
-        version: of what fingerprints cover; the first had no number.
-        settings: what the fingerprint covers, of `fingerprint.json`.
-        resolved: setting that is `auto` -> what it became where the stage began; in both files.
-        seconds: of the stage's last start, of `done.json`, as are the next three.
-        ranks: that ran the stage.
-        gpus: that they held together; 0: on CPUs.
-        files: name -> size and checksum, None: it was written before there were lists.
-    """
+    """What a stage's `fingerprint.json` says when it has begun, and its `done.json` when it has finished."""
 
     fingerprint: str
-    version: int = 1
-    settings: Annotated[JsonObject, AfterValidator(_whole)] | None = None
-    resolved: dict[str, str] | None = None
-    seconds: float | None = None
-    ranks: int | None = None
-    gpus: int | None = None
+    version: int = 1  # of what fingerprints cover; the first had no number
+    settings: Annotated[JsonObject, AfterValidator(_whole)] | None = None  # what it covers, of `fingerprint.json`
+    resolved: dict[str, str] | None = None  # setting that is `auto` -> what it became where the stage began; in both
+    seconds: float | None = None  # of the stage's last start, of `done.json`, as are the next three
+    ranks: int | None = None  # that ran the stage
+    gpus: int | None = None  # that they held together; 0: on CPUs
+    # Name -> size and checksum; None: it was written before there were lists.
     files: dict[Annotated[str, AfterValidator(_inside)], FileSum] | None = None
 
 

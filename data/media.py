@@ -37,9 +37,7 @@ class ImageReader:
     allow_outside: bool = False
 
     def media(self, record: JsonObject, images: Path, videos: Path) -> Media:
-        """The record's pictures. Raises `UserError`: a clip, or a picture whose size is needed, is missing or broken, a
-        name leads out of its folder, or the marks are too few.
-        """
+        """The record's pictures. Raises `UserError`: one whose size is needed is bad, outside, or without a mark."""
         outside = self.allow_outside
         files = [located(images, name, allow_outside=outside) for name in paths(record, "image")]
         clips = [Clip(located(videos, name, allow_outside=outside), self.video) for name in paths(record, "video")]

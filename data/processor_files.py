@@ -67,9 +67,7 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
 def with_own_image_processor(
     processor: Processor, tower: str | None, *, image_size: int, patch_size: int, family: str, revision: str | None
 ) -> Processor:
-    """The target's tokenizer beside the image processor of a draft's own tower: that of a Hub id or directory, or else
-    the target's statistics at the given size.
-    """
+    """The target's tokenizer beside a draft's own image processor: a tower's, or of the target's statistics."""
     if tower is None:
         old = processor.image_processor
         side = {"height": image_size, "width": image_size}

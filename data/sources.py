@@ -95,9 +95,7 @@ class Row:
 
 
 class AnsweredSamples:
-    """Samples of a data section with answers by source; `answers` are the target's, None where no share is. An item is
-    a number: its answer depends on the epoch.
-    """
+    """Samples with answers by source; an item is a number, since its answer depends on the epoch."""
 
     def __init__(self, dataset: ConversationDataset, config: AnswersConfig, answers: Answers | None, *, seed: int):
         self.dataset, self.config, self.answers, self.seed = dataset, config, answers, seed

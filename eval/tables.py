@@ -23,7 +23,7 @@ from .measured_rows import PLAIN
 
 # None: not measured; a table takes NaN for it. Of a column of kind interval (value, low, high), of kind count (how
 # many, of how many).
-Value = None | str | float | tuple[float, ...]
+Value = None | str | float | tuple[float | None, ...]
 Mark = Literal["", "best", "second"]
 
 
@@ -153,7 +153,7 @@ class ReportSection:
 Part = str | Items | Table | Figure | ReportSection
 
 
-def _numbers(value: Value) -> tuple[float, ...]:
+def _numbers(value: Value) -> tuple[Any, ...]:
     if value is None or isinstance(value, str):
         return ()
     return value if isinstance(value, tuple) else (value,)

@@ -249,10 +249,8 @@ CaptionedSource = Annotated[TarSource | FolderSource | ClassFolderSource | CocoS
 
 
 def read(source: CaptionedSource, start: int = 0) -> Iterator[Captioned | Refused]:
-    """Items from number `start` on, in a fixed order; those before it are passed over without being read.
-
-    Raises:
-        UserError: a missing file or folder, an address, a damaged tar or json; at once or where the stream comes to it.
+    """Items from number `start` on, in a fixed order; those before it are passed over without being read. Raises
+    `UserError`: a missing file or folder, an address, a damaged tar or json; at once or where the stream comes to it.
     """
     assert start >= 0, start
     left = None if source.max_samples is None else max(source.max_samples - start, 0)

@@ -86,9 +86,7 @@ class PixtralFamily(WholeFamily):
     def processor(
         self, tokenizer: PreTrainedTokenizerFast, images: object, patch: int, merge: int, key: str
     ) -> Processor:
-        """The family's processor, of `merge` patches along a token's side. Raises `UserError` for a token that is
-        missing.
-        """
+        """The family's processor, of `merge` patches along a token's side. Raises `UserError` for a missing token."""
         image, _, _ = mark_ids(tokenizer, _MARKS, key, "a Pixtral's or Mistral 3's")
         if tokenizer.bos_token_id is None:
             raise UserError(f"{key}: the tokenizer has no bos token", hint="use a Pixtral's or Mistral 3's files")

@@ -158,9 +158,7 @@ class Clip:
         return self.total / self.rate / len(self.numbers)
 
     def frames(self, *, check: Callable[[Size], None] | None = None) -> list[Image.Image]:
-        """The taken frames, RGB. Raises `UserError`: one cannot be decoded, they are too large, or `check` refuses
-        their size (width, height), before any is decoded.
-        """
+        """The taken frames, RGB. Raises `UserError`: one cannot be decoded, or is of a size that `check` refuses."""
         wanted, frames = set(self.numbers), []
         width, height = self.size
         with _opened(self.path) as (container, stream):

@@ -187,9 +187,7 @@ class StatesWriting:
         write_shard(self.folder, index, samples, {}, columns=COLUMNS)
 
     def samples(self, batch: Batch, states: TargetStates, numbers: Sequence[int]) -> Iterator[Sample]:
-        """Yield key, tensors and info of each row of `batch` but fillers. Raises `NotFinite`: states hold NaN or
-        infinity.
-        """
+        """Yield key, tensors and info of each row but fillers. Raises `NotFinite`: states hold NaN or infinity."""
         check_states(states, batch.sample_ids[: len(numbers)])
         for row, number in enumerate(numbers):
             name = batch.sample_ids[row]

@@ -25,9 +25,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
 class Folder(Sequence[Picture]):
-    """The pictures under a folder in the order of their paths, read when asked for. Raises `UserError` where there are
-    none, or where one cannot be read.
-    """
+    """The pictures under a folder by their paths, read when asked for. Raises `UserError`: none, or a bad one."""
 
     def __init__(self, folder: str | Path):
         self.paths = sorted(p for p in Path(folder).expanduser().rglob("*") if p.suffix.lower() in SUFFIXES)

@@ -73,9 +73,7 @@ def find(metric: Metric, name: WeightName, weights: Mapping[WeightName, str]) ->
 
 
 def read_state(path: Path, name: WeightName) -> dict[str, Tensor]:
-    """Tensors by name from safetensors or a .pt file, read with weights_only; one `state_dict` around them is opened.
-    Raises `UserError` where the file is of another kind.
-    """
+    """Tensors by name of a file, perhaps under `state_dict`; no code of it is run. Raises `UserError` for others."""
     try:
         open_regular(path).close()  # neither reader says of a pipe that it is none
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)

@@ -111,11 +111,10 @@ class DflashTraining(BesideTarget):
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
         """Sums over blocks. Each block of a row counts for as many supervised tokens as there are for each block, so
-        that what the loop divides by them is a mean over blocks, however many were drawn.
-
-        Metrics: hits of the first mask (top1, top3), and how many masks in a row hit from the first on (accepted),
-        what a chain is accepted at temperature 0. A hit is the answer's token for `ce`, else the target's likeliest.
-        With a confidence head also how far its chances are off, in the mean over a block's places by their weights.
+        that what the loop divides by them is a mean over blocks, however many were drawn. Metrics: hits of the first
+        mask (top1, top3), and how many masks in a row hit from the first on (accepted), what a chain is accepted at
+        temperature 0. A hit is the answer's token for `ce`, else the target's likeliest. With a confidence head also
+        how far its chances are off, in the mean over a block's places by their weights.
         """
         rows = self.sequences(batch, states)
         shape, device = self.head.shape, rows.ids.device

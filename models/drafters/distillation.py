@@ -125,11 +125,10 @@ class DistillTraining(LvlmTraining):
     def forward(
         self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None
     ) -> StepLoss:
-        """The divergence (mixed with cross-entropy) summed over supervised tokens.
-
-        Metrics: "accuracy" against the sample's tokens, "agreement" with the target's likeliest one, and alpha at the
-        objective's temperature. In evaluation it is plain cross-entropy, whatever the objective: validation compares
-        drafts that were trained in different ways.
+        """The divergence (mixed with cross-entropy) summed over supervised tokens. Metrics: "accuracy" against the
+        sample's tokens, "agreement" with the target's likeliest one, and alpha at the objective's temperature. In
+        evaluation it is plain cross-entropy, whatever the objective: validation compares drafts that were trained in
+        different ways.
         """
         if not self.training:
             return super().forward(batch, None, target_choice)

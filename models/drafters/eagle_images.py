@@ -189,10 +189,9 @@ def causal_mask(head: ImageEagleHead, seen: Tensor) -> Tensor:
 
 
 def trained_positions(length: int, num_generated: int, mask: Literal["next", "eagle"]) -> Tensor:
-    """[T-1] bool for a sequence of T = `length` places that ends with `num_generated` tokens.
-
-    Position t predicts the feature of t + 1. The first prediction that decoding makes stands at the last prompt
-    place, which reads the first generated token; EAGLE's unshifted mask begins one later and ends one later.
+    """[T-1] bool for a sequence of T = `length` places that ends with `num_generated` tokens. Position t predicts the
+    feature of t + 1. The first prediction that decoding makes stands at the last prompt place, which reads the first
+    generated token; EAGLE's unshifted mask begins one later and ends one later.
     """
     places = torch.arange(length - 1)
     first = length - num_generated

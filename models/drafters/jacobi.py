@@ -89,10 +89,9 @@ class JacobiProposal:
         return self._level(depth)[None]
 
     def choose(self, q: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Draw the code [1,1] of the next place from q [1,V], coupled with the one that stood there.
-
-        A code depends on the one that stood at its place and on nothing behind it, so that it has distribution q given
-        all that its acceptance looks at: where codes are accepted one by one, not as a block.
+        """Draw the code [1,1] of the next place from q [1,V], coupled with the one that stood there. A code depends on
+        the one that stood at its place and on nothing behind it, so that it has distribution q given all that its
+        acceptance looks at: where codes are accepted one by one, not as a block.
         """
         if count > 1:
             raise _branches()

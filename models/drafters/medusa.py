@@ -129,9 +129,8 @@ class MedusaHead(OwnVocabulary):
 
 
 class MedusaTraining(BesideTarget):
-    """Over language: level i at index t scores token t + 2 + i, where the answer goes as far.
-
-    Index t counts where token t + 1 is supervised: only there a cycle's root can stand.
+    """Over language: level i at index t scores token t + 2 + i, where the answer goes as far. Index t counts where
+    token t + 1 is supervised: only there a cycle's root can stand.
     """
 
     part, metrics = "heads", ("top1", "top3", "token_loss")
@@ -194,9 +193,8 @@ class MedusaImageTraining(BesideTarget):
         self.config = config
 
     def forward(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
-        """Sums over the positions whose next code is known, as EAGLE's are counted; level i has i fewer of them.
-
-        top1 and top3 are those of the first level, which is the one that EAGLE's accuracy compares with.
+        """Sums over the positions whose next code is known, as EAGLE's are counted; level i has i fewer of them. top1
+        and top3 are those of the first level, which is the one that EAGLE's accuracy compares with.
         """
         assert states.feature is not None and states.ids is not None
         count = states.num_generated

@@ -17,11 +17,11 @@ from ...core.files import check_new, checked, new_folder
 from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
 from ...core.results import check_sums, check_written
-from ..drafters.lvlm import LvlmConfig
+from ..drafters.lvlm import LvlmConfig, reading_of
 from ..drafters.manifest import MANIFEST, read_manifest, tested_with
 from ..drafters.mtp import MtpConfig
 from ..folders import read_values, write_folder
-from ..hub import is_tied
+from ..hub import is_tied, read_config
 from ..stored import stored_table
 from ..targets.table import family_of
 from . import dflash, eagle, eagle3, lvlm, medusa
@@ -146,6 +146,7 @@ def export_drafter(
     if Path(whose.place).is_dir():
         check_written(Path(whose.place), only=_READ)
     made = Exported(destination, engine, "draft_model", whose.place, ())
+    write: Callable[[Path], object]  # into the new folder, beside the manifest
     if manifest.get("method") == "mtp":
         source = read_source(folder, whose)
         if reasons := source.config.exports(engine):
@@ -267,7 +268,9 @@ def _seeing(folder: Path, made: Exported, whose: Target, mode: PatchedMode | Non
     drafter = dict(manifest.get("drafter") or {"kind": "lvlm", "path": str(folder)})  # imported drafts bring none
     drafter |= {} if mode is None else {"mode": mode}
     section = checked(drafter, LvlmConfig, where=f"{folder / MANIFEST}, drafter", hint="train it with this version")
-    if section.mode.members == ("M",) and lvlm.is_served(folder):
+    reading = reading_of(read_config(str(folder), key="drafter"))
+    # On projected features and without the first token: for vLLM's EAGLE path.
+    if section.mode.members == ("M",) and reading.projector_input == "projected" and not reading.first_token:
         values, state = lvlm.for_plugin(folder, whose)
         made = replace(made, method="eagle", notes=(INSTALL,))
     else:

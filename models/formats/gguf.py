@@ -27,20 +27,12 @@ _MAGIC = b"GGUF"
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether it is such a file, by its first bytes."""
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
-
-
 def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
     """Write the model, its tokenizer, chat template and generation config to `folder`. Returns notes. `dtype`: to
     store. What is spelt out of a quantised file is exact in float32 alone. Raises `UserError`: it is no GGUF, the
     package that reads it is missing, or its architecture, type of weights or tokenizer is none that transformers reads.
     """
-    if not is_gguf(source):
+    if not source.is_file() or source.open("rb").read(len(_MAGIC)) != _MAGIC:
         raise UserError("the file is no GGUF", where=str(source), hint="name a .gguf file of a language model")
     if importlib.util.find_spec("gguf") is None:
         raise UserError(

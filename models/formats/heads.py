@@ -94,7 +94,10 @@ def import_head(
     if is_eagle3:
         eagle3.refuse_variants(values, state, where)
     prefix = eagle3.LAYER if is_eagle3 else eagle.LAYER
-    state = _as_one_layer(state, prefix, where)
+    if deeper := sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0.")):
+        raise UserError(f"the head has several layers ({deeper[0]})", where=where, hint="one layer is what is read")
+    # Both names are in use for EAGLE-3's.
+    state = {re.sub(r"^(layers\.0|midlayer)\.", prefix, name): value for name, value in state.items()}
     _check_tables(state, embedding, is_eagle3, where, notes)
     if "rope" in of_layer:
         notes.append("its positions are not stretched as the target's are: rope: plain")
@@ -146,16 +149,6 @@ def _check_kind(kind: str, state: State, where: str) -> None:
     if held != kind:
         raise UserError(f"the folder holds a head of kind {held}, and {kind} is asked for", where=where,
                         hint=f"read it as {held}: --as {held}, or drafter.kind: {held} in a recipe")  # fmt: skip
-
-
-def _as_one_layer(state: State, layer: str, where: str) -> State:
-    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3. Raises
-    `UserError`: the head has more layers than one.
-    """
-    deeper = sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0."))
-    if deeper:
-        raise UserError(f"the head has several layers ({deeper[0]})", where=where, hint="one layer is what is read")
-    return {re.sub(r"^(layers\.0|midlayer)\.", layer, name): value for name, value in state.items()}
 
 
 def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where: str, notes: list[str]) -> None:

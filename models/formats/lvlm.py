@@ -19,7 +19,7 @@ from ...core.errors import UserError
 from ...core.pretrained import read_safetensors, reading_pretrained
 from ..drafters.lvlm import LvlmConfig, Reading, assemble, own_projector, reading_of
 from ..folders import WEIGHTS, State, check_shapes, read_values, shapes_of
-from ..hub import config_value, read_config, rope_of, usual_heads
+from ..hub import config_value, rope_of, usual_heads
 from ..parts import grow_vocabulary, language_model_of
 from ..stored import stored_tower
 from ..targets.load import load_lvlm, load_weights
@@ -88,12 +88,6 @@ def from_ours(
         setattr(draft.generation_config, name, value)
     draft.config.architectures = [type(draft).__name__]
     return draft.to(next(p.dtype for p in model.parameters() if p.is_floating_point())), notes
-
-
-def is_served(folder: Path) -> bool:
-    """Whether a draft LVLM is made for an engine's EAGLE path: on projected features, without the first token."""
-    reading = reading_of(read_config(str(folder), key="drafter"))
-    return reading.projector_input == "projected" and not reading.first_token
 
 
 def for_plugin(folder: Path, target: Target) -> Files:

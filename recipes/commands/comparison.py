@@ -21,7 +21,7 @@ from ...core.results import DONE, read_mark
 from ...eval.cells import Cell, set_name
 from ...eval.run_reports import Run
 from ...eval.summary import student_half_width
-from ...eval.tables import Column, Table, text
+from ...eval.tables import Column, Table, Value, text
 from ...eval.tables import markdown as table_markdown
 from ...trainers.publish.lineage import trained_by
 from ..config.schema import Recipe
@@ -133,13 +133,15 @@ def _training(run: Run, drafters: Sequence[str]) -> JsonObject:
         costs["steps"] += max(points)
         costs["samples"] += max(points) * batch_size
     marks = {name: read_mark(run.folder / name / DONE) for name in stages}
-    timed = [mark for mark in marks.values() if mark is not None and mark.seconds is not None]
-    unrecorded = [name for name, mark in marks.items() if mark not in timed or mark.ranks is None or mark.gpus is None]
-    costs["hours"] = sum(mark.seconds / 3600 for mark in timed) if len(timed) == len(marks) else None
-    if unrecorded:
-        return costs | {"gpu_hours": None, "rank_hours": None, "unrecorded": unrecorded[0]}
-    return costs | {f"{what}_hours": sum(mark.seconds / 3600 * getattr(mark, f"{what}s") for mark in timed)
-                    for what in ("gpu", "rank")}  # fmt: skip
+    # Stage -> its hours; None: an earlier version did not record them.
+    hours = {name: None if m is None or m.seconds is None else m.seconds / 3600 for name, m in marks.items()}
+    known = [(time, marks[name]) for name, time in hours.items() if time is not None]
+    costs["hours"] = sum(time for time, _ in known) if len(known) == len(hours) else None
+    for what in ("gpu", "rank"):
+        counts = [(time, getattr(mark, f"{what}s")) for time, mark in known]
+        costs[f"{what}_hours"] = sum(time * count for time, count in counts if count is not None)
+    unrecorded = [n for n, m in marks.items() if m is None or m.seconds is None or m.ranks is None or m.gpus is None]
+    return costs | ({"gpu_hours": None, "rank_hours": None, "unrecorded": unrecorded[0]} if unrecorded else {})
 
 
 def boards(found: Sequence[Entry]) -> list[Table]:
@@ -164,7 +166,7 @@ def _board(title: str, members: Sequence[Entry], note: str) -> Table:
         *(Column(name, form, ranked=False) for name, form in (("steps", ",d"), ("samples", ",d"), ("hours", ",.2f"))),
         Column("GPU-hours" if on_gpus else "rank-hours", ",.2f", ranked=False),
     )  # fmt: skip
-    rows = []
+    rows: list[tuple[Value, ...]] = []
     about: dict[tuple[str, str], list[str]] = {}  # (why there is a dash, column) -> methods
     for e in members:
         rows.append((

@@ -15,8 +15,16 @@ from .command import Argument, Command
 
 def _run(options: argparse.Namespace) -> int:
     from ...models.formats.export import V1_FAULT, export_drafter
+    from ...models.formats.target import export_target
 
-    target = _pair(options) if options.target_to else options.target
+    target = options.target
+    if options.target_to:  # the exported drafter then names the target's new place
+        if options.to != "vllm" or target is None or not Path(target).is_dir():
+            hint = "add --to vllm --target runs/x/target"
+            raise UserError("--target-to writes the target of a run for vLLM", hint=hint)
+        check_new(Path(options.destination))
+        export_target(Path(target), Path(options.target_to))
+        target = str(options.target_to)
     try:
         export = export_drafter(
             options.drafter, options.destination, options.to, target=target, prompts=options.prompts, mode=options.mode
@@ -39,17 +47,6 @@ def _run(options: argparse.Namespace) -> int:
         say(f"check    {export.asks}draftsmith verify-engine {export.folder}{whose}{patched}")
     say(f"serve    {export.command}")
     return OK
-
-
-def _pair(options: argparse.Namespace) -> str:
-    """Write the target, too, and return its new place, which the exported drafter then names."""
-    from ...models.formats.target import export_target
-
-    if options.to != "vllm" or options.target is None or not Path(options.target).is_dir():
-        raise UserError("--target-to writes the target of a run for vLLM", hint="add --to vllm --target runs/x/target")
-    check_new(Path(options.destination))
-    export_target(Path(options.target), Path(options.target_to))
-    return str(options.target_to)
 
 
 COMMAND = Command(

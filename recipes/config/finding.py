@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, get_args
 
 from ...core.errors import UserError
 from ...core.secrets import redact
@@ -27,16 +28,8 @@ class Finding:
         assert self.level == "ok" or self.hint, f"{self.subject}: what is wrong has a hint"
 
 
-def ok(subject: str, what: str) -> Finding:
-    return Finding("ok", subject, what)
-
-
-def warning(subject: str, what: str, hint: str) -> Finding:
-    return Finding("warning", subject, what, hint)
-
-
-def fault(subject: str, what: str, hint: str) -> Finding:
-    return Finding("fault", subject, what, hint)
+# Each takes a subject, a description and, but for `ok`, a hint.
+ok, warning, fault = (partial(Finding, level) for level in get_args(Level))
 
 
 def tried(subject: str, look: Callable[[], str], hint: str) -> Finding:

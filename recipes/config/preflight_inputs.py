@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -108,8 +109,9 @@ def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Findin
     """A finding for each trained drafter outside the run that a stage reads (`from: {path}`, a method's `drafter:
     {path}`): hours of earlier stages must not end at a name that is nobody's.
     """
-    outside: dict[str, OutsideStart | PublishedDrafter] = {}
-    for kind in (OutsideStart, PublishedDrafter) if stage.kind != "cache" else ():  # which reads their settings alone
+    outside: dict[str, Any] = {}
+    kinds: tuple[type[Section], ...] = (OutsideStart, PublishedDrafter)
+    for kind in kinds if dict(stage)["kind"] != "cache" else ():  # which reads their settings alone
         outside |= {".".join(("stages", name, *keys, "path")): section for keys, section in within(stage, kind)}
     if stage.trains and isinstance(recipe.drafter, PublishedDrafter):
         outside["drafter.path"] = recipe.drafter
@@ -291,10 +293,10 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
             write_digests(read(first), digests)
             again = repeated([digests]) if stage.deduplicate else {}
             lenient = stage.model_copy(update={"on_error": "skip"})
-            for picture in usable_pictures(read(first), lenient, again, refused, log, target.image_size):
+            for item, _ in usable_pictures(read(first), lenient, again, refused, log, target.image_size):
                 usable += 1
                 if "codes" in stage.write:
-                    target.check_labels([(picture.item.caption, picture.item.label)])
+                    target.check_labels([(item.caption, item.label)])
         except NotFound as error:
             return _absent(subject, [error.where or error.problem], context, is_fetched=True)
         if log.is_file():

@@ -250,7 +250,8 @@ def _forward(
 
     def one_batch(batch: Batch) -> object:
         shown = int((batch.on_host("modality") != TEXT).sum())
-        given = decoder.num_features(batch.pixels, batch.pictures) if shown else 0
+        pixels: Any = batch.pixels
+        given = decoder.num_features(pixels, batch.pictures) if shown else 0
         if given != shown:  # nor these
             raise UserError(
                 f"the processor writes {shown} tokens for the pictures of {batch.sample_ids[0] or 'a row'}, and "

@@ -216,20 +216,21 @@ def captioned(folder, side=32) -> None:
     (folder / "5.png").rename(folder / "5.heic")
 
 
-PICTURES = ["demo/visual-ar", "stages=[pictures]", "stages.pictures.from=null"]
+PICTURES = ["demo/visual-ar", "stages=[codes]", "stages.codes.from=null"]  # with labels that the target has
 
 
 def test_captioned_pictures_are_decoded_as_the_stage_does_it(tmp_path, capsys):
     captioned(tmp_path / "in")
-    source = f"stages.pictures.source={{kind: folder, folder: {tmp_path / 'in'}}}"
-    code, text = check(capsys, *PICTURES, source, f"output={tmp_path / 'run'}")
-    told = line(text, "stages.pictures.source")
-    assert code == OK and told.startswith("warning") and "4 of the first 9 items can be used" in told
+    source = f"stages.codes.source={{kind: folder, folder: {tmp_path / 'in'}}}"
+    _, text = check(capsys, *PICTURES, source, f"output={tmp_path / 'run'}")
+    told = line(text, "stages.codes.source")
+    assert told.startswith("warning") and "4 of the first 9 items can be used" in told
+    assert "needs the vq of stage vq" in line(text, "stages.codes")
     for reason in ("unreadable image", "image too small", "duplicate", "no caption", "suffix not allowed"):
         assert f"1 {reason}" in told
     assert f"the first: {tmp_path / 'in' / '1.png'}" in told
-    code, text = check(capsys, *PICTURES, source, "stages.pictures.on_error=strict", f"output={tmp_path / 'run'}")
-    assert code == FAULTS and line(text, "stages.pictures.source").startswith("fault")
+    code, text = check(capsys, *PICTURES, source, "stages.codes.on_error=strict", f"output={tmp_path / 'run'}")
+    assert code == FAULTS and line(text, "stages.codes.source").startswith("fault")
 
 
 CLASSES = ["eagle-llamagen-c2i-xl", "stages=[evaluate]"]

@@ -42,12 +42,6 @@ def test_a_command_goes_on_though_another_one_has_restarted_another_stage(output
     assert stages(output, MINE, OTHERS) == ["note", "second"]
 
 
-def test_a_command_whose_results_another_one_set_aside_restarts_again(output):
-    set_aside(output, MINE, "second", ("second",))
-    set_aside(output, OTHERS)
-    assert stages(output, MINE, OTHERS) == [None, "note"]
-
-
 def test_the_record_says_what_moves_before_it_moves(output, monkeypatch):
     """A start that is killed in between is completed by the next one, which knows of it by the record alone."""
     real, seen = os.replace, []

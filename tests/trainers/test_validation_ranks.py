@@ -22,7 +22,9 @@ COUNT, SIZE = 11, 3
 RECORDS = RecordsValidation(every=1, micro_batch_size=2, data={"path": "held_out.json"}, against_target=False)
 SETTINGS = HeadValidation(every=1, micro_batch_size=2)
 STAGE = SimpleNamespace(model="drafter", validation=SETTINGS, decoding=None, window=None, data=None, format=None)
-DRAFTER = SimpleNamespace(stage=STAGE, context=SimpleNamespace(stop=None), keep_best=lambda *values: None)
+DRAFTER = SimpleNamespace(
+    stage=STAGE, context=SimpleNamespace(stop=None), _best=SimpleNamespace(keep=lambda *values: None)
+)
 
 
 @dataclass

@@ -151,7 +151,7 @@ def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageRead
     for place, index in enumerate(looked):
         file, number = files.places[index]
         records = files.files[file]
-        images = Path(data.images) if data.images else records.folder
+        images = Path(data.images) if data.images else records.reader.folder
         videos = Path(data.videos) if data.videos else images
         try:
             media = image_reader.media(records.read(int(number)), images, videos)

@@ -65,11 +65,7 @@ class Memory:
         return hardware is None or self.total <= hardware.memory_gb * _GIB
 
     def lines(self, hardware: Hardware | None, *, is_here: bool = False) -> list[str]:
-        """The lines of a dry run.
-
-        Args:
-            is_here: what the recipe reads is on this machine, which may run it: without a GPU, if it has none.
-        """
+        """The lines of a dry run; with `is_here` this machine may run it: without a GPU, if it has none."""
         each = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in self.parts.items() if size >= 0.05 * _GIB)
         each = each or "models under 0.1"
         if hardware is None and is_here and not torch.cuda.is_available():
@@ -164,7 +160,9 @@ def lvlm_parts(
             batch = synthetic_batch(shorter, rows, length, patches)
             if kept:  # what a regenerate stage gives that kept so many tokens' log-probabilities
                 ids = torch.ones(int(batch.predicting.sum()), kept, dtype=torch.int64)
-                states = TargetStates(kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META))
+                states: TargetStates | None = TargetStates(
+                    kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META)
+                )
             else:
                 states = module.states(batch)
             _backward(module, module(batch, states))
@@ -262,7 +260,8 @@ def _with_step(
             module = config.empty(shape)
             if module is None:
                 return "it builds no module without weights"
-            training = config.training_objective(module.to(own), ShapeAlone(shape, held), objective)
+            alone: Any = ShapeAlone(shape, held)
+            training = config.training_objective(module.to(own), alone, objective)
             training.eval()  # noise and gaps, which training draws, take generators that the meta device has not
             taps = config.taps_for(shape, training=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from ...core.json_types import JsonObject
@@ -25,12 +26,8 @@ from .resume_log import ResumeLog
 NONE = float("nan")  # what the engine does not tell
 
 
-class _Whole:
-    """In the place of a target: the engine reads requests as they are."""
-
-    @staticmethod
-    def view(request: object) -> object:
-        return request
+# In the place of a target: the engine reads requests as they are.
+_WHOLE = SimpleNamespace(view=lambda request: request)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +80,7 @@ class ServedMeasuring(Measuring):
         """A cell: the row of every request, None of those that cannot be read. `plain`: plain decoding's; None: this is
         plain decoding.
         """
-        opened = {n: one for n in range(len(requests)) if (one := requests.open(n, _Whole)) is not None}
+        opened = {n: one for n in range(len(requests)) if (one := requests.open(n, _WHOLE)) is not None}
         cell: list[JsonObject | None] = [None] * len(requests)
         if not opened:
             return cell

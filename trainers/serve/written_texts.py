@@ -10,11 +10,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.json_types import Json, JsonObject, list_at, with_each
+from ...core.json_types import JsonObject, list_at, with_each
 from ...data.conversations import PromptFormat, end_ids
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader
@@ -167,15 +166,8 @@ class Texts:
         text = self.processor.tokenizer.decode(ids, skip_special_tokens=True)
         about = {"name": self.dataset.sample_id(number), "conversations": turns, "text": text}
         about |= {"id": record["id"]} if "id" in record else {}
-        return _finite(about | ({"image": _shown(record["image"])} if "image" in record else {}))
-
-
-def _finite(value: object) -> Json:
-    """A JSON value whose numbers that are no numbers are text: an id of a table may be NaN, and no JSON holds one."""
-    return with_each(value, float, lambda number: number if math.isfinite(number) else str(number))
-
-
-def _shown(image: object) -> Any:
-    """A record's `image` as text: bytes inside a table or a tar by their place."""
-    several = list_at(image)
-    return image if several is None else [str(one) for one in several]
+        if "image" in record:  # bytes inside a table or a tar by their place
+            several = list_at(image := record["image"])
+            about["image"] = image if several is None else [str(one) for one in several]
+        # An id of a table may be NaN, and no JSON holds one.
+        return with_each(about, float, lambda number: number if math.isfinite(number) else str(number))

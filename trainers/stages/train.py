@@ -19,17 +19,8 @@ from ...data.conversations import PromptFormat
 from ...models.drafters import DRAFTER
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget
+from ..estimate import train_stage
 from ..estimate.train_memory import Memory, head_memory, image_head_memory
-from ..estimate.train_stage import (
-    describe_head,
-    describe_image_model,
-    describe_lvlm,
-    describe_target,
-    head_length,
-    lvlm_memory,
-    positions_of,
-    start_line,
-)
 from ..run.context import Context, EngineConfig
 from ..run.stage import Planned
 from ..serve.states_builder import sample_needs
@@ -95,7 +86,7 @@ class TrainStage(TrainSettings):
         raise NotImplementedError
 
     def describe(self, plan: Planned) -> list[str]:
-        started = [] if self.outside is None else [start_line(self.outside)]
+        started = [] if self.outside is None else [train_stage.start_line(self.outside)]
         return [*started, *self.lines(plan)]
 
     def lines(self, plan: Planned) -> list[str]:
@@ -186,13 +177,13 @@ class TrainRecords(RecordsSettings, TrainStage):
 
     def memory(self, plan: Planned) -> Memory | None:
         """The memory of its fullest GPU; None for a tiny target, which demos train."""
-        return lvlm_memory(plan) if self._is_of_drafts(plan) else None
+        return train_stage.lvlm_memory(plan) if self._is_of_drafts(plan) else None
 
     def lines(self, plan: Planned) -> list[str]:
         if not self._is_of_drafts(plan):
-            return describe_target(plan)
-        check_positions(positions_of(plan), self)
-        return describe_lvlm(plan)
+            return train_stage.describe_target(plan)
+        check_positions(train_stage.positions_of(plan), self)
+        return train_stage.describe_lvlm(plan)
 
 
 class TrainStates(StatesSettings, TrainHead):
@@ -234,10 +225,10 @@ class TrainStates(StatesSettings, TrainHead):
         return ({} if self.source.kind == "cached" else {"source": hint}) | super().runs_target()
 
     def memory(self, plan: Planned) -> Memory | None:
-        return head_memory(self, plan.recipe, head_length(plan))
+        return head_memory(self, plan.recipe, train_stage.head_length(plan))
 
     def lines(self, plan: Planned) -> list[str]:
-        return describe_head(plan, training_order)
+        return train_stage.describe_head(plan, training_order)
 
 
 class TrainCodes(CodesSettings, TrainHead):
@@ -270,7 +261,7 @@ class TrainCodes(CodesSettings, TrainHead):
         return image_head_memory(self, plan.recipe)
 
     def lines(self, plan: Planned) -> list[str]:
-        return describe_image_model(plan)
+        return train_stage.describe_image_model(plan)
 
 
 AnyTrain = Annotated[

@@ -188,17 +188,13 @@ class TrainedDrafter:
                 values |= held_out_scores(engine, held_out(), lambda batch: engine(batch, source(batch)), stop)
             if decoding is not None and (step % decoding.every == 0 or step == total):
                 values |= self.decode(engine, step)
-            self.keep_best(engine, values, step)
+            taus = [value for name, value in values.items() if name.startswith("tau_")]
+            scores = {name: values.get(f"val_{name}") for name in ("top1", "top3")}
+            scores["tau"] = sum(taus) / len(taus) if taus else None
+            self._best.keep(scores, step, lambda: self._copy(engine))
             return values
 
         return validate
-
-    def keep_best(self, engine: Engine, values: JsonMapping, step: int) -> None:
-        """Keep these weights beside the stage's result where a held-out accuracy or tau is the best so far."""
-        taus = [value for name, value in values.items() if name.startswith("tau_")]
-        scores = {name: values.get(f"val_{name}") for name in ("top1", "top3")}
-        scores["tau"] = sum(taus) / len(taus) if taus else None
-        self._best.keep(scores, step, lambda: self._copy(engine))
 
     def finish(self, engine: Engine, total: int, seed: int) -> None:
         """Write the stage's result: the last weights, or the best by the recipe's choice."""

@@ -38,27 +38,18 @@ Write = Callable[[Engine, StepBatches], StepBatches]
 
 @dataclass(frozen=True)
 class Training:
-    """One training, ready to run.
+    """One training, ready to run."""
 
-    Args:
-        module: `forward(batch, states)` returns a `StepLoss`; `parts()` its trainable parameters with their names, by
-            part, for the optimizer's groups.
-        steps: first step -> a loader of this rank.
-        total: optimizer steps.
-        source: batch -> the target's states for it: computed, read with the batch, or none.
-        finish: engine -> writes the stage's result (all ranks call).
-        validate: engine, step -> what is logged; every `validate_every` steps, and after the last one.
-        write: completes a step's batches with answers that the draft writes itself, by the weights as they are before
-            the step; their tokens can only be counted then, which costs a second all-reduce.
-    """
-
+    # `forward(batch, states)` returns a `StepLoss`; `parts()` the trainable parameters with their names, by part.
     module: nn.Module
-    steps: Callable[[int], Any]
-    total: int
-    finish: Callable[[Engine], None]
+    steps: Callable[[int], Any]  # first step -> a loader of this rank
+    total: int  # optimizer steps
+    finish: Callable[[Engine], None]  # writes the stage's result (all ranks call)
     source: Source = lambda batch: None  # a module that learns from its data alone
     validate: Validate | None = None
-    validate_every: int | None = None
+    validate_every: int | None = None  # steps, and after the last one
+    # Completes a step's batches with answers that the draft writes itself, by the weights as they are before the step;
+    # their tokens can only be counted then, which costs a second all-reduce.
     write: Write | None = None
 
 

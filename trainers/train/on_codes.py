@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -162,18 +162,12 @@ def _module(stage: CodesSettings, context: Context, seed: int, total: int) -> nn
     )  # fmt: skip
 
 
-def _places(sample: ShardSample) -> Tensor:
-    return captioned(sample.info["caption"]).flatten()
-
-
-def _nothing(sample: ShardSample) -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
-
-
 def _collate(stage: CodesSettings, context: Context, samples: ShardSamples, seed: int) -> Collate:
     template = samples[0]
-    if stage.model in ("vq", "reader"):
-        return PictureCollate(template, _places if stage.model == "reader" else _nothing)
+    if stage.model == "reader":
+        return PictureCollate(template, lambda sample: captioned(sample.info["caption"]).flatten())
+    if stage.model == "vq":
+        return PictureCollate(template, lambda sample: torch.zeros(0, dtype=torch.int64))
     condition = image_section(context.target).sample_condition(_words(context))
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
     return CodeCollate(condition, template, seed, dropout, len(template.tensors["codes"]))

@@ -109,8 +109,10 @@ class AnoleTargetConfig(ImageTargetSection):
 
     def load(self, folders: Folders, *, device: torch.device) -> AnoleTarget:
         dtype = torch_dtype(resolved_dtype(self, self.path, device, key="target"))
-        settings = {"device_map": self.device_map, "device": device, "guidance": self.guidance}
-        return load_anole(self.path, revision=self.revision, dtype=dtype, **settings)
+        return load_anole(
+            self.path, revision=self.revision, dtype=dtype, device_map=self.device_map, device=device,
+            guidance=self.guidance,
+        )  # fmt: skip
 
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
         """Text ids [t] of a caption in Anole's own tokenizer, without special ones."""

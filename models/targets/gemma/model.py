@@ -20,8 +20,6 @@ from ...hub import config_value
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-GEMMA = "gemma4"  # model_type
-
 
 def check_text(text: PreTrainedConfig) -> None:
     """Raises `UserError` for a text config whose model our forward does not run exactly."""

@@ -16,7 +16,7 @@ from ..family import Family, Text
 from ..section import SeeingSection, check_half
 from ..whole_pictures import WholePictures, WholeTarget
 from .decoder import GemmaDecoder, GemmaTraining
-from .model import GEMMA, check_text, soundless
+from .model import check_text, soundless
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -42,8 +42,8 @@ class GemmaPictures(WholePictures):
 
 # model_type -> record.
 FAMILIES = {
-    GEMMA: Family(
-        GEMMA, lambda config: soundless(), GemmaTraining, GemmaTarget, GemmaPictures(),
+    "gemma4": Family(
+        "gemma4", lambda config: soundless(), GemmaTraining, GemmaTarget, GemmaPictures(),
         texts=dict.fromkeys(
             ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), Text(scales_embeddings=True)
         ),

@@ -25,8 +25,6 @@ from ..section import SeeingSection, check_half
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-INTERNVL = "internvl"  # model_type
-
 
 def see_tiles(model: PreTrainedModel, pixels: Tensor) -> Tensor:
     """[I,P/4,4C] of tiles [I,3,S,S]: states of the tower's chosen layer, merged, as the projector reads them."""
@@ -84,8 +82,8 @@ class InternVLPictures(Pictures):
 
 # model_type -> record.
 FAMILIES = {
-    INTERNVL: Family(
-        INTERNVL, "InternVLForConditionalGeneration", InternVLTraining, InternVLTarget, InternVLPictures(),
+    "internvl": Family(
+        "internvl", "InternVLForConditionalGeneration", InternVLTraining, InternVLTarget, InternVLPictures(),
         unread=("sglang",),
     ),
 }  # fmt: skip

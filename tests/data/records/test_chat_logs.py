@@ -331,4 +331,4 @@ def test_a_log_without_a_usable_line(tmp_path):
     with pytest.raises(UserError, match="no line can be used: no question"):
         convert(written(tmp_path, {"messages": [said("assistant", "z")]}), tmp_path / "out", skip=True)
     fails_with("no line can be used: the file has no lines", convert, written(tmp_path), tmp_path / "out")
-    fails_with("cannot be read", convert, tmp_path / "nowhere.jsonl", tmp_path / "out")
+    fails_with("file not found", convert, tmp_path / "nowhere.jsonl", tmp_path / "out")

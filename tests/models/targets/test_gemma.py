@@ -18,7 +18,6 @@ from draftsmith.eval.policies import Chain, Dynamic, Product, Static
 from draftsmith.models.decoding.tapped import unseen_from
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
-from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
@@ -27,7 +26,7 @@ from draftsmith.models.targets.gemma.section import GemmaTargetConfig
 from draftsmith.models.targets.load import build_target, check_kind, load_target
 from draftsmith.models.targets.sizes import parameter_counts
 from draftsmith.models.targets.table import training_of
-from draftsmith.trainers.evaluate.graphs import why_not
+from draftsmith.trainers.evaluate.text import why_not
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from heads_tiny import config_of
 from tiny_gemma import (
@@ -39,7 +38,6 @@ from tiny_gemma import (
     WINDOW,
     model,
     published,
-    reference,
     request,
     target,
     text_values,
@@ -50,7 +48,6 @@ from transformers import Gemma4ForConditionalGeneration as Published
 
 MODELS = {shape: model(shape) for shape in SHAPES}
 CASES = [((2, 3),), ((3, 3), (1, 2))]  # tokens down and across of each picture; the first is longer than the window
-TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 HEADS = [
     {"kind": "eagle3", "taps": [1, 2, 3]},
     {"kind": "dflash", "block_size": 4, "num_layers": 1, "taps": [1, 2]},
@@ -79,17 +76,6 @@ def test_what_only_a_two_way_picture_sees_changes_its_states():
     start = int((asked.ids == IMAGE_ID).nonzero()[0])
     assert torch.equal(both[:start], causal[:start])
     assert not torch.allclose(both[start + 1], causal[start + 1])
-
-
-@every_shape
-@pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
-def test_a_copy_as_draft_is_always_right_and_changes_nothing(shape, policy):
-    llm, accepted = MODELS[shape], []
-    for number, pictures in enumerate([(), CASES[1]]):
-        asked = request(pictures, seed=number)
-        expected = reference(llm, asked, 12)
-        accepted += family.check_copy(target(llm), target(copy.deepcopy(llm)), asked, policy, expected)
-    assert 3 in accepted
 
 
 @every_shape
@@ -148,11 +134,6 @@ def test_states_are_the_taps_of_a_prefill_and_what_training_sees(shape, packed):
 
 
 @every_shape
-def test_answers_in_batches_are_those_of_single_requests(shape):
-    family.check_batches(target(MODELS[shape]), [request(CASES[1]), request((), seed=1), request(CASES[0], seed=2)])
-
-
-@every_shape
 @pytest.mark.parametrize("settings", HEADS, ids=lambda settings: settings["kind"])
 def test_heads_change_nothing(shape, settings):
     trees = {"dflash": Product(8, 3, 3), "eagle3": Dynamic(8, 2, 3), "medusa": Static([(0,), (1,), (0, 0)])}
@@ -184,19 +165,6 @@ def test_what_a_head_mirrors(shape):
     with pytest.raises(UserError, match="6 times as large as words"):
         config_of(kind="eagle").check(own.shape)
     config_of(kind="eagle", image="placeholder").check(own.shape)
-
-
-@pytest.mark.slow
-@every_shape
-@pytest.mark.parametrize("policy", [Chain(2), Static([(0,), (1,), (0, 0)])], ids=["chain", "static"])
-def test_a_draw_of_many_is_distributed_as_the_target(shape, policy):
-    draft = IndependentProposal(target(family.noisy(MODELS[shape], 0.1)).decoder, "M", newline_id=7)
-    family.check_draws(target(MODELS[shape]), draft, request(((1, 2),), words=2), policy)
-
-
-@every_shape
-def test_a_dry_runs_memory(shape):
-    family.check_memory(MODELS[shape], target)
 
 
 # ---- sections, files, and what is refused with the reason
@@ -328,10 +296,6 @@ def test_exports_say_what_is_known_of_engines(engine):
     source = Source(Path("head"), config, head, Target(own.decoder.model.config, None), {})
     with pytest.raises(UserError, match="nobody has read here how its class of gemma4"):
         check_expressible(engine, source, "text")
-
-
-def test_weights_do_not_move():
-    family.check_frozen(MODELS["small"], target, batch_of(request()))
 
 
 @pytest.mark.parametrize("rows", [7, 64, 1000])

@@ -9,6 +9,7 @@ from pathlib import Path
 import family_checks as family
 import packed
 import pytest
+import tiny_gemma
 import tiny_qwen
 import torch
 from draftsmith.core.errors import Refused, UserError
@@ -45,10 +46,11 @@ from tiny_towers import (
 from torch import nn
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-MODELS = {kind: model(kind) for kind in KINDS}
+MODELS = {kind: model(kind) for kind in KINDS} | {shape: tiny_gemma.model(shape) for shape in tiny_gemma.SHAPES}
 CASES = [(1,), (4, 1)]  # tiles of each picture, or tokens across
 TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 every_kind = pytest.mark.parametrize("kind", KINDS)
+with_gemma = pytest.mark.parametrize("kind", ["internvl", "mistral3", "pixtral", *tiny_gemma.SHAPES])
 every_tower = pytest.mark.parametrize("kind", ["internvl", "mistral3", "pixtral"])
 
 
@@ -74,14 +76,22 @@ def test_internvls_tower_is_read_after_its_norm_or_at_the_layer_that_is_named(la
         torch.testing.assert_close(llm.model.multi_modal_projector(see_tiles(llm, pixels)), expected)
 
 
-@every_kind
+def made(kind: str):
+    """Target and request of a kind, Gemma's shapes among them; a case is the number of one of `CASES`, None: none."""
+    if kind not in tiny_gemma.SHAPES:
+        return target, lambda case, **more: request(kind, () if case is None else CASES[case], **more)
+    cases = [((2, 3),), ((3, 3), (1, 2))]
+    return tiny_gemma.target, lambda case, **more: tiny_gemma.request(() if case is None else cases[case], **more)
+
+
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
 def test_a_copy_as_draft_is_always_right_and_changes_nothing(kind, policy):
-    llm, accepted = MODELS[kind], []
-    for number, tiles in enumerate([(), CASES[1]]):
-        asked = request(kind, tiles, seed=number)
-        expected = reference(llm, asked, 12)
-        accepted += family.check_copy(target(llm), target(copy.deepcopy(llm)), asked, policy, expected)
+    llm, accepted, (own, ask) = MODELS[kind], [], made(kind)
+    for number, case in enumerate([None, 1]):
+        asked = ask(case, seed=number)
+        expected = reference(llm, asked, 12) if own is target else tiny_gemma.reference(llm, asked, 12)
+        accepted += family.check_copy(own(llm), own(copy.deepcopy(llm)), asked, policy, expected)
     assert 3 in accepted
 
 
@@ -104,10 +114,10 @@ def test_states_are_the_taps_of_a_prefill_and_what_training_sees(kind):
         torch.testing.assert_close(module.hidden_states(batch)[text], states.feature[text], atol=2e-4, rtol=0)
 
 
-@every_tower
+@with_gemma
 def test_answers_in_batches_are_those_of_single_requests(kind):
-    asked = [request(kind, CASES[1]), request(kind, (), seed=1), request(kind, CASES[0], seed=2)]
-    family.check_batches(target(MODELS[kind]), asked)
+    own, ask = made(kind)
+    family.check_batches(own(MODELS[kind]), [ask(1), ask(None, seed=1), ask(0, seed=2)])
 
 
 def packed_samples(kind):
@@ -140,16 +150,19 @@ def test_heads_change_nothing(kind, settings, tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["internvl", "mistral3"])
+@pytest.mark.parametrize("kind", ["internvl", "mistral3", *tiny_gemma.SHAPES])
 @pytest.mark.parametrize("policy", [Chain(2), Static([(0,), (1,), (0, 0)])], ids=["chain", "static"])
 def test_a_draw_of_many_is_distributed_as_the_target(kind, policy):
-    draft = IndependentProposal(target(family.noisy(MODELS[kind], 0.2)).decoder, "M", newline_id=7)
-    family.check_draws(target(MODELS[kind]), draft, request(kind, (1,), words=2), policy)
+    own, _ = made(kind)
+    asked = request(kind, (1,), words=2) if own is target else tiny_gemma.request(((1, 2),), words=2)
+    noise = 0.2 if own is target else 0.1
+    draft = IndependentProposal(own(family.noisy(MODELS[kind], noise)).decoder, "M", newline_id=7)
+    family.check_draws(own(MODELS[kind]), draft, asked, policy)
 
 
-@every_tower
+@with_gemma
 def test_a_dry_runs_memory(kind):
-    family.check_memory(MODELS[kind], target)
+    family.check_memory(MODELS[kind], made(kind)[0])
 
 
 # ---- sections, files, and what is refused with the reason
@@ -244,8 +257,10 @@ def test_rotations_that_follow_the_length_are_fixed_up_to_the_trained_one_and_re
     target(plain).prefill(asked, Taps(), capacity=19)
 
 
-def test_weights_do_not_move():
-    family.check_frozen(MODELS["internvl"], target, batch_of(request("internvl")))
+@pytest.mark.parametrize("kind", ["internvl", "small"])
+def test_weights_do_not_move(kind):
+    own, ask = made(kind)
+    family.check_frozen(MODELS[kind], own, batch_of(ask(0)))
 
 
 @pytest.mark.parametrize(("kind", "engine", "prompts", "why"), [
