@@ -17,7 +17,7 @@ from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.model_cache import ModelCache
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.trainers.evaluate.graphs import capture, why_not
+from draftsmith.trainers.evaluate.text import capture, why_not
 from draftsmith.trainers.train.engine import init_distributed
 
 from pretend_cuda.device import COUNTS, GRAPHS, aside

@@ -189,5 +189,5 @@ class HybridCache(ModelCache):
             layer.reset()
 
     def written_at(self, places: Tensor, reach: int | None = None) -> NoReturn:
-        """Raises `AssertionError`: a graph would repeat the shapes of one state (`evaluate/graphs.py: why_not`)."""
+        """Raises `AssertionError`: a graph would repeat the shapes of one state (`evaluate/text.py: why_not`)."""
         raise AssertionError("recurrent layers are not captured")

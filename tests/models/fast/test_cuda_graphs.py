@@ -23,7 +23,7 @@ from draftsmith.models.fast import cuda_graphs as module
 from draftsmith.models.fast.cuda_graphs import Graphs, lengths_up_to
 from draftsmith.models.targets.base import Taps
 from draftsmith.recipes.config.load import load
-from draftsmith.trainers.evaluate.graphs import about_graphs, capture, why_not
+from draftsmith.trainers.evaluate.text import about_graphs, capture, why_not
 from test_head_decoding import loud_head, settings_of
 from tiny import llava, near, proposal, request, target
 from torch.fx.experimental.proxy_tensor import make_fx

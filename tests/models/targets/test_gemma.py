@@ -26,7 +26,7 @@ from draftsmith.models.targets.gemma.section import GemmaTargetConfig
 from draftsmith.models.targets.load import build_target, check_kind, load_target
 from draftsmith.models.targets.sizes import parameter_counts
 from draftsmith.models.targets.table import training_of
-from draftsmith.trainers.evaluate.graphs import why_not
+from draftsmith.trainers.evaluate.text import why_not
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from heads_tiny import config_of
 from tiny_gemma import (

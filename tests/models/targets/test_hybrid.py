@@ -19,7 +19,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.targets.qwen35.decoder import HybridDecoder
 from draftsmith.models.targets.qwen35.recurrent import HybridCache
-from draftsmith.trainers.evaluate.graphs import why_not
+from draftsmith.trainers.evaluate.text import why_not
 
 MODEL = tiny_qwen.model("qwen3_5")
 TREE = Tree(torch.tensor([11, 12, 13, 14, 15, 16]), (-1, -1, 0, 0, 2, 4), (0,) * 6)
