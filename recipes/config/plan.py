@@ -117,9 +117,10 @@ def _maker(
         elif wanted in recipe.stages and wanted != name:
             why, hint = "runs later", f"list all stages in `order`, or give what reads {wanted!r} a stage of its own"
         else:
-            drafted = isinstance(stage, EvaluateStage) and thing == "drafter"
-            others = [other for other in (*stage.methods, *stage.drafters) if other != wanted] if drafted else []
-            why, hint = "is no earlier stage", did_you_mean(wanted, [*others, *(makers or names)])
+            near = makers or names
+            if isinstance(stage, EvaluateStage) and thing == "drafter":
+                near = [*(other for other in (*stage.methods, *stage.drafters) if other != wanted), *near]
+            why, hint = "is no earlier stage", did_you_mean(wanted, near)
         problem = f"takes its {thing} from {wanted!r}, which {why}"
     raise UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
 

@@ -32,11 +32,7 @@ _WHOLE = SimpleNamespace(view=lambda request: request)
 
 @dataclass(frozen=True, kw_only=True)
 class ServedMeasuring(Measuring):
-    """One engine's requests.
-
-    Args:
-        by: a method with one of its drafters; None: plain decoding.
-    """
+    """One engine's requests. `by`: a method with one of its drafters; None: plain decoding."""
 
     section: VllmEvaluation
     process: EngineProcess

@@ -66,11 +66,7 @@ class ServedAnswers:
 
 @dataclass(frozen=True)
 class ServedStates:
-    """A target's hidden states by an engine, in place of its own teacher-forced pass.
-
-    Args:
-        target: its embedding, final norm and LM head, without layers.
-    """
+    """A target's hidden states by an engine, in place of its own pass. The target is its tables alone."""
 
     process: EngineProcess
     target: Any

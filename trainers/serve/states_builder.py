@@ -157,12 +157,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Builder:
-    """Samples to shards of states.
-
-    Args:
-        batch_size: sequences that the target runs together.
-        served: an engine that computes the states in the target's place.
-    """
+    """Samples to shards of states; the target, or an engine in its place, runs `batch_size` sequences together."""
 
     samples: StatesSamples
     counts: Counts

@@ -291,7 +291,7 @@ def _trains_on(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | 
         try:
             drafter = DRAFTER.validate_python(own, context=context)
         except ValidationError:  # the stage's own validation says what is wrong with it, and where
-            return "codes" if target.draws_images else "states"
+            return "codes" if target.draws_images else "records" if "trainable" in section else "states"
     if drafter is None or drafter.trains_on is None:
         what = "names none" if drafter is None else f"is of kind {drafter.kind}, which is not trained"
         raise Refused("model", f"a drafter is trained and the recipe {what}", "name one")

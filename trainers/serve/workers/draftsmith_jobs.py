@@ -26,11 +26,7 @@ def asked(folder):
 
 
 class InTurn:
-    """Jobs one after the other, for an engine that answers a whole job at a time.
-
-    Args:
-        answer: (name of the job, requests, pictures of each request) -> its answers.
-    """
+    """Jobs one after the other. `answer`: (name of a job, requests, pictures of each request) -> its answers."""
 
     def __init__(self, answer):
         self.answer, self.jobs = answer, []

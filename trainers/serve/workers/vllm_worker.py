@@ -54,12 +54,7 @@ def line_of(output, tokens):
 
 
 class Batches:
-    """Jobs whose requests run together: as one ends, the next one takes its place, of whichever job it is.
-
-    Args:
-        engine: vllm.LLM.
-        layers: whose hidden states go into files; None: answers alone.
-    """
+    """Jobs whose requests run together: as one ends, the next one takes its place, of whichever job it is."""
 
     def __init__(self, engine, folder, layers):
         self.engine, self.done, self.layers = engine, folder / "done", layers
