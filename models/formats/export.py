@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import Tensor
 
@@ -30,9 +30,6 @@ from .lvlm import PatchedMode
 from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, unserved
 from .target import with_mtp_head
-
-if TYPE_CHECKING:
-    pass
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
