@@ -1,7 +1,6 @@
 """Tiny heads beside tiny targets as folders, and what each engine's layer computes, by transformers' own modules."""
 
 import json
-from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -165,6 +164,6 @@ def eagle3_of_engines(values, state, embeds, states, prefix="midlayer."):
 
 def load_captioner(folder):
     """A published captioner's loader, here of a class that is small."""
-    section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
+    section = captioners.BlipCaptions(kind="blip", path=str(folder), dtype="float32")
     with mock.patch.object(captioners.BlipCaptions, "model_class", "LlamaForCausalLM"):
         return captioners._load(section, torch.device("cpu"))

@@ -130,6 +130,8 @@ class TrainHead(HeadSettings, TrainStage):
 class TrainRecords(RecordsSettings, TrainStage):
     """LLaVA-like models: draft LVLMs, a tiny target, a captioner."""
 
+    way: ClassVar[str] = "records"
+
     def check_engine(self, engine: EngineConfig) -> None:
         """Refuse drafts that write answers while ZeRO 3 shares their weights out: ranks would wait for each other."""
         if self._draft_answers and engine.zero_stage == 3:
@@ -189,6 +191,7 @@ class TrainRecords(RecordsSettings, TrainStage):
 class TrainStates(StatesSettings, TrainHead):
     """Heads of language models."""
 
+    way: ClassVar[str] = "states"
     # States that it kept for its own later epochs.
     working: ClassVar[tuple[str, ...]] = (*TrainSettings.working, "states")
 
@@ -233,6 +236,8 @@ class TrainStates(StatesSettings, TrainHead):
 
 class TrainCodes(CodesSettings, TrainHead):
     """Heads of image generators, and the synthetic dataset's image tokenizer (vq), reader and generator."""
+
+    way: ClassVar[str] = "codes"
 
     def makes(self) -> set[str]:
         return {"target", "text"} if self.model == "target" else {self.model}
