@@ -65,7 +65,7 @@ def _doctor(options: argparse.Namespace) -> int:
 DOCTOR = Command(
     name="doctor",
     summary="check this environment and machine, and say how to fix each fault",
-    description="Compare installed versions with the tested ones, and check devices, DeepSpeed and its ops, disk and\n"
+    description="Compare installed versions with the tested ones, and check devices, DeepSpeed, disk and\n"
     "memory, cores against threads and ranks, Hub and wandb login. The network is used only with --network.\n"
     "Exits with 3 if something must be fixed; warnings alone exit with 0.",
     examples=(

@@ -75,7 +75,7 @@ class Hub:
         self.say, self._stop = say, stop or Stop()
         self.token = usable_token(token)
         self._api = HfApi(endpoint=endpoint, token=self.token)
-        self._step = ""  # what is asked of the Hub, for messages
+        self._step = ""  # what is asked of the Hub, for messages; nothing while our own code runs
 
     def publish(
         self, folder: Path, to: Destination, *, message: str, fetched: Path, try_it: Callable[[Path], None]
@@ -94,6 +94,8 @@ class Hub:
         except (UserError, Stopped):
             raise
         except Exception as error:  # its exceptions hold requests: only their text goes on, redacted
+            if not self._step:  # of our own code
+                raise
             hint = "check the network, the room for what is fetched back, and https://status.huggingface.co, and run "
             hint += "the same command again"
             if any(getattr(getattr(e, "response", None), "status_code", 0) in (401, 403, 404) for e in causes(error)):
@@ -125,12 +127,13 @@ class Hub:
         self._step = "fetching it back"
         shutil.rmtree(fetched, ignore_errors=True)
         api.snapshot_download(to.repo, revision=info.pr_revision or info.oid, local_dir=fetched, force_download=True)
+        self._step = ""
         _compare(folder, fetched)
         try_it(fetched)
         shutil.rmtree(fetched)
         self._stop.check(f"after what is on the Hub was tried; {left}")
+        self._step = "making it public"
         if to.public:
-            self._step = "making it public"
             api.update_repo_settings(to.repo, private=False)
         is_private = bool(api.repo_info(to.repo).private)
         if to.public and is_private:

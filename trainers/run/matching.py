@@ -78,6 +78,13 @@ def made_nothing(folder: Path) -> bool:
     return begun(folder) is not None and all(_matches(name, _NOTHING) for name in _files(folder))
 
 
+def forget(folder: Path) -> None:
+    """Remove what a stage that made nothing has left, but for what wandb has of it."""
+    for name in _files(folder):
+        if not name.startswith(("wandb", ".")):
+            (folder / name).unlink()
+
+
 def write_begun(planned: Planned, folder: Path) -> None:
     """Write `fingerprint.json`. Of each input it holds the fingerprint that the input's folder has on disk now.
 

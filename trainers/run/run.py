@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from .matching import (
     begun,
     check_inputs,
     done,
+    forget,
     input_problem,
     is_done,
     made_nothing,
@@ -137,7 +137,7 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> str:
             f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
     if (mark := begun(folder)) is not None and made_nothing(folder):  # it begins as it is now: what it reads was mended
         if mark.fingerprint != planned.fingerprint:
-            shutil.rmtree(folder)
+            forget(folder)
         (folder / BEGUN).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     _write_begun(planned, folder, say)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,9 +33,6 @@ from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
-
-if TYPE_CHECKING:
-    pass
 
 CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite", "clip_lengths", "clip_kinds",
                  "wordings", "unseen"}  # fmt: skip

@@ -75,9 +75,14 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
         aside.mkdir(parents=True)
     ranks.barrier()
     state = State(step, fingerprint, ranks.world_size(), validated)
-    engine.save(aside, asdict(state))
-    # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
-    torch.save(random_state(), aside / _random(ranks.rank()))
+    try:
+        engine.save(aside, asdict(state))
+        # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
+        torch.save(random_state(), aside / _random(ranks.rank()))
+    except Exception:
+        if ranks.world_size() == 1:  # on a full disk the next start needs room for what it writes first
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
     ranks.barrier()
     if ranks.is_main():
         files = sums_of(aside, [str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()])

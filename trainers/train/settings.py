@@ -1,6 +1,6 @@
 """Settings of `train` stages: what each way of training reads, and what of it goes together.
 
-What a stage takes, makes and says of itself is in `trainers/stages/train_*.py`; the work in `on_records.py`,
+What a stage takes, makes and says of itself is in `trainers/stages/train.py`; the work in `on_records.py`,
 `on_states.py` and `on_codes.py`.
 """
 
