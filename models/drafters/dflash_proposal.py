@@ -50,7 +50,8 @@ class BlockProposal:
     def root(self) -> Tensor:
         """Draft a block from the last committed token; return q [V] of its first place."""
         count, shape, device = self._states.shape[1], self.head.shape, self.target.embedding.device
-        places = self._next - count + torch.arange(count + shape.block_size, device=device)  # [R,N+Q]
+        places = torch.arange(count + shape.block_size, device=device) + (self._next - count)
+        places = places.view(-1, places.shape[-1])  # [R,N+Q]
         last = uploaded(torch.tensor(self._tokens[-1:]), device)
         hidden = self._pass(self._states, places, last.expand(len(self._states), 1))[:, shape.first :]
         self._states = self._states[:, :0]
@@ -74,8 +75,8 @@ class BlockProposal:
         self._next = self._next + self._states.shape[1]
         self._tokens += [*verified.tokens, verified.bonus]
 
-    def _begin_at(self, warp: Warp, guidance: Guidance, positions: Tensor, held: int) -> None:
-        """Begin a request: the next token stands at `positions` [R,1], and at most `held` are held."""
+    def _begin_at(self, warp: Warp, guidance: Guidance, positions: Tensor | int, held: int) -> None:
+        """Begin a request: the next token stands at `positions` [R,1], or in all rows, and at most `held` are held."""
         self._warp, self._guidance, self._next = warp, guidance, positions
         self._cache = Cache(self.head.shape.num_layers, held + self.head.shape.block_size)
 
@@ -128,8 +129,7 @@ class DflashProposal(BlockProposal):
         index = kept.nonzero()[:, 0]
         flat, count = self.config.positions == "flat", len(index)
         positions = (index if flat else torch.arange(count, device=index.device))[None]
-        following = torch.full((1, 1), prompt.ids.shape[1] if flat else count, device=index.device)
-        self._begin_at(warp, prompt.guidance, following, count + capacity)
+        self._begin_at(warp, prompt.guidance, prompt.ids.shape[1] if flat else count, count + capacity)
         states = self._joined(prefill)
         for start in range(0, count, PIECE):
             some = slice(start, start + PIECE)

@@ -163,10 +163,13 @@ class EnsembleProposal(IndependentProposal):
 
     @torch.inference_mode()
     def accept(self, verified: Verified) -> None:
-        """Update the weights by the cycle's p and q, then commit the path.
+        """Update the weights by the cycle's p and q, then commit the path."""
+        self._observe(verified)
+        self._emitted += len(verified.tokens) + 1
+        super().accept(verified)
 
-        The bonus position of a path that was accepted whole is no part of them, as in TABED's code.
-        """
+    def _observe(self, verified: Verified) -> None:
+        """The bonus position of a path that was accepted whole is no part of the weights, as in TABED's code."""
         step, expansions = verified.step, reached(verified)
         assert step is not None
         if expansions and (self.weights.adaptive or self.record):
@@ -177,8 +180,6 @@ class EnsembleProposal(IndependentProposal):
             if self.trace is not None:
                 self._note(self.trace, p, q)
             self.weights.observe(p, q)
-        self._emitted += len(verified.tokens) + 1
-        super().accept(verified)
 
     def _note(self, trace: WeightTrace, p: Tensor, q: Tensor) -> None:
         """Greedy acceptance, whatever the temperature: the likeliest token of the mixture is the target's."""

@@ -1,5 +1,6 @@
 """Every answer ended with its first token: no cycle was run, so no place that prints a ratio may print a number."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_differences_of_nothing_are_not_told(tmp_path):
 def test_a_decoding_check_of_nothing_stops_where_the_best_tau_is_to_be_chosen():
     """At its first check, and not at the end of all training."""
     said: list[str] = []
-    stop = SimpleNamespace(settle=lambda places: [*places])
+    stop = SimpleNamespace(together=contextlib.nullcontext, watch=lambda places, where: [*places])
     context = SimpleNamespace(name="head", say=said.append, seed=0, stop=stop)
     decoding = SimpleNamespace(tree=StaticTree(kind="static", choices=[[0]]), top_k=0, top_p=1.0)
     requests = SimpleNamespace(

@@ -195,7 +195,7 @@ REFUSED = {
         ("'captioner' is no model", "stages.text.model=captioner"),
         ("did you mean 'epochs'", "stages.text.epoch=3"),
         ("did you mean 'feature'", "stages.text.objective.featur=3"),
-        ("did you mean 'trainable'", "stages.text.model=target", "stages.text.trainabel=[projector]"),
+        ("stages.text.source: unknown key", "stages.text.model=target", "stages.text.trainabel=[projector]"),
         ("starts from: scratch", "stages.text.drafter={kind: msd}"),
         ("did you mean 'pictures'", f"{SPARROW}.drafter=picturs"),
         ("makes none", f"{SPARROW}.drafter=answers"),

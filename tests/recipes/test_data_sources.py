@@ -60,11 +60,12 @@ def test_a_dry_run_converts_nothing(forms, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet", "tar"])
-def test_check_reads_them(forms, form, tmp_path, capsys):
-    """Without the target's processor: the records and what they name."""
+def test_check_finds_them(forms, form, tmp_path, capsys):
+    """Without the target's processor no record can be encoded: they are there, and what is missing is named."""
     settings = [f"output={tmp_path / 'run'}", setting(forms[form]), "stages=[finetune]"]
     main(["check", "llava15-68m", *settings])
-    assert "6 usable records, not read" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "ok       stages.finetune.data    on disk, not read: the tokenizer and configs of llava-hf/" in shown
 
 
 def test_an_inline_text_encoder_needs_a_tokenizer_from_somewhere(tmp_path):
