@@ -95,6 +95,18 @@ def test_a_subclass_of_a_section_of_several_kinds_says_which(package):
     fails_with(words, load, ["recipe=llava15-68m", "target={kind: her_package.others:Unsaid, path: a/b}"])
 
 
+def test_its_class_takes_no_kind_of_another(package):
+    mine = importlib.import_module("her_package.others").Two
+    for kind in ("json:JSONDecoder", "her_package.others:Same", "chain", "not_there:Two"):
+        with pytest.raises(ValueError, match="is not this class"):
+            mine(kind=kind)
+        with pytest.raises(ValueError, match="is not this class"):
+            mine.model_validate({"kind": kind})
+    sys.modules["her_package"].Two = mine
+    for kind in ("her_package.others:Two", "her_package:Two"):
+        assert mine(kind=kind).kind == kind
+
+
 def test_its_settings_are_refused_as_ours_are(package):
     with pytest.raises(UserError, match=r"stages.eagle3.drafter.levls: unknown key(?s:.*)did you mean 'levels'"):
         recipe("stages.eagle3.drafter.levls=3")
