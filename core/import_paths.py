@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import operator
 import pkgutil
 import re
@@ -173,6 +172,9 @@ def code_of(path: str) -> dict[str, str]:
     if not files and alone.is_file():
         files = {alone.name: alone}
     if files:
-        hashes = {place: hashlib.sha256(file.read_bytes()).hexdigest() for place, file in sorted(files.items())}
-        code["sha256"] = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        # Runs compare it with what they began with: another way of hashing would stop those.
+        digest = hashlib.sha256()
+        for place, file in sorted(files.items()):
+            digest.update(f"{place}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        code["sha256"] = digest.hexdigest()
     return code
