@@ -35,6 +35,7 @@ LOG_BYTES = 4 << 30
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
@@ -48,12 +49,20 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file, or a link to one. Nothing that another process puts there makes this wait. Raises
     `NotRegular` for something else, `OSError` where it cannot be read, `ValueError` for a name that no file can have.
     """
-    # Without O_NONBLOCK a pipe would be waited for.
+    _check_regular(os.stat(path).st_mode)  # to open a pipe or a device may already do something
+    # Without O_NONBLOCK a pipe that takes the file's place in between would be waited for.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(mode := os.fstat(number).st_mode):
+    try:
+        _check_regular(os.fstat(number).st_mode)
+    except NotRegular:
         os.close(number)
-        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
+        raise
     return os.fdopen(number, "rb")
+
+
+def _check_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
 
 
 def open_data(path: Path, *, hint: str = "check its name and that you may read it, or name another") -> BinaryIO:

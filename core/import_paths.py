@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import operator
 import pkgutil
 import re
@@ -64,8 +63,12 @@ class Kinded(Section):
         if base not in words if base is not None else len(words) > 1:
             raise Refused("kind", f"{cls.__name__} does not say which of {', '.join(words) or 'no kinds'} it is",
                           'write base_kind: ClassVar[str] = "..." in the class')  # fmt: skip
+        own = f"{cls.__module__}:{cls.__qualname__}"
+        kind = given.get("kind", own)
         # Another path to the same class (`my_package:HydraConfig`) stays as it is written.
-        return {"kind": f"{cls.__module__}:{cls.__qualname__}", **given}
+        if isinstance(kind, str) and kind != own and loaded(kind) is not cls:
+            raise Refused("kind", f"{kind!r} is not this class", f"write {own}, or leave it out")
+        return {**given, "kind": kind}
 
 
 class OrImported:
@@ -169,6 +172,9 @@ def code_of(path: str) -> dict[str, str]:
     if not files and alone.is_file():
         files = {alone.name: alone}
     if files:
-        hashes = {place: hashlib.sha256(file.read_bytes()).hexdigest() for place, file in sorted(files.items())}
-        code["sha256"] = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        # Runs compare it with what they began with: another way of hashing would stop those.
+        digest = hashlib.sha256()
+        for place, file in sorted(files.items()):
+            digest.update(f"{place}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        code["sha256"] = digest.hexdigest()
     return code

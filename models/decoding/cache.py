@@ -81,6 +81,7 @@ class Cache:
         Layers with a window (Gemma 4) ask for it before each forward: windows are counted in positions, nodes of one
         depth share theirs, and a prompt may be padded or pruned.
         """
+        assert self._positions is not None or self.length == 0, "the cache was filled without positions"
         if self._positions is None:
             self._positions = torch.zeros(rows, self.capacity, dtype=torch.int64, device=positions.device)
         end = self.length + positions.shape[1]

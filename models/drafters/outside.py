@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
@@ -48,8 +49,9 @@ def load_start(
         identity, embedding = TargetIdentity({}, identity.tokenizer_sha256), None
     try:
         if is_own(folder) or config.publishes_as_ours:
-            assert isinstance(config, PublishedDrafter), "others start from nothing"
-            return config.begin_from(folder, target, identity)
+            if isinstance(config, PublishedDrafter):
+                return config.begin_from(folder, target, identity)
+            return config.load(folder, target, dtype=torch.float32, identity=identity)
         return published(config, folder, target, identity, embedding)
     except OtherTarget as error:
         if other_target:

@@ -248,8 +248,8 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
         return None
     if object_at(export, "served") is None:
         raise UserError("the export does not say how it is served", where=str(folder / MANIFEST), hint="export it anew")
-    notes = tuple(export["notes"])
-    return Exported(folder, export["engine"], target=None, notes=notes, **export["served"]), export["prompts"]
+    served = {"plugin": SECTION in read_values(folder), **export["served"]}  # earlier versions did not keep it
+    return Exported(folder, export["engine"], target=None, notes=tuple(export["notes"]), **served), export["prompts"]
 
 
 _COPIED = "holds a copy of the target's {}, as this layout wants it: the target's licence applies"

@@ -67,6 +67,16 @@ def test_no_file_and_no_regular_one(tmp_path: Path) -> None:
         fails_with(f"not a regular file: {kind}", files.open_data, tmp_path / name)
 
 
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, monkeypatch) -> None:
+    """To open a device may already do something."""
+    os.mkfifo(tmp_path / "pipe")
+    opened: list[object] = []
+    monkeypatch.setattr(os, "open", lambda *args: opened.append(args))
+    for path in (tmp_path / "pipe", tmp_path, Path(os.devnull)):
+        fails_with("not a regular file", files.open_data, path)
+    assert not opened
+
+
 def test_a_key_that_stands_twice_is_refused_where_each_stands_once(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     path.write_text('{"step": 1, "files": {}, "step": 2}')

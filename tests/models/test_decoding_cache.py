@@ -73,3 +73,10 @@ def test_places_hold_inside_their_context_alone(cache, ends):
 def test_more_than_its_capacity_is_refused(cache):
     with pytest.raises(AssertionError, match="cache of 12 positions asked to hold 13"):
         write(cache, *range(8))
+
+
+def test_positions_are_noted_from_the_first_place_on(cache):
+    with pytest.raises(AssertionError, match="filled without positions"):
+        cache.place(torch.tensor([[5]]), ROWS)
+    cache.empty()
+    assert cache.place(torch.tensor([[3, 4]]), ROWS).tolist() == [[3, 4]] * ROWS

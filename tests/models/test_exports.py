@@ -559,6 +559,10 @@ def test_a_sparrow_that_decodes_with_pictures_reads_the_middle_layer_in_vllm(tmp
     assert '"method": "eagle3"' in result.command and "--no-enable-chunked-prefill" in result.command
     assert PATCHES not in result.command and result.settings == {"enable_chunked_prefill": False}
     assert read_export(tmp_path / "out")[0].settings == result.settings
+    said = json.loads((tmp_path / "out" / "draftsmith.json").read_text())
+    del said["export"]["served"]["plugin"]  # as exports were before it was kept
+    (tmp_path / "out" / "draftsmith.json").write_text(json.dumps(said))
+    assert result.plugin and read_export(tmp_path / "out")[0].plugin
     same_tensors(head, read_again(tmp_path / "out").state_dict())
 
 

@@ -95,6 +95,18 @@ def test_a_subclass_of_a_section_of_several_kinds_says_which(package):
     fails_with(words, load, ["recipe=llava15-68m", "target={kind: her_package.others:Unsaid, path: a/b}"])
 
 
+def test_its_class_takes_no_kind_of_another(package):
+    mine = importlib.import_module("her_package.others").Two
+    for kind in ("json:JSONDecoder", "her_package.others:Same", "chain", "not_there:Two"):
+        with pytest.raises(ValueError, match="is not this class"):
+            mine(kind=kind)
+        with pytest.raises(ValueError, match="is not this class"):
+            mine.model_validate({"kind": kind})
+    sys.modules["her_package"].Two = mine
+    for kind in ("her_package.others:Two", "her_package:Two"):
+        assert mine(kind=kind).kind == kind
+
+
 def test_its_settings_are_refused_as_ours_are(package):
     with pytest.raises(UserError, match=r"stages.eagle3.drafter.levls: unknown key(?s:.*)did you mean 'levels'"):
         recipe("stages.eagle3.drafter.levls=3")
@@ -148,7 +160,9 @@ def test_a_module_outside_of_a_package_is_one_file(tmp_path, monkeypatch):
     importlib.import_module("her_module")
     before = code_of("her_module:A")
     (tmp_path / "another.py").write_text("y = 1\n")
-    assert code_of("her_module:A") == before and before["sha256"]
+    assert code_of("her_module:A") == before
+    # Runs that began with it go on: sha256 of the lines "place\0sha256 of the file".
+    assert before["sha256"] == "9b5aa36a67985cc265e9cd631b0066b781f2fe9205495f952a4fc8b8e46edfb1"
     (tmp_path / "her_module.py").write_text("x = 2\n")
     assert code_of("her_module:A") != before
     forget("her_module")

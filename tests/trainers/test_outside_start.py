@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -339,6 +340,14 @@ def test_a_head_of_a_base_model_starts_for_its_fine_tuned_one_where_the_recipe_s
         head = load_start(KINDS["msd"], folder, loaded, identity, load_published, other_target=True)
         assert all((head.state_dict()[name] - value).abs().max() < 1e-6
                    for name, value in fresh(made, "msd").state_dict().items())  # fmt: skip
+
+
+def test_a_section_of_another_package_without_a_path_loads_its_start_itself(tmp_path):
+    """It derives from `DrafterConfig` alone, which has no `begin_from`."""
+    asked = SimpleNamespace(publishes_as_ours=True, load=lambda folder, target, **more: (folder, more["dtype"]))
+    whose = SimpleNamespace(embedding=None)
+    found = load_start(asked, tmp_path, whose, TargetIdentity({}), load_published)
+    assert found == (tmp_path, torch.float32)
 
 
 RECIPE = ["recipe=eagle3-qwen2.5-vl-7b"]
