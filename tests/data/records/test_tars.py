@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from draftsmith.data.captioned.sources import TarSource, num_items, read
 from draftsmith.data.records import tars
+from fails import fails_with
 
 
 def write(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
@@ -104,3 +105,30 @@ def test_an_empty_tar_is_passed_over(tmp_path):
     whole = list(read(source(*paths)))
     assert len(whole) == 7
     assert all(list(read(source(*paths), start)) == whole[start:] for start in range(9))
+
+
+def pax(kind: bytes, data: bytes) -> bytes:
+    """An extended header with these records."""
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = kind, len(data)
+    return info.tobuf() + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+BAD_RECORDS = {
+    "no length": b"path=other.jpg\n",
+    "too short": b"10 path=other.jpg\n",
+    "too long": b"40 path=other.jpg\n",
+    "of nothing": b"0 path=other.jpg\n",
+    "no newline": b"18 path=other.jpg ",
+    "no keyword": b"13 other.jpg\n",
+    "after a good one": b"18 path=other.jpg\nx",
+    "a length that only Python reads": b"1_8 path=other.jpg\n",
+}
+
+
+@pytest.mark.parametrize("before", [b"", pax(tarfile.DIRTYPE, b"")], ids=["first", "later"])
+@pytest.mark.parametrize("records", BAD_RECORDS.values(), ids=BAD_RECORDS)
+def test_records_that_do_not_parse_whole_are_damage(tmp_path, records, before):
+    path = write(tmp_path / "a.tar", pairs(1))
+    path.write_bytes(before + pax(tarfile.XHDTYPE, records) + path.read_bytes())
+    fails_with(r"damaged tar: pax record", list, tars.samples(path))
