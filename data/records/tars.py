@@ -185,6 +185,10 @@ class _Info(tarfile.TarInfo):
 
     def _proc_pax(self, tar: Any) -> tarfile.TarInfo:
         data = tar.fileobj.read(self.size)
+        tar.fileobj.seek(-self.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
+        if self.type == tarfile.XGLTYPE:  # passed over: a pass may begin behind it
+            tar.offset = tar.fileobj.tell()
+            return self.fromtarfile(tar)
         position = 0
         while position < len(data):  # "<length of the record> <keyword>=<value>\n"
             record = _RECORD.match(data, position)
@@ -217,7 +221,7 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
                 raise _damaged(path, offset, str(error)) from error
             hint = "give plain .tar files; unpack compressed ones first (gunzip)"
             raise UserError(f"not a tar file: {error}", where=str(path), hint=hint) from error
-        file.seek(offset)
+        offset = file.seek(tar.offset)
         block = file.read(tarfile.BLOCKSIZE)
         if len(block) < tarfile.BLOCKSIZE:
             raise _truncated(path, offset + tarfile.BLOCKSIZE)

@@ -132,3 +132,24 @@ def test_records_that_do_not_parse_whole_are_damage(tmp_path, records, before):
     path = write(tmp_path / "a.tar", pairs(1))
     path.write_bytes(before + pax(tarfile.XHDTYPE, records) + path.read_bytes())
     fails_with(r"damaged tar: pax record", list, tars.samples(path))
+
+
+@pytest.mark.parametrize("records", [b"18 path=other.jpg\n", b"9 size=0\n", b"nothing of pax"])
+def test_a_global_header_says_nothing_of_members(tmp_path, records):
+    path = write(tmp_path / "a.tar", pairs(2), tarfile.PAX_FORMAT)
+    plain = list(read(source(path)))
+    path.write_bytes(pax(tarfile.XGLTYPE, records) + path.read_bytes())
+    items = list(tars.samples(path))
+    assert [(item.key, item.caption) for item in read(source(path))] == [(item.key, item.caption) for item in plain]
+    for number, item in enumerate(items):
+        assert list(tars.samples(path, start=item.offset)) == items[number:]
+
+
+def test_a_tar_may_end_behind_a_global_header(tmp_path):
+    """As `git archive` writes one of nothing; cut short it is told."""
+    path, header = tmp_path / "a.tar", pax(tarfile.XGLTYPE, b"18 path=other.jpg\n")
+    for before in (b"", pax(tarfile.DIRTYPE, b"")):
+        path.write_bytes(before + header + bytes(1024))
+        assert list(tars.samples(path)) == []
+        path.write_bytes(before + header[:-1])
+        fails_with("truncated tar", list, tars.samples(path))
