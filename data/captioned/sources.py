@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -321,6 +321,12 @@ def _file_names(folder: Path) -> list[str]:
 
     Hidden files are not pictures: macOS leaves a `._name.jpg` beside each file that it unpacks.
     """
+    return _names_at(folder, folder.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _names_at(folder: Path, mtime_ns: int) -> list[str]:
+    """Kept for the next pass over the folder, as long as nothing in it comes, goes or is renamed."""
     with os.scandir(folder) as entries:
         return sorted(
             entry.name for entry in entries

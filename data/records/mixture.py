@@ -259,7 +259,7 @@ def _entries(path: Path, file: Path) -> list[Share]:
         else:
             name = checked(entry, _Entry, where=place, hint="write json_path: FILE.json or FILE.jsonl").json_path
             sources = [JsonFile(path.parent / one) for one in braces(name, where=place)]
-        strategy = entry.get("sampling_strategy") or "all"
+        strategy = "all" if (given := entry.get("sampling_strategy")) is None else given
         if not is_strategy(strategy):
             problem = f"sampling_strategy {strategy!r} is none of this format"
             raise UserError(problem, where=f"{place} ({sources[0]})", hint=STRATEGIES)

@@ -34,6 +34,7 @@ UNKNOWN_SUFFIX = "suffix not allowed"
 DOTTED = "a key ends at the first dot of a member's name"  # webdataset's rule, which people who name files forget
 MAX_BYTES = 64 << 20  # of a member
 _MAX_HEADER = 1 << 20  # bytes of an extended header, which is read whole
+_RECORD = re.compile(rb"(\d+) [^=]+=")  # the beginning of one in a pax header, as `tarfile` looks for it
 _ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -175,8 +176,28 @@ class _Headers(io.BufferedReader):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _MAX_HEADER:
-            raise tarfile.HeaderError(f"extended header of {size} bytes")
+            raise ValueError(f"extended header of {size} bytes")
         return super().read(size)
+
+
+class _Info(tarfile.TarInfo):
+    """A header; pax ones are checked, where `tarfile` ignores all from the first record on that it cannot read."""
+
+    def _proc_pax(self, tar: Any) -> tarfile.TarInfo:
+        data = tar.fileobj.read(self.size)
+        tar.fileobj.seek(-self.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
+        if self.type == tarfile.XGLTYPE:  # passed over: a pass may begin behind it
+            tar.offset = tar.fileobj.tell()
+            return self.fromtarfile(tar)
+        position = 0
+        while position < len(data):  # "<length of the record> <keyword>=<value>\n"
+            record = _RECORD.match(data, position)
+            stop = position + int(record[1]) if record else 0
+            if not record or record.end() >= stop or data[stop - 1 : stop] != b"\n":
+                raise ValueError("pax record")
+            position = stop
+        tar.fileobj.seek(self.offset + tarfile.BLOCKSIZE)
+        return super()._proc_pax(tar)  # type: ignore[misc]
 
 
 def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
@@ -185,7 +206,7 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
     with _Headers(raw.detach()) as file:
         end, offset = os.fstat(file.fileno()).st_size, file.seek(start)
         try:
-            tar: Any = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="backslashreplace")
+            tar: Any = tarfile.TarFile(fileobj=file, tarinfo=_Info, encoding="utf-8", errors="backslashreplace")
             while (info := tar.next()) is not None:
                 size = info.pax_headers.get("size", "0")
                 if info.issparse() or info.size < 0 or not (size.isdecimal() and len(size) < 20):
@@ -196,11 +217,11 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
                 if offset > end:
                     raise _truncated(path, offset)
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-            if offset:
+            if offset or isinstance(error, ValueError):  # there is a header, and what it says is wrong
                 raise _damaged(path, offset, str(error)) from error
             hint = "give plain .tar files; unpack compressed ones first (gunzip)"
             raise UserError(f"not a tar file: {error}", where=str(path), hint=hint) from error
-        file.seek(offset)
+        offset = file.seek(tar.offset)
         block = file.read(tarfile.BLOCKSIZE)
         if len(block) < tarfile.BLOCKSIZE:
             raise _truncated(path, offset + tarfile.BLOCKSIZE)

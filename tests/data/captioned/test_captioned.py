@@ -135,6 +135,20 @@ def test_tars_with_txt_or_json_captions(sources, tmp_path):
     assert reasons(read(source(kind="webdataset", path=path)))["caption not UTF-8"] == 1
 
 
+def test_a_folder_is_listed_again_only_when_it_has_changed(tmp_path, monkeypatch):
+    """`encode` makes a pass for each output shard."""
+    for n in range(3):
+        (tmp_path / f"{n}.jpg").write_bytes(b"x")
+    os.utime(tmp_path, ns=(1, 1))
+    listed, real = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or real(path))
+    given = source(kind="folder", folder=str(tmp_path))
+    assert [item.key for start in range(3) for item in read(given, start)] == [*"012", *"12", *"2"]
+    assert listed == [tmp_path]
+    (tmp_path / "3.jpg").write_bytes(b"x")
+    assert [item.key for item in read(given, 2)] == [*"23"] and len(listed) == 2
+
+
 def test_folders_and_classes(sources, tmp_path):
     items = list(read(sources["folder"][0]))
     assert [i.caption for i in good(items)] == [f"picture {n}" for n in (0, 1, 2, 3, 6, 7, 8)]

@@ -104,7 +104,7 @@ def test_several_files_json_and_jsonl(folder, open_data):
     (folder / "sub").mkdir()
     write(folder / "sub" / "a.json", 10, 20)
     path = mixture(folder, 'json_path: a.json, sampling_strategy: "first:2"',
-                   'json_path: b.jsonl, sampling_strategy: "end:15%"', "json_path: sub/a.json",
+                   'json_path: b.jsonl, sampling_strategy: "end:15%"', "json_path: sub/a.json, sampling_strategy: null",
                    'json_path: a.json, sampling_strategy: "end:0"',
                    f'json_path: {folder / "a.json"}, sampling_strategy: "end:1"')  # fmt: skip
     dataset = open_data(path)
@@ -161,6 +161,10 @@ BAD = {
     "more than all": ('json_path: a.json, sampling_strategy: "first:150%"', "entry 2", "0 to 100"),
     "negative": ('json_path: a.json, sampling_strategy: "end:-3"', "entry 2", "count"),
     "a blank behind the colon": ("json_path: a.json, sampling_strategy: {first: 5}", "entry 2", "first:500"),
+    **{
+        f"strategy {no}": (f"json_path: a.json, sampling_strategy: {no}", "entry 2.*a.json", "first:500")
+        for no in ("0", '""', "false", "[]", "{}")
+    },
     "no path": ("sampling_strategy: all", "entry 2", "json_path"),
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from draftsmith.data.captioned.sources import TarSource, num_items, read
 from draftsmith.data.records import tars
+from fails import fails_with
 
 
 def write(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
@@ -104,3 +105,51 @@ def test_an_empty_tar_is_passed_over(tmp_path):
     whole = list(read(source(*paths)))
     assert len(whole) == 7
     assert all(list(read(source(*paths), start)) == whole[start:] for start in range(9))
+
+
+def pax(kind: bytes, data: bytes) -> bytes:
+    """An extended header with these records."""
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = kind, len(data)
+    return info.tobuf() + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+BAD_RECORDS = {
+    "no length": b"path=other.jpg\n",
+    "too short": b"10 path=other.jpg\n",
+    "too long": b"40 path=other.jpg\n",
+    "of nothing": b"0 path=other.jpg\n",
+    "no newline": b"18 path=other.jpg ",
+    "no keyword": b"13 other.jpg\n",
+    "after a good one": b"18 path=other.jpg\nx",
+    "a length that only Python reads": b"1_8 path=other.jpg\n",
+}
+
+
+@pytest.mark.parametrize("before", [b"", pax(tarfile.DIRTYPE, b"")], ids=["first", "later"])
+@pytest.mark.parametrize("records", BAD_RECORDS.values(), ids=BAD_RECORDS)
+def test_records_that_do_not_parse_whole_are_damage(tmp_path, records, before):
+    path = write(tmp_path / "a.tar", pairs(1))
+    path.write_bytes(before + pax(tarfile.XHDTYPE, records) + path.read_bytes())
+    fails_with(r"damaged tar: pax record", list, tars.samples(path))
+
+
+@pytest.mark.parametrize("records", [b"18 path=other.jpg\n", b"9 size=0\n", b"nothing of pax"])
+def test_a_global_header_says_nothing_of_members(tmp_path, records):
+    path = write(tmp_path / "a.tar", pairs(2), tarfile.PAX_FORMAT)
+    plain = list(read(source(path)))
+    path.write_bytes(pax(tarfile.XGLTYPE, records) + path.read_bytes())
+    items = list(tars.samples(path))
+    assert [(item.key, item.caption) for item in read(source(path))] == [(item.key, item.caption) for item in plain]
+    for number, item in enumerate(items):
+        assert list(tars.samples(path, start=item.offset)) == items[number:]
+
+
+def test_a_tar_may_end_behind_a_global_header(tmp_path):
+    """As `git archive` writes one of nothing; cut short it is told."""
+    path, header = tmp_path / "a.tar", pax(tarfile.XGLTYPE, b"18 path=other.jpg\n")
+    for before in (b"", pax(tarfile.DIRTYPE, b"")):
+        path.write_bytes(before + header + bytes(1024))
+        assert list(tars.samples(path)) == []
+        path.write_bytes(before + header[:-1])
+        fails_with("truncated tar", list, tars.samples(path))
