@@ -22,7 +22,7 @@ from pydantic import Field
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.files import flush, read_json, write_whole
+from ...core.files import flush, is_full, read_json, write_whole
 from ...core.results import FileSum, faults, sums_of
 from ...core.section import Section
 from .engine import Engine, load_data
@@ -79,8 +79,8 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
         engine.save(aside, asdict(state))
         # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
         torch.save(random_state(), aside / _random(ranks.rank()))
-    except Exception:
-        if ranks.world_size() == 1:  # on a full disk the next start needs room for what it writes first
+    except Exception as error:
+        if is_full(error) and ranks.world_size() == 1:  # the next start needs room for what it writes first
             shutil.rmtree(aside, ignore_errors=True)
         raise
     ranks.barrier()
