@@ -36,7 +36,7 @@ class BlockProposal:
     """Drafts one block a cycle, in each row of the target. Its embedding and LM head are used."""
 
     _states: Tensor  # [R,N,J*D] true ones of what was committed last
-    _next: Tensor  # [R,1] position of the next committed token
+    _next: Tensor | int  # [R,1] position of the next committed token, or in all rows
 
     def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
         self.head, self.target, self.config = head.eval(), target, config
