@@ -228,18 +228,18 @@ def test_where_one_rank_was_asked_all_stop(tmp_path):
 
 
 TWICE = """
-import sys, time
+import os, sys, time
 from draftsmith.trainers.run import stopping
 stopping._SAME_S = 60
 class Stop(stopping.Stop):
     def _signalled(self, number, frame):
         super()._signalled(number, frame)
-        print("handled", flush=True)
-with Stop(lambda text: print(text, flush=True)):
-    print("ready", flush=True)
+        os.write(1, b"handled\\n")  # a handler may interrupt a print
+with Stop(lambda text: os.write(1, f"{text}\\n".encode())):
+    os.write(1, b"ready\\n")
     sys.stdin.readline()
     stopping._SAME_S = 0
-    print("later", flush=True)
+    os.write(1, b"later\\n")
     while True:
         time.sleep(0.01)
 """
