@@ -143,7 +143,8 @@ class ClassFolderSource(Source):
     kind: Literal["classes"]
     # The folder of class folders (ImageNet: train).
     folder: Place
-    # JSON {"0": ["n01440764", "tench"], ...} of labels, folders and names; null: labels in the order of the folders.
+    # JSON {"0": ["n01440764", "tench"], ...} of labels, folders and names; null: labels in the order of the folders, or
+    # the folders' names where all are numbers.
     class_index: Place | None = None
     # Read only this number of pictures of each class: items come class by class, so a limit on all of them would leave
     # few classes; null: all.
@@ -173,8 +174,14 @@ class ClassFolderSource(Source):
         folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         if not folders:
             raise UserError("no class folders", where=str(root), hint="check `folder` of the data section")
+        for folder in folders:  # as torchvision does: one that is none (__MACOSX, lost+found) would shift the labels
+            if not any(_is_picture(name) and not name.startswith(".") for name in os.listdir(folder)):
+                hint = "labels count the folders in their order: remove this one, or give it pictures"
+                raise UserError("a class folder without pictures", where=str(folder), hint=hint)
         if self.class_index is None:
-            return [(folder, label, folder.name) for label, folder in enumerate(folders)]
+            names = [folder.name for folder in folders]
+            are_labels = all(name.isdecimal() for name in names)  # "10" is label 10, though it stands before "2"
+            return [(f, int(f.name) if are_labels else place, f.name) for place, f in enumerate(folders)]
         path = Path(self.class_index)
         labels = {}
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 from ...core.errors import first_line
 from ...core.file_kinds import HEAD, other_kind
@@ -33,6 +33,9 @@ MAX_PIXELS = 178_956_970  # of a picture: Pillow's own limit, from which on it t
 # data sets for these models are 8K (7,680 x 4,320), photographs of phones (up to 64 million pixels) and pages of A4 at
 # 600 dpi (4,960 x 7,016): the squares around the first and the last fit.
 MAX_CANVAS = 1 << 26
+
+# Text and colour profile of a PNG, which renderers and image generators write by the megabyte; Pillow stops at 1 MiB.
+MAX_METADATA = PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 26
 
 _Read = TypeVar("_Read")
 _PHOTOMETRIC, _BITS_PER_SAMPLE, _WHITE_IS_ZERO = 262, 258, 0  # tags of TIFF, and a value of the first
@@ -114,6 +117,11 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
         if isinstance(error, UnidentifiedImageError):  # its own text names an address in memory
             kind = other_kind(head)
             problem = f"{kind[0] if kind else 'damaged in its head'}, or none of {', '.join(FORMATS)}"
+        if "PngImagePlugin.MAX_TEXT" in problem:
+            problem, hint = f"a PNG with over {MAX_METADATA:,} bytes of text or colour profile", "write it without them"
+            raise BadMedia(
+                problem, reason="too much metadata", where=str(file), hint="write it without them"
+            ) from error
         raise BadMedia(f"corrupt image: {problem}", reason=reason, where=str(file), hint=_REPLACE) from error
 
 

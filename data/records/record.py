@@ -41,7 +41,11 @@ def check_record(record: object) -> str | None:
             return f"{key} is neither a path nor a list of paths"
         if any(encodable(name) != name for name in names if isinstance(name, str)):
             return f"{key} {_BROKEN}"
-    return _check_turns(turns, len(images), len(clips))
+    problem = _check_turns(turns, len(images), len(clips))
+    others = [key for key in ("images", "videos") if record.get(key)]
+    if problem and not (images or clips) and others and " marks for " in problem:
+        problem += f" (key {others[0]} is not read: call it {others[0][:-1]}, or read the file by kind: datasets)"
+    return problem
 
 
 def _check_turns(turns: list[Json], images: int, clips: int) -> str | None:

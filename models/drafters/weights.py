@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.section import Section
+from ..decoding.tree import ROOT
 from ..targets.base import Verified
 
 # The raw weight of a draft without error, as TABED's code has it; and what stands for the logarithm of less.
@@ -49,10 +50,13 @@ def reached(verified: Verified) -> list[int]:
     """
     tree, numbers = verified.tree, list[int]()
     assert tree is not None
-    for node in (-1, *verified.path):
+    for depth, node in enumerate((ROOT, *verified.path)):
         if node not in tree.children:
             break
-        numbers.append(0 if node == -1 else tree.expansions[node] + 1)
+        # A product tree draws the children of nodes beside the likeliest chain from that chain's distribution at their
+        # level, whose number is the depth.
+        is_expanded = node != ROOT and tree.expansions[node] != ROOT
+        numbers.append(tree.expansions[node] + 1 if is_expanded else depth)
     return numbers
 
 

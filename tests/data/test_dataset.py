@@ -68,6 +68,7 @@ PROBLEMS = {
         "1 <image> marks for 2 images",
     ),
     "mark without image": (record(2, image=None), "1 <image> marks for 0 images"),
+    "mark beside images": (record(2, image=None, images=["a.png"]), "for 0 images (key images is not read: call it"),
     "unknown role": (record(2, conversations=[{"from": "narrator", "value": "<image>"}]), "unknown role 'narrator'"),
     "turn is a text": (record(2, conversations=["<image>"]), "unknown role None"),
     "value is a number": (record(2, conversations=[{"from": "human", "value": 2}]), "a turn without text"),

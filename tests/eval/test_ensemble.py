@@ -4,20 +4,25 @@ That they are exact above temperature 0 is in test_ensemble_exact.py.
 """
 
 import copy
+import itertools
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from decodings import greedy
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
+from draftsmith.eval.policies.product import best_nodes
 from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
-from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights, weights_of
+from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights, reached, weights_of
 from draftsmith.models.targets.llava.section import LlavaTarget
 from test_contract import not_vacuous
 from tiny import IMAGE_ID, SIZES, llava, near, num_tokens, target
@@ -276,6 +281,18 @@ def test_accepted_positions_and_the_first_rejected_one(big, near, policy, warp):
         )
     assert any(c.num_accepted == c.num_drafted for c in drafted), "some cycles end with a bonus token"
     assert any(c.num_accepted < c.num_drafted for c in drafted)
+
+
+@pytest.mark.parametrize("ranks", list(itertools.product([0, 1], repeat=3)))
+def test_a_node_of_a_product_tree_counts_by_the_distribution_of_its_level(ranks):
+    """Beside the likeliest chain nothing was expanded; the children there come from the chain's rows all the same."""
+    tree = best_nodes(np.array([[1, 2], [3, 4], [5, 6]]), np.full((3, 2), 0.4), 14, frozenset())
+    path, node = [], ROOT
+    for level, rank in enumerate(ranks):
+        (node,) = [child for child in tree.children[node] if tree.tokens[child] == 1 + 2 * level + rank]
+        path.append(node)
+    assert reached(SimpleNamespace(tree=tree, path=path)) == [0, 1, 2]
+    assert reached(SimpleNamespace(tree=tree, path=path[:1])) == [0, 1]
 
 
 def test_adaptive_weights_start_afresh_with_each_request(big, near):

@@ -84,6 +84,9 @@ def test_a_class_conditional_target_gets_labels_and_no_features(tmp_path, made):
     assert [reader[n][2] for n in range(2)] == [{"name": "ant/a", "caption": "ant", "label": 0},
                                                 {"name": "bee/a", "caption": "bee", "label": 1}]  # fmt: skip
     assert set(reader[0][1]) == {"codes"}
+    # Folders of other names number their classes anew: shards of both would mix them.
+    (tmp_path / "in" / "ant").rename(tmp_path / "in" / "cat")
+    fails_with("made with another classes.bee: 1, now 0", run, tmp_path / "out", made, chosen, target=target)
 
 
 def test_pictures_of_the_wrong_size_for_the_codes_stay_apart(tmp_path, made):

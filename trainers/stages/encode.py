@@ -125,6 +125,8 @@ class EncodeStage(Stage):
             "image_size": image_section(context.target).image_size,
             "items": total,
             "stage": context.fingerprint,
+            # Another set of folders numbers its classes anew.
+            "classes": dict(source.class_labels()) if source.kind == "classes" else None,
         }
         claim(folder, identity)
         duplicates = self._duplicates(source, context, total, num_shards) if self.deduplicate else {}

@@ -172,6 +172,23 @@ def test_folders_and_classes(sources, tmp_path):
     fails_with("2 class folders without a label, first 'n02'", read, named)
 
 
+@pytest.mark.parametrize("name", ["__MACOSX", "lost+found", "n04"])
+def test_a_class_folder_without_pictures_shifts_no_label(sources, tmp_path, name):
+    (tmp_path / "classes" / name).mkdir()
+    (tmp_path / "classes" / name / "._a.jpg").write_bytes(b"what macOS leaves")
+    given, _ = sources["classes"]
+    for reading in (lambda: read(given), given.class_labels):
+        caught = fails_with("a class folder without pictures", reading)
+        assert caught.where == str(tmp_path / "classes" / name)
+
+
+def test_class_folders_named_by_numbers_have_these_labels(sources, tmp_path):
+    (tmp_path / "numbers").mkdir()
+    for name, number in {"n01": "2", "n02": "10", "n03": "9"}.items():
+        (tmp_path / "classes" / name).rename(tmp_path / "numbers" / number)
+    assert source(kind="classes", folder=str(tmp_path / "numbers")).class_labels() == [("10", 10), ("2", 2), ("9", 9)]
+
+
 def test_coco_captions_in_the_order_of_ids(sources):
     first, every, longest, prompts = (list(read(sources[k][0])) for k in KINDS[3:])
     assert [(i.key, i.caption) for i in good(first)] == [("3", "first of three"), ("7", "seven")]

@@ -20,7 +20,7 @@ from draftsmith.eval.quality.extractors import crop_bicubic
 from fails import fails_with, raising
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image, TiffImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 from tiled import check_canvas, pixels
 from transformers.image_utils import load_image as transformers_image
 
@@ -353,3 +353,17 @@ def test_whatever_pillow_raises_is_a_bad_picture(monkeypatch):
 
         monkeypatch.setattr(TiffImagePlugin.TiffImageFile, "_open", fail)
         fails_with("corrupt image", load_image, file(GOOD["RGB TIFF"]), error=BadMedia)
+
+
+@pytest.mark.parametrize("size", [3 << 20, 65 << 20], ids=["is read", "is refused by name"])
+def test_a_png_with_a_large_note_or_colour_profile(size):
+    """Image generators write their workflow into a picture, and editors a profile: it is not corrupt."""
+    notes = PngImagePlugin.PngInfo()
+    notes.add_text("workflow", "x" * size, zip=True)
+    for options in ({"pnginfo": notes}, {"icc_profile": b"z" * size}):
+        data = encoded(Image.fromarray(NOISE), "PNG", **options)
+        if size < picture_files.MAX_METADATA:
+            assert (np.asarray(load_image(file(data))) == NOISE).all()
+        else:
+            caught = fails_with("a PNG with over 67,108,864 bytes of text", load_image, file(data), error=BadMedia)
+            assert caught.reason == "too much metadata"
