@@ -119,9 +119,7 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
             problem = f"{kind[0] if kind else 'damaged in its head'}, or none of {', '.join(FORMATS)}"
         if "PngImagePlugin.MAX_TEXT" in problem:
             problem, hint = f"a PNG with over {MAX_METADATA:,} bytes of text or colour profile", "write it without them"
-            raise BadMedia(
-                problem, reason="too much metadata", where=str(file), hint="write it without them"
-            ) from error
+            raise BadMedia(problem, reason="too much metadata", where=str(file), hint=hint) from error
         raise BadMedia(f"corrupt image: {problem}", reason=reason, where=str(file), hint=_REPLACE) from error
 
 
