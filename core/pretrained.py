@@ -48,6 +48,15 @@ MOST_SIZES = {
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
 }  # fmt: skip
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
+# Of `generation_config.json`: what changes scores beside temperature and truncation -> the value that changes nothing.
+_PENALTIES = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys((
+        "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
+        "forced_eos_token_id", "exponential_decay_length_penalty", "watermarking_config",
+    )),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -308,8 +317,7 @@ class Checkpoint:
         """`eos_token_id` of `generation_config.json`, or where there is no such file of `config.json`, as transformers
         reads them; in ascending order, empty where they name none. Raises `UserError` for what is no id.
         """
-        path = self.file("generation_config.json") or self.file(CONFIG)
-        values = self.values(path.name) if path else {}
+        path, values = self._generation()
         ends = values.get("eos_token_id")
         if ends is None and path and path.name == CONFIG:
             ends = value_at(values, "text_config", "eos_token_id")
@@ -318,3 +326,19 @@ class Checkpoint:
             raise UserError(f"eos_token_id holds {wrong[0]!r}, expected the id of a token or a list of ids",
                             where=str(path), hint="write the ids as numbers, as the model was published")  # fmt: skip
         return tuple(sorted({end for end in ids if end >= 0}))  # -1 stands for none
+
+    def penalties(self) -> str:
+        """What the same file does to scores that no loop of this project does, as a sentence; "": nothing."""
+        path, values = self._generation()
+        named = {name: values[name] for name, neutral in _PENALTIES.items() if values.get(name) not in (None, neutral)}
+        listed = ", ".join(f"{name} {value}" for name, value in named.items() if value not in ([], {}))
+        if not listed or path is None:
+            return ""
+        return (
+            f"{path.name} has {listed}, which is not applied here: transformers applies it, and vLLM's server "
+            "repetition_penalty unless it is started with --generation-config vllm"
+        )
+
+    def _generation(self) -> tuple[Path | None, JsonObject]:
+        path = self.file("generation_config.json") or self.file(CONFIG)
+        return path, self.values(path.name) if path else {}
