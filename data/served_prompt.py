@@ -34,7 +34,7 @@ def difference(form: PromptFormat, processor: Processor, *, pictures: bool = Tru
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, served, strict=False)))
     if ours == served:
         return None
-    here, there = (repr(processor.tokenizer.decode(ids[same : same + 6])) for ids in (ours, served))
+    here, there = (repr(processor.tokenizer.decode(ids[same : same + 12])) for ids in (ours, served))
     return f"at id {same} of {len(served)}: {here} in training, {there} on a server"
 
 
