@@ -6,6 +6,7 @@ file ends in a KeyError, a TypeError, or a bare Exception somewhere inside them,
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -46,6 +47,11 @@ MOST_SIZES = {
     **dict.fromkeys(("head_dim", "projection_dim", "num_channels"), 1 << 16),
     **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
+}  # fmt: skip
+# Numbers of a config of which none is nan or infinite, with the least that a model has.
+_LEAST = {
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon"), 0.0),
+    **dict.fromkeys(("rope_theta", "rope_base", "rotary_emb_base", "rope_local_base_freq"), 1.0),
 }  # fmt: skip
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 # Of `generation_config.json`: what changes scores beside temperature and truncation -> the value that changes nothing.
@@ -110,11 +116,17 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
 
 
 def check_config(values: JsonMapping, path: Path) -> None:
-    """Raises `UserError` for a size in a model's config that no model has, at any level. Others are its class's."""
+    """Raises `UserError` for a size, an epsilon or a rotary base in a model's config that no model has, at any level.
+    Others are its class's.
+    """
     for place, value in walk(values):
         most = MOST_SIZES.get(place[-1]) if place else None
         if most is not None and isinstance(value, int | float) and not 0 <= value <= most:
             problem = f"{'.'.join(place)} is {value:,}, and models have up to {most:,}"
+            raise UserError(problem, where=str(path), hint=RESTORE)
+        least = _LEAST.get(place[-1]) if place else None
+        if least is not None and isinstance(value, int | float) and not least <= value < math.inf:
+            problem = f"{'.'.join(place)} is {value}, expected a number of at least {least:g}"
             raise UserError(problem, where=str(path), hint=RESTORE)
 
 
@@ -270,9 +282,17 @@ class Checkpoint:
     def weights(self, wanted: Callable[[str], bool] = bool) -> list[Path]:
         """The safetensors that transformers would open, of several those with a wanted tensor; none: pickles alone.
 
-        Raises `UserError` where the index is damaged, or names a file that is missing or outside the folder.
+        Raises `UserError` where the index is damaged, names a file that is missing or outside the folder, or stands
+        beside a single file: readers that take the first and readers that take the others run two models.
         """
         if single := self.file(SINGLE):
+            if (index := Path(self.source) / INDEX).is_file() and Path(self.source).is_dir():
+                files = {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}
+                if files and any((index.parent / name).is_file() for name in files):
+                    raise UserError(
+                        f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others",
+                        where=str(self.source), hint="move the older of the two away",
+                    )  # fmt: skip
             return [single]
         if (index := self.file(INDEX)) is None:
             return []
