@@ -132,6 +132,7 @@ def check_config(values: JsonMapping, path: Path) -> None:
 
 # Tables that follow from the config: older checkpoints hold them.
 _DERIVED = ("position_ids", "rotary_emb.inv_freq")
+_LAYERS = re.compile(r".*?\blayers\.(?=\d+\.)")
 # The last part of names under which quantisers store scales, zero points and packed weights (ModelOpt, DeepSeek's FP8,
 # compressed-tensors, GPTQ, AWQ, bitsandbytes). `logit_scale` is CLIP's own.
 _OF_QUANTISER = re.compile(
@@ -154,6 +155,22 @@ def check_all_read(info: JsonMapping, source: str | Path, *, key: str | None = N
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         problem = f"the weights do not fit config.json: {min(problems)}{more}"
+        raise UserError(f"{key}: {problem}" if key else problem, key=key, where=str(source),
+                        hint="the two do not belong together: restore the one that was changed")  # fmt: skip
+
+
+def check_layers(model: PreTrainedModel, info: JsonMapping, source: str | Path, *, key: str | None = None) -> None:
+    """Raise `UserError` where stored weights of the model's layers have no place in it: of a deeper model, or of one
+    that computes more in each (norms of queries and keys, biases). transformers leaves them out with a log line.
+    """
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    layers = {match[0] for name in model.state_dict() if (match := _LAYERS.match(name))}
+    names = (name for name in info["unexpected_keys"] if not name.endswith(_DERIVED))
+    strange = sorted(name for name in names if (match := _LAYERS.match(name)) and match[0] in layers)
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        problem = f"config.json describes a model without {strange[0]}{more}, which the weights have"
         raise UserError(f"{key}: {problem}" if key else problem, key=key, where=str(source),
                         hint="the two do not belong together: restore the one that was changed")  # fmt: skip
 
