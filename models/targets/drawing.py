@@ -59,6 +59,7 @@ class ImageTargetSection(Kinded):
     tensor_parallel_size: ClassVar[Literal[1]] = 1  # each rank holds the whole
     is_trained_here: ClassVar[bool] = False  # transformer and image tokenizer; published ones are not
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
+    adt_bound: ClassVar[tuple[int, float]]  # k and delta of LANTERN beside them
     adt_widths: ClassVar[JsonObject]  # step and range of the widths of ADT-Tree's trees (its section V-A)
     # Whether kind and path say a published model's shape, so that a head's manifest names them.
     is_named_by_path: ClassVar[bool] = True

@@ -63,9 +63,8 @@ class EvaluateSettings(Stage):
     benchmarks: Benchmarks = Field(min_length=1)
     # Drafters that no stage of the recipe trains, by the names that methods give: something published by its path.
     drafters: dict[FileName, AnyDrafter] = Field(default_factory=dict)
-    # adt (Anole) or adt-llamagen (100 captions, Tables I to V), which differ in ADT-Tree's steps and widths, or lantern
-    # (1,000 captions for speed, 30,000 for quality, Tables 2 and 6); null: the methods below. The
-    # benchmark sets the number of prompts.
+    # lantern: EAGLE-2 and LANTERN with the bounds of its table 2. adt (Anole) and adt-llamagen: EAGLE-2, LANTERN,
+    # ADT-Tree and both (ADT-Tree, tables I to IV). null: the methods below. The benchmark sets the number of prompts.
     preset: Literal["adt", "adt-llamagen", "lantern"] | None = None
     # The tree of methods that name none: a name or a section, as in a method; null: chain.
     tree: Any = None

@@ -25,6 +25,7 @@ from ...models.drafters.base import DrafterConfig, PublishedDrafter, for_decodin
 from ...models.drafters.ensemble import DraftingMode
 from ...models.drafters.jacobi import JacobiConfig
 from ...models.drafters.mixed import MixedConfig
+from ...models.targets.drawing import ImageTargetSection
 from ...models.targets.table import IMAGE_SECTIONS
 
 
@@ -220,21 +221,22 @@ def decoding_with(config: DrafterConfig, settings: JsonMapping, key: str | None)
 # LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it. Trees have 60
 # nodes with the root: LANTERN's appendix B.2 passes 60 tokens to the target, and ADT-Tree gives no number.
 _EAGLE2: JsonObject = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}
-_RELAXED: JsonObject = {"rule": {"kind": "lantern", "k": 1000, "delta": 0.4}}
 
 
-def _adt(kind: str) -> dict[str, JsonObject]:
+def _adt(kind: str, section: type[ImageTargetSection]) -> dict[str, JsonObject]:
     tree: JsonObject = {"tree": {"kind": "adt", "preset": kind}}
+    k, delta = section.adt_bound
+    relaxed: JsonObject = {"rule": {"kind": "lantern", "k": k, "delta": delta}}
     return {
         "EAGLE-2": _EAGLE2,
-        "LANTERN": {**_EAGLE2, **_RELAXED},
+        "LANTERN": {**_EAGLE2, **relaxed},
         "ADT-Tree": tree,
-        "ADT-Tree + LANTERN": {**tree, **_RELAXED},
+        "ADT-Tree + LANTERN": {**tree, **relaxed},
     }
 
 
 PRESETS: dict[str, dict[str, JsonObject]] = {
-    **{section.adt_preset: _adt(kind) for kind, section in IMAGE_SECTIONS.items()},
+    **{section.adt_preset: _adt(kind, section) for kind, section in IMAGE_SECTIONS.items()},
     "lantern": {
         "EAGLE-2": _EAGLE2,
         **{

@@ -35,6 +35,7 @@ class AnoleTargetConfig(ImageTargetSection):
     """Anole 7B, published: a stage trains heads for it and never the model itself."""
 
     adt_preset: ClassVar[str] = "adt"
+    adt_bound: ClassVar[tuple[int, float]] = (100, 0.5)  # as the page of ADT-Tree's authors prints
     adt_widths: ClassVar[JsonObject] = {"width_step": 3, "width_range": (3, 14)}
 
     kind: Literal["anole"]

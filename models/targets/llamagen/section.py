@@ -45,6 +45,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     is_trained_here: ClassVar[bool] = True
     adt_preset: ClassVar[str] = "adt-llamagen"
+    adt_bound: ClassVar[tuple[int, float]] = (1000, 0.4)  # LANTERN, table 2
     adt_widths: ClassVar[JsonObject] = {"width_step": 10, "width_range": (3, 40)}
     is_named_by_path: ClassVar[bool] = False  # a head's own config has the shape
 
