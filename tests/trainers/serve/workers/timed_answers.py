@@ -71,7 +71,9 @@ def main(folder):
             if not fault().get("always"):
                 fault_file.write_text("{}")
             die()
-        told({"job": len(requests), "together": requests[0]["together"], "pictures": [len(p) for p in pictures]})
+        seeds = [request["sampling"]["seed"] for request in requests]
+        told({"job": len(requests), "together": requests[0]["together"], "pictures": [len(p) for p in pictures],
+              "seeds": seeds})  # fmt: skip
         gamma = speculative["num_speculative_tokens"] if speculative else 0
         answers = [answer(place, request, gamma, image) for place, request in enumerate(requests)]
         if speculative and "wrong" in fault():
