@@ -64,7 +64,7 @@ def main(folder):
     speculative = settings.get("speculative_config")
     method = speculative["method"] if speculative else None
     told({"start": settings})
-    image = json.loads((Path(settings["model"]) / "config.json").read_text()).get("image_token_id")
+    image = json.loads((Path(settings["model"]) / "config.json").read_text()).get("image_token_index")
 
     def do(name, requests, pictures):
         if fault().get("die") == requests[0]["together"] and fault()["of"] == method:
