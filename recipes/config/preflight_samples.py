@@ -85,7 +85,7 @@ def records_findings(
     """
     if "processor" in context.inputs and "processor" not in finished:
         return [ok(subject, "on disk, not read: the stage that makes the processor has not run")]
-    if "processor" not in context.inputs and (why := _fetched(str(context.target.path), context.target.revision)):
+    if "processor" not in context.inputs and (why := fetched(str(context.target.path), context.target.revision)):
         return [ok(subject, f"on disk, not read: {why}")]
     processor = context.processor_of(dict(plan.stage).get("model", "drafter"))
     read, ids, supervised, largest, kinds = 0, 0, 0, -1, dict[int, Sample]()
@@ -133,7 +133,7 @@ def records_findings(
 
 
 @functools.lru_cache(8)
-def _fetched(name: str, revision: str | None) -> str:
+def fetched(name: str, revision: str | None) -> str:
     """Fetches a target's small files where they are not on this machine. Returns why they are not, or nothing."""
     if Path(name).is_dir():
         return ""
