@@ -205,7 +205,12 @@ def encode(
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
     # Spans follow each other: the last one that begins before a token is the only one that it can lie in.
     first, last = [a for a, _ in rendered.spans], [b for _, b in rendered.spans]
-    for token, start, end in pieces(rendered.text, processor, marks):
+    found = pieces(rendered.text, processor, marks)
+    cut = _last_answer(turns, rendered.spans, open_ended)
+    if any(start < cut < end for _, start, end in found):  # a server has tokenized the prompt alone
+        behind = pieces(rendered.text[cut:], processor, marks)
+        found = [*pieces(rendered.text[:cut], processor, marks), *((t, cut + a, cut + b) for t, a, b in behind)]
+    for token, start, end in found:
         if token is None:
             picture, run = next(left)
             video = processor.video_token_id if picture.modality == VIDEO else None
@@ -218,6 +223,14 @@ def encode(
             loss_mask.append(span >= 0 and end <= last[span])
             modality.append(TEXT)
     return Encoded(ids, loss_mask, modality, rendered.text)
+
+
+def _last_answer(turns: Sequence[JsonMapping], spans: Sequence[tuple[int, int]], open_ended: bool) -> int:
+    """Where the last turn's answer begins, of a conversation that ends with one to be learned; else 0. Of earlier
+    answers a server tokenizes the text, too.
+    """
+    learned = turns and turns[-1].get("from") == "gpt" and turns[-1].get("weight") != 0
+    return spans[-1][0] if learned and spans and not open_ended else 0
 
 
 def _learned(

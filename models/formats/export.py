@@ -206,6 +206,8 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
         source = eagle.without_pictures(source)
     if source.layout == "dflash":
         source, notes = dflash.whole_blocks(source)
+    if source.layout == "eagle3":
+        notes += eagle3.lost_elsewhere(source)
     if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None

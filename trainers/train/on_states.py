@@ -50,9 +50,10 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     processor = context.processor()
     target = open_target(context, processor, tables_only=stage.reads_tables)
     states = open_states(stage, context, processor, target, seed)
-    train, held_out = split(states.draws, stage.held_out)
+    train, held_out = (part[states.supervised[part] > 0] for part in split(states.draws, stage.held_out))
     if not len(train) or (stage.validation is not None and not len(held_out)):
-        raise UserError("no sample to train on, or none held out", hint="check the data and held_out")
+        why = states.left_out() or None
+        raise UserError("no sample to train on, or none held out", where=why, hint="check the data and held_out")
     max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
@@ -80,6 +81,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         source=states,
         validate=drafter.validation(_held_out(stage, states, held_out), states.held_out, total),
         validate_every=stage.checked_every,
+        left_out=states.left_out,
     )
 
 
