@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
 import shlex
 import signal
@@ -64,6 +65,10 @@ COMMANDS: dict[str, Command] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command or a recipe. Returns the exit code, one of `EXIT_CODES`."""
+    if arguments is None and locale.getencoding().lower() not in ("utf-8", "utf8") and not sys.flags.utf8_mode:
+        # Text files, names of files and output are UTF-8 in every locale, also those of libraries and child processes.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The launcher puts its rank before the user's arguments; it also sets LOCAL_RANK, which is read instead.
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]
