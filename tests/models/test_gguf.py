@@ -48,16 +48,16 @@ NAMES = {
 }  # fmt: skip
 
 
-def write(path, made, *, kind=None, architecture="llama", ends=(2, 3), template=TEMPLATE):
+def write(path, made, *, kind=None, architecture="llama", ends=(2, 3), template=TEMPLATE, **more):
     """As llama.cpp's converter writes a Llama; `kind` quantises the matrices."""
     writer, config = gguf.GGUFWriter(path, architecture), made.config
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(more.get("blocks", config.num_hidden_layers))
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(more.get("eps", config.rms_norm_eps))
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
@@ -81,6 +81,8 @@ def write(path, made, *, kind=None, architecture="llama", ends=(2, 3), template=
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
     state = made.state_dict()
+    if "bias" in more:
+        writer.add_tensor(more["bias"], np.ones(64, np.float32))
     add("token_embd.weight", state["model.embed_tokens.weight"])
     add("output_norm.weight", state["model.norm.weight"])
     if not config.tie_word_embeddings:
@@ -114,6 +116,15 @@ def test_scores_words_template_and_ends_are_the_models(tmp_path, tied):
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("abcd", add_special_tokens=False)) == ["ab", "cd"]
     assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False) == "ab<turn>"
     assert "answers end at </s> or <turn>" in notes
+
+
+@pytest.mark.parametrize(("more", "problem"), [
+    ({"blocks": 1}, r"holds .* numbers, and the model that its header describes has .*, of 1 layers \(.*blk\.1\."),
+    ({"bias": "blk.0.attn_q_norm.weight"}, "holds .* numbers, and the model"),
+    ({"eps": float("nan")}, "rms_norm_eps is nan, expected a number"),
+])  # fmt: skip
+def test_a_header_of_another_model_than_the_weights_is_refused(tmp_path, more, problem):
+    fails_with(problem, to_ours, write(tmp_path / "tiny.gguf", model(), **more), tmp_path / "out")
 
 
 def test_quantised_weights_are_spelt_out(tmp_path):
