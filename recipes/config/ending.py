@@ -97,8 +97,9 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str], place: Path | None 
         # Of several the recipe's own: what stands first beside the others was meant to be compared with them. A head of
         # another package is what its author ran all of this for.
         last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
-        theirs = [n for n in last if n in trained and ":" in (written_kind(trained[n].drafter) or "")]
-        for name in dict.fromkeys([*theirs[-1:], last[0]]):
+        ready = [name for name in last if name in trained]
+        theirs = [n for n in ready if ":" in (written_kind(trained[n].drafter) or "")]
+        for name in dict.fromkeys([*theirs[-1:], *ready[:1]]):
             command = f"draftsmith publish {output}" + (f" from={name}" if len(last) > 1 else "")
             offered.append((command, "build the drafter's folder and decode one prompt with it"))
     if path.parent.name == "demo":

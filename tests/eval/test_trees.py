@@ -122,6 +122,11 @@ def test_the_published_static_trees(name):
     check_table(wanted, tree)
 
 
+def test_a_static_tree_of_more_children_than_ids_is_told():
+    with pytest.raises(UserError, match="a node of the static tree has 3 children, and the drafter 2 ids"):
+        Static([(0,), (1,), (2,)]).grow(torch.tensor([0.5, 0.5]), None, TOP_K, max_levels=1)
+
+
 def check_expansions(wanted, expansions):
     """What the drafter is asked for at each level: whose tokens, under whom, and which expanded nodes each one sees."""
     assert len(expansions) == sum(key.endswith("/select") for key in wanted)

@@ -55,6 +55,12 @@ def test_publish_plans_where_it_is_offered(name, tmp_path):
     assert plan(again.recipe, again.path)[-1].name == "published"
 
 
+def test_only_a_drafter_that_ran_is_offered():
+    recipe, path, _ = loaded("demo/compare")
+    offered = [command for command, _ in try_next(recipe, path, ["eagle3", "evaluate"]) if " publish " in command]
+    assert [command.rpartition(" ")[2] for command in offered] == ["from=eagle3"]
+
+
 def test_the_end_of_a_run(tmp_path):
     recipe, path, stages = loaded("demo/lvlm", f"output={tmp_path}")
     assert ending(recipe, path, stages) == "", "nothing is measured yet"
