@@ -6,6 +6,7 @@ file ends in a KeyError, a TypeError, or a bare Exception somewhere inside them,
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -47,7 +48,21 @@ MOST_SIZES = {
     **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
 }  # fmt: skip
+# Numbers of a config of which none is nan or infinite, with the least that a model has.
+_LEAST = {
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon"), 0.0),
+    **dict.fromkeys(("rope_theta", "rope_base", "rotary_emb_base", "rope_local_base_freq"), 1.0),
+}  # fmt: skip
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
+# Of `generation_config.json`: what changes scores beside temperature and truncation -> the value that changes nothing.
+_PENALTIES = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys((
+        "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
+        "forced_eos_token_id", "exponential_decay_length_penalty", "watermarking_config",
+    )),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,16 +116,23 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
 
 
 def check_config(values: JsonMapping, path: Path) -> None:
-    """Raises `UserError` for a size in a model's config that no model has, at any level. Others are its class's."""
+    """Raises `UserError` for a size, an epsilon or a rotary base in a model's config that no model has, at any level.
+    Others are its class's.
+    """
     for place, value in walk(values):
         most = MOST_SIZES.get(place[-1]) if place else None
         if most is not None and isinstance(value, int | float) and not 0 <= value <= most:
             problem = f"{'.'.join(place)} is {value:,}, and models have up to {most:,}"
             raise UserError(problem, where=str(path), hint=RESTORE)
+        least = _LEAST.get(place[-1]) if place else None
+        if least is not None and isinstance(value, int | float) and not least <= value < math.inf:
+            problem = f"{'.'.join(place)} is {value}, expected a number of at least {least:g}"
+            raise UserError(problem, where=str(path), hint=RESTORE)
 
 
 # Tables that follow from the config: older checkpoints hold them.
 _DERIVED = ("position_ids", "rotary_emb.inv_freq")
+_LAYERS = re.compile(r".*?\blayers\.(?=\d+\.)")
 # The last part of names under which quantisers store scales, zero points and packed weights (ModelOpt, DeepSeek's FP8,
 # compressed-tensors, GPTQ, AWQ, bitsandbytes). `logit_scale` is CLIP's own.
 _OF_QUANTISER = re.compile(
@@ -133,6 +155,22 @@ def check_all_read(info: JsonMapping, source: str | Path, *, key: str | None = N
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         problem = f"the weights do not fit config.json: {min(problems)}{more}"
+        raise UserError(f"{key}: {problem}" if key else problem, key=key, where=str(source),
+                        hint="the two do not belong together: restore the one that was changed")  # fmt: skip
+
+
+def check_layers(model: PreTrainedModel, info: JsonMapping, source: str | Path, *, key: str | None = None) -> None:
+    """Raise `UserError` where stored weights of the model's layers have no place in it: of a deeper model, or of one
+    that computes more in each (norms of queries and keys, biases). transformers leaves them out with a log line.
+    """
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    layers = {match[0] for name in model.state_dict() if (match := _LAYERS.match(name))}
+    names = (name for name in info["unexpected_keys"] if not name.endswith(_DERIVED))
+    strange = sorted(name for name in names if (match := _LAYERS.match(name)) and match[0] in layers)
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        problem = f"config.json describes a model without {strange[0]}{more}, which the weights have"
         raise UserError(f"{key}: {problem}" if key else problem, key=key, where=str(source),
                         hint="the two do not belong together: restore the one that was changed")  # fmt: skip
 
@@ -261,9 +299,17 @@ class Checkpoint:
     def weights(self, wanted: Callable[[str], bool] = bool) -> list[Path]:
         """The safetensors that transformers would open, of several those with a wanted tensor; none: pickles alone.
 
-        Raises `UserError` where the index is damaged, or names a file that is missing or outside the folder.
+        Raises `UserError` where the index is damaged, names a file that is missing or outside the folder, or stands
+        beside a single file: readers that take the first and readers that take the others run two models.
         """
         if single := self.file(SINGLE):
+            if (index := Path(self.source) / INDEX).is_file() and Path(self.source).is_dir():
+                files = {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}
+                if files and any((index.parent / name).is_file() for name in files):
+                    raise UserError(
+                        f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others",
+                        where=str(self.source), hint="move the older of the two away",
+                    )  # fmt: skip
             return [single]
         if (index := self.file(INDEX)) is None:
             return []
@@ -308,8 +354,7 @@ class Checkpoint:
         """`eos_token_id` of `generation_config.json`, or where there is no such file of `config.json`, as transformers
         reads them; in ascending order, empty where they name none. Raises `UserError` for what is no id.
         """
-        path = self.file("generation_config.json") or self.file(CONFIG)
-        values = self.values(path.name) if path else {}
+        path, values = self._generation()
         ends = values.get("eos_token_id")
         if ends is None and path and path.name == CONFIG:
             ends = value_at(values, "text_config", "eos_token_id")
@@ -318,3 +363,19 @@ class Checkpoint:
             raise UserError(f"eos_token_id holds {wrong[0]!r}, expected the id of a token or a list of ids",
                             where=str(path), hint="write the ids as numbers, as the model was published")  # fmt: skip
         return tuple(sorted({end for end in ids if end >= 0}))  # -1 stands for none
+
+    def penalties(self) -> str:
+        """What the same file does to scores that no loop of this project does, as a sentence; "": nothing."""
+        path, values = self._generation()
+        named = {name: values[name] for name, neutral in _PENALTIES.items() if values.get(name) not in (None, neutral)}
+        listed = ", ".join(f"{name} {value}" for name, value in named.items() if value not in ([], {}))
+        if not listed or path is None:
+            return ""
+        return (
+            f"{path.name} has {listed}, which is not applied here: transformers applies it, and vLLM's server "
+            "repetition_penalty unless it is started with --generation-config vllm"
+        )
+
+    def _generation(self) -> tuple[Path | None, JsonObject]:
+        path = self.file("generation_config.json") or self.file(CONFIG)
+        return path, self.values(path.name) if path else {}

@@ -23,11 +23,14 @@ _LONG_NAME = (
     r"(?:secret|passw(?:or)?d|passphrase|credential"
     r"|(?:api|access|private|secret|account|signing|encryption|auth|subscription)[_-]?key(?:[_-]?id)?)s?"
 )
-_NAME = rf"(?:tokens?|{_LONG_NAME}|authorization|cookies?|(?:(?<=[_-])|\b)(?:pass|pwd|pat|auth|sig|signature))"
+_NAME = (
+    rf"(?:tokens?|{_LONG_NAME}|authorization|cookies?|bearer(?:[_-]?key)?"
+    r"|(?:(?<=[_-])|\b)(?:pass|pwd|pat|auth|sig|signature))"
+)
 _SECRET_NAME = re.compile(_NAME + "$", re.IGNORECASE)
 # The same of environment variables. A folder (PWD), a tokenizer and the place of a file are no secrets.
 ENVIRONMENT = re.compile(
-    rf"^(?!.*_(?:PATH|FILE|DIR|TYPE)$)(?:.*(?:TOKEN(?!IZ)|{_LONG_NAME})|.*_(?:PASS|PWD|PAT|AUTH|SIG|KEY|DSN)$|PASS$)",
+    rf"^(?!.*_(?:PATH|FILE|DIR|TYPE)$)(?:.*(?:TOKEN(?!IZ)|BEARER|WEBHOOK|{_LONG_NAME})|.*_(?:PASS|PWD|PAT|AUTH|SIG|KEY|DSN)$|PASS$)",
     re.IGNORECASE,
 )
 _SHAPES = (
@@ -37,6 +40,7 @@ _SHAPES = (
     r"(?:AKIA|ASIA)[A-Z0-9]{12,}",  # AWS
     r"AIza[\w-]{20,}",  # Google
     r"xox[a-z]-[\w-]{8,}",  # Slack
+    r"https://(?:hooks\.slack(?:-gov)?\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks)/[\w/-]{8,}",  # webhooks
     r"nvapi-[\w-]{16,}",  # NVIDIA
     r"sk-[\w-]{16,}",  # OpenAI and others
     r"wandb_v\d+_\w{16,}",

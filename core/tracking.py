@@ -23,7 +23,7 @@ from pydantic import Field
 from . import ranks
 from .errors import first_line
 from .files import LOG_BYTES, append_lines, read_small, write_whole
-from .json_types import JsonObject
+from .json_types import JsonObject, listed, value_at
 from .ranks import notice
 from .secrets import redact, redact_tree
 from .section import Section
@@ -172,6 +172,9 @@ class Tracker:
             mode = "offline"
             self.say("wandb has no key (wandb login, or WANDB_API_KEY): this run is kept offline")
 
+        # As they are written: the value of a variable that one asks for stands in no file of ours, either.
+        tags = listed(value_at(recipe, "tracking", "wandb", "tags")) or config.tags
+
         def start(mode: Any, identity: str) -> Any:
             return wandb.init(
                 project=config.project,
@@ -179,7 +182,7 @@ class Tracker:
                 mode=mode,
                 name=self.name,
                 group=self.group,
-                tags=list(dict.fromkeys(redact_tree(config.tags))),
+                tags=list(dict.fromkeys(redact_tree(tags))),
                 id=identity,
                 resume="allow",
                 dir=str(self.folder),

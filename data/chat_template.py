@@ -34,6 +34,7 @@ def render_chat(
     shown: re.Pattern[str] | None,
     written: Sequence[str],
     open_ended: bool,
+    template: str | None = None,
 ) -> tuple[str, Spans]:
     """Text of a conversation, its pictures as marks (`written`), and the character spans that are supervised.
 
@@ -47,8 +48,9 @@ def render_chat(
         shown: what the template writes for a picture; None: its mark.
         written: of each image and clip, in order, what a processor puts in its place.
         open_ended: leave out the last answer, and end where it begins.
+        template: in place of the tokenizer's own.
     """
-    chat = _Chat(tokenizer, record)
+    chat = _Chat(tokenizer, record, template)
     messages = chat.messages(turns, written)
     pictures = shown or _marks(written)
     ends_with_answer = bool(turns) and turns[-1].get("from") == "gpt"
@@ -80,10 +82,10 @@ def render_chat(
 
 
 class _Chat:
-    """A tokenizer's template, with what a record hands to it."""
+    """A tokenizer's template, or another one in its place, with what a record hands to it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, record: JsonMapping):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, record: JsonMapping, template: str | None):
+        self._tokenizer, self._template = tokenizer, template
         self._tools = record.get("tools") or None
         self._options = dict(record.get("chat_template_kwargs") or {})
         if taken := sorted(self._options.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()):
@@ -124,6 +126,7 @@ class _Chat:
         try:
             text: str = self._tokenizer.apply_chat_template(  # type: ignore[assignment]
                 list(messages),  # type: ignore[arg-type]
+                chat_template=self._template,
                 tools=self._tools,
                 add_generation_prompt=asks,
                 tokenize=False,
@@ -145,17 +148,19 @@ class _Chat:
     def _shows(self, content: Json) -> bool:
         """Whether the template writes a message of this form as a message."""
         try:
-            text = self._tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            text = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], chat_template=self._template, tokenize=False
+            )
         except Exception:  # as of `text`
             return False
         return _PROBE in text and "'type'" not in text
 
 
 @functools.lru_cache(maxsize=8)
-def end_of_answers(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """The special token that the tokenizer's chat template writes behind an answer; None: it writes none."""
+def end_of_answers(tokenizer: PreTrainedTokenizerFast, template: str | None = None) -> str | None:
+    """The special token that a chat template, `template` or the tokenizer's, writes behind an answer; None: none."""
     try:
-        chat = _Chat(tokenizer, {})
+        chat = _Chat(tokenizer, {}, template)
         turns = [{"from": "human", "value": _PROBE}, {"from": "gpt", "value": _ANSWER}]
         behind = chat.text(chat.messages(turns, ()), asks=False).rpartition(_ANSWER)[2].lstrip()
     except UserError:

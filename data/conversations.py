@@ -11,11 +11,12 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ..core.errors import UserError
+from ..core.errors import UserError, first_line
 from ..core.json_types import Json, JsonMapping, JsonObject, value_at
 from ..core.pictures import IMAGE_MARK, MARKS, TEXT, VIDEO, VIDEO_MARK, Picture, place_marks, write_marks
 from ..core.section import Section
@@ -34,6 +35,9 @@ class PromptFormat(Section):
     # files, as servers use it, with each record's system message, tools, tool calls and reasoning (for logs), and what
     # a causal_lm has where nothing is named.
     template: TemplateName = "v1"
+    # Of template chat: a file with the chat template that the server is started with (--chat-template), in place of the
+    # one in the target's files. The recipe keeps its text.
+    chat_template: str | None = Field(None, exclude_if=lambda value: value is None)
     # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's; the others have none:
     # Mistral's published one names a date; chat: what the target's template writes); "": none. A record's own system
     # message takes its place.
@@ -54,8 +58,20 @@ class PromptFormat(Section):
         """The order of a message's pictures and texts is a part of what was served."""
         return {"image_rule": "verbatim"} | values if value_at(values, "template") == "chat" else values
 
+    @field_validator("chat_template")
+    @classmethod
+    def _text_of(cls, value: str | None) -> str | None:
+        if value is None or "{" in value:  # the text of one already
+            return value
+        try:
+            return Path(value).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{value} cannot be read: {first_line(error)}") from error
+
     @model_validator(mode="after")
     def _honoured(self) -> PromptFormat:
+        if self.chat_template is not None and self.template != "chat":
+            raise ValueError(f"chat_template is of template chat, found {self.template}")
         if self.template == "chat" and (self.system is not None or self.image_rule != "verbatim"):
             key, value = ("image_rule", self.image_rule) if self.system is None else ("system", self.system)
             raise ValueError(f"template chat writes what the server wrote: leave {key} out, found {value}")
@@ -164,7 +180,7 @@ def encode(
     if form.template == "chat":
         text, spans = render_chat(
             turns, processor.tokenizer, record, shown=family.written, written=family.marks(pictures),
-            open_ended=open_ended,
+            open_ended=open_ended, template=form.chat_template,
         )  # fmt: skip
         rendered = Rendered(text, spans)
     else:
@@ -189,7 +205,12 @@ def encode(
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
     # Spans follow each other: the last one that begins before a token is the only one that it can lie in.
     first, last = [a for a, _ in rendered.spans], [b for _, b in rendered.spans]
-    for token, start, end in pieces(rendered.text, processor, marks):
+    found = pieces(rendered.text, processor, marks)
+    cut = _last_answer(turns, rendered.spans, open_ended)
+    if any(start < cut < end for _, start, end in found):  # a server has tokenized the prompt alone
+        behind = pieces(rendered.text[cut:], processor, marks)
+        found = [*pieces(rendered.text[:cut], processor, marks), *((t, cut + a, cut + b) for t, a, b in behind)]
+    for token, start, end in found:
         if token is None:
             picture, run = next(left)
             video = processor.video_token_id if picture.modality == VIDEO else None
@@ -202,6 +223,14 @@ def encode(
             loss_mask.append(span >= 0 and end <= last[span])
             modality.append(TEXT)
     return Encoded(ids, loss_mask, modality, rendered.text)
+
+
+def _last_answer(turns: Sequence[JsonMapping], spans: Sequence[tuple[int, int]], open_ended: bool) -> int:
+    """Where the last turn's answer begins, of a conversation that ends with one to be learned; else 0. Of earlier
+    answers a server tokenizes the text, too.
+    """
+    learned = turns and turns[-1].get("from") == "gpt" and turns[-1].get("weight") != 0
+    return spans[-1][0] if learned and spans and not open_ended else 0
 
 
 def _learned(
@@ -218,8 +247,8 @@ def check_template(form: PromptFormat, processor: Processor) -> None:
     end token in the vocabulary, that token would be split into letters and no answer would end.
     """
     if form.template == "chat":
-        if not processor.tokenizer.chat_template:
-            hint = "add the chat_template.jinja that the server uses, or another format.template (v1, qwen_vl, ...)"
+        if not (form.chat_template or processor.tokenizer.chat_template):
+            hint = "name the file that the server uses (format.chat_template), or another format.template (v1, ...)"
             raise UserError("template chat, and the target's files have no chat template", hint=hint)
         return
     template, eos = TEMPLATES[form.template], processor.tokenizer.eos_token
@@ -261,7 +290,7 @@ def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
     the tokenizer's, and what the prompt format writes behind an answer.
     """
     # The templates of this project end with the tokenizer's own token: `encode` refuses others.
-    written = end_of_answers(processor.tokenizer) if form.template == "chat" else None
+    written = end_of_answers(processor.tokenizer, form.chat_template) if form.template == "chat" else None
     own = () if written is None else (processor.tokenizer.convert_tokens_to_ids(written),)
     return tuple(sorted({*processor.generation_ends, processor.eos_id, *own}))
 

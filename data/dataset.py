@@ -28,7 +28,7 @@ from .pictures.videos import VideoSettings
 from .records.mixture import CURES, Name, RecordSources, Selection, identities
 from .records.record import with_end, without_marks
 from .records.records import RecordFile, id_of, id_problems, name_of
-from .records.skipped import TEXT_KEPT, SkippedLog
+from .records.skipped import TEXT_KEPT, Listed, SkippedLog
 
 _LOOKED_AT = 64  # records with pictures whose files are looked for at the start, over all files
 _LEAST_LOOKED_AT = 4  # of each
@@ -206,12 +206,13 @@ class ConversationDataset:
         name = self.sample_id(index)
         try:
             encoded, media = self._read(index)
+            if media is not None and not pixels and self.config.on_error == "skip":
+                media.open_files()
             shown, pictures = (media.pixels(), media.pictures) if pixels and media is not None else (None, ())
         except UserError as error:
             if self._stops(error):
                 raise self._named(index, error) from error
-            if pixels:
-                self._list(index, error.problem)
+            self.list_as_left_out(index, error.problem)
             return replace(empty_sample(self.processor.pad_id), sample_id=name)
         return Sample(encoded.ids, encoded.loss_mask, encoded.modality, shown, name, pictures)
 
@@ -274,7 +275,7 @@ class ConversationDataset:
                 shorter = self._within(without_marks(record), record, ())
             except TooLong:
                 raise error from None
-            self._list(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
+            self.list_as_left_out(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
             return shorter, False
 
     def _within(self, turns: list[JsonObject], record: JsonObject, pictures: Sequence[Picture]) -> Encoded:
@@ -302,11 +303,16 @@ class ConversationDataset:
             hint="raise max_length (up to the model's positions), or set over_length: skip",
         )
 
+    def left_out(self) -> str:
+        """How many records are left out or changed, why, and where they are listed; empty: none is."""
+        listed = self.log.listed()
+        return "" if listed == Listed() else f"{listed}: {self.log.path}"
+
     def leave_out(self, index: int, error: UserError) -> None:
         """List sample `index` as left out; raises `error` where the settings say that such a record ends the run."""
         if self._stops(error):
             raise error
-        self._list(index, error.problem)
+        self.list_as_left_out(index, error.problem)
 
     def request(
         self, index: int, *, originals: bool = False, pixels: bool = True, most: int | None = None
@@ -369,7 +375,7 @@ class ConversationDataset:
         file, number = self.places[index]
         return self._unusable(self.records[file], int(number), error.problem, error)
 
-    def _list(self, index: int, reason: str) -> None:
+    def list_as_left_out(self, index: int, reason: str) -> None:
         """Write sample `index` into the log of what is left out."""
         file, number = self.places[index]
         self.log.add([self._note(self.records[file], int(number), reason)])

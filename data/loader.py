@@ -40,6 +40,25 @@ class Samples(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
+@dataclass(frozen=True)
+class Subset:
+    """The samples at `indices`."""
+
+    samples: Any  # as `Samples`, or without lengths where nobody reads them
+    indices: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[n] of the subset."""
+        return self.samples.lengths[self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[int(self.indices[index])]
+
+
 # (samples, epoch=) -> a micro-batch; of no samples, one that supervises nothing (a rank that the last batch leaves
 # without). Random draws of a sample happen here and depend on its name and the epoch only.
 Collate = Callable[..., Any]

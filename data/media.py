@@ -19,7 +19,7 @@ from ..core.errors import UserError
 from ..core.json_types import JsonObject
 from ..core.pictures import IMAGE_MARK, MARKS, Picture
 from .families.processor import Processor, Resizing
-from .pictures.media_files import BadMedia, MediaFile, is_there, located
+from .pictures.media_files import BadMedia, MediaFile, is_there, located, open_media
 from .pictures.picture_files import image_size, load_image
 from .pictures.tiles import Size
 from .pictures.videos import Clip, VideoSettings
@@ -96,6 +96,13 @@ class Media:
             of_clips = zip(clips, self._by_file[count:], strict=True)
             each += [family.clip_pixels(frames, pictures[0], processor) for frames, pictures in of_clips]
             return torch.cat([each[place] for place in self._order])
+
+    def open_files(self) -> None:
+        """Raises `UserError`: a file is missing, or may not be read. What is inside is not looked at."""
+        for file in self._files:
+            open_media(file, "image").close()
+        for clip in self._clips:
+            open_media(clip.path, "clip").close()
 
     def originals(self) -> tuple[Image.Image, ...]:
         """RGB, in the order of the marks; of a clip its middle frame. Raises as `pixels`."""

@@ -124,6 +124,8 @@ class AnsweredSamples:
             return Row(answered(own, [], request.name), request=own)
         assert self.answers is not None
         ids, kept = self.answers.read(index, request)
+        if not ids:
+            self.dataset.list_as_left_out(index, "the target has not answered it")
         if len(own.ids) + len(ids) > self.dataset.config.max_length:
             return self._left_out(index, self.dataset.too_long(len(own.ids) + len(ids)))
         return Row(answered(own, ids, request.name), kept)

@@ -78,6 +78,9 @@ class _Plain(Template):
 
 
 class _Vicuna(Template):
+    def around(self, role: str) -> tuple[str, str]:
+        return {"system": ("", " "), "user": ("USER: ", " "), "assistant": ("ASSISTANT: ", self.end)}[role]
+
     def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
         text = f"{system} " if system else ""
         spans = []

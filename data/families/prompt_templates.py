@@ -5,7 +5,9 @@ Supervision is a matter of character spans: each template says which of its char
 
 from __future__ import annotations
 
+import json
 import re
+import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,21 @@ SYSTEM = (
 )
 SYSTEM_ROLES = ("system", "developer")
 Pairs = list[tuple[str, str]]  # role (human or gpt) and text of each turn
+
+
+_JINJA = string.Template("""\
+{%- set around = $around -%}{{- $begin -}}
+{%- for message in messages -%}
+{%- if loop.first and message['role'] != 'system' -%}{{- $first -}}{%- endif -%}
+{{- around[message['role']][0] -}}
+{%- if message['content'] is string -%}{{- message['content']$trim -}}
+{%- else -%}
+{%- for part in message['content'] -%}{{- part['text'] if part['type'] == 'text' else $picture -}}{%- endfor -%}
+{%- endif -%}
+{{- around[message['role']][1] -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- $asks -}}{%- endif -%}
+""")
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,18 @@ class Template:
 
     def check_system(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raises `UserError` where the tokenizer lacks what surrounds a system sentence."""
+
+    def around(self, role: str) -> tuple[str, str]:
+        """What stands before and behind the text of a message: system, user or assistant."""
+        return self.head.format(self.answers if role == "assistant" else role), self.end + self.between
+
+    def jinja(self, system: str, picture: str, begin: str) -> str:
+        """A chat template for servers that writes what `render` does, with `picture` for each, behind `begin`."""
+        around = {role: self.around(role) for role in ("system", "user", "assistant")}
+        asks = around["assistant"][0].rstrip(" ")
+        first, trim = system.join(around["system"]) if system else "", " | trim" * self.strips
+        values = {"around": around, "first": first, "asks": asks, "picture": picture, "begin": begin}
+        return _JINJA.substitute({name: json.dumps(value) for name, value in values.items()}, trim=trim)
 
     def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
         """Supervises each answer and the token that ends it; Qwen's official masker also takes a turn's outer tokens.

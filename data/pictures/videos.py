@@ -113,7 +113,13 @@ class Clip:
             rate = float(stream.average_rate or stream.guessed_rate or 0)
             length = None if stream.duration is None else float(stream.duration * unit)
             self.size, first, stored, shown = (stream.width, stream.height), None, 0, []
+            decoded_at = None
             for packet in container.demux(stream):
+                if packet.size and packet.dts is not None:
+                    if decoded_at is not None and packet.dts < decoded_at:  # two files behind each other
+                        raise _broken(path, f"its time begins anew after {stored} frames; join clips with a program "
+                                            "that writes their times anew")  # fmt: skip
+                    decoded_at = packet.dts
                 first = first or next(iter(packet.decode()), None)
                 if packet.size:
                     stored += 1

@@ -1,9 +1,8 @@
 """Logs of an OpenAI-style server as records to train on: JSONL of requests with `messages`, and their answers.
 
-Every line is one request. Its answer is the last message, or each choice of its `response`; without one it is a
-question alone, which the target may answer. A record keeps all that the
-target's chat template writes: the system message, tools, calls and reasoning. Pictures are `data:` URLs or local files;
-nothing is fetched from a network.
+Every line is one request (`logged_requests.py`). Each of its answers becomes a record; without one it is a question
+alone, which the target may answer. A record keeps all that the target's chat template writes: the system message,
+tools, calls and reasoning. Pictures are `data:` URLs or local files; nothing is fetched from a network.
 """
 
 from __future__ import annotations
@@ -13,31 +12,28 @@ import gzip
 import hashlib
 import json
 import random
+import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.errors import UserError, encodable
 from ...core.file_kinds import HEAD, MARK, other_kind
 from ...core.files import new_folder, open_data
-from ...core.json_types import Json, JsonObject, all_are, list_at, listed, object_at, text_at, value_at
+from ...core.json_types import Json, JsonObject, all_are, listed, object_at, text_at, value_at
 from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
+from .logged_requests import LeftOut, check_end, parse, read_line
 from .record import check_record, num_learned
 
 MOST_BYTES = 256 << 20  # of a line, its pictures included
 RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"
 _ROLES = {"user": "human", "assistant": "gpt", "tool": "tool"} | {role: role for role in SYSTEM_ROLES}
-# Where servers and gateways write the two halves of a request.
-_ASKED: tuple[tuple[str, ...], ...] = ((), ("request",), ("request", "body"), ("body",), ("request_body",))
-_ANSWERED = (("choices",), ("response", "choices"), ("response", "body", "choices"), ("response_body", "choices"))
-_HALVES = {"request", "response", "body", "request_body", "response_body"}  # which some write as a string of JSON
-# What a request may hold that makes another prompt of its messages, and no record can say.
-_ELSEWHERE = ("functions", "documents", "chat_template", "continue_final_message")
-_WHOLE = {"None", "stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn"}
+_NAMES = re.compile(r"\.(jsonl|ndjson|json|log)(\.gz)?$")  # of a folder's files that are logs
+_REDACTED = re.compile(r"\W*redacted([-_ ]by[-_ ]\w+)?\W*|[\[<(*]+(masked|hidden|removed)[\]>)*]+", re.IGNORECASE)
 
 
 @dataclass
@@ -49,53 +45,62 @@ class Converted:
     pictures: int = 0
     answers: int = 0
     questions: int = 0  # records without an answer to learn
+    repeated: int = 0  # records that say what an earlier one says
+    models: Counter[str] = field(default_factory=Counter)  # that the answers are of -> answers; "": not named
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> answers, or lines, that were left out for it
     has: Counter[str] = field(default_factory=Counter)  # what records have besides texts and pictures -> how many
 
 
 def convert(
-    log: Path, destination: Path, *, images: Path | None = None, skip: bool = False, held_out: int = 0
-) -> Converted:
+    logs: Sequence[Path], destination: Path, *, images: Path | None = None, skip: bool = False, held_out: int = 0,
+    models: Collection[str] = (), ignored: Collection[str] = (),
+) -> Converted:  # fmt: skip
     """Write `records.jsonl`, `held-out.jsonl` if asked for, and `pictures/` to a new folder, whole or not at all.
-    Raises `UserError`: the log cannot be read, a line of it cannot be used, none can, or nothing can be kept apart.
+    Raises `UserError`: a log cannot be read, a line of it cannot be used, none can, nothing can be kept apart, or the
+    answers are of several models.
 
     Args:
-        images: the folder that local pictures lie in, and that relative paths start at; None: the log's.
+        logs: files, and folders of files.
+        images: the folder that local pictures lie in, and that relative paths start at; None: each log's.
         skip: leave out lines that cannot be used, and list them in `skipped.jsonl`; else the first one is an error.
-            Answers that the server cut are always left out and listed.
+            Answers that the server cut, errors and what is redacted are always left out and listed.
         held_out: records to keep apart, at most. Those that share a picture or a conversation's first question stay
             together. The draw is seeded.
+        models: whose answers are taken; empty: of the one that the logs name.
+        ignored: fields of requests that changed no prompt.
     """
-    found, groups = Converted(), _Groups()
+    found, groups, texts = Converted(), _Groups(), set[bytes]()
+    where, files = ", ".join(map(str, logs)), list(_files(logs))
     with new_folder(destination) as folder:
         (folder / PICTURES).mkdir()
-        pictures = LoggedPictures(folder / PICTURES, (images or log.parent).resolve())
+        pictures = LoggedPictures(folder / PICTURES)
         with (folder / RECORDS).open("w") as records, (folder / SKIPPED).open("w") as skipped:
-            for number, line in _lines_of(log):
-                for record in _usable(number, line, log, pictures, skip):
-                    if isinstance(record, Unusable):
-                        found.skipped[str(record)] += 1
-                        noted = {"line": number, "problem": str(record), "cure": record.cure}
-                        skipped.write(json.dumps(noted) + "\n")
-                        continue
-                    records.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    groups.add(record)
-                    turns = record["conversations"]
-                    found.records += 1
-                    found.questions += not num_learned(record)
-                    found.answers += sum(turn["from"] == "gpt" and "weight" not in turn for turn in turns)
-                    found.has["a system message"] += turns[0]["from"] in SYSTEM_ROLES
-                    found.has["tools"] += "tools" in record
-                    found.has["reasoning"] += any("reasoning" in turn for turn in turns)
+            for log, name, root in files:
+                pictures.root = (images or root).resolve()
+                reader = _Reader(log, name, pictures, skip, models, ignored, found.models)
+                for number, line in _lines_of(log):
+                    for record in reader.usable(number, line):
+                        if isinstance(record, Unusable):
+                            found.skipped[str(record)] += 1
+                            noted = {"file": str(log), "line": number, "problem": str(record), "cure": record.cure}
+                            skipped.write(json.dumps(noted) + "\n")
+                            continue
+                        records.write(json.dumps(record, ensure_ascii=False) + "\n")
+                        groups.add(record)
+                        _count(record, found, texts)
+        named = [f"{model} ({count:,})" for model, count in found.models.most_common() if model]
+        if len(named) > 1 and not models:
+            raise UserError(f"answers of {len(named)} models: {', '.join(named)}", where=where,
+                            hint="name the target: --model NAME (several times, if it has several names)")  # fmt: skip
         found.pictures = pictures.count
         if not found.records:
             first = next(iter(found.skipped), "the file has no lines")
-            raise UserError(f"no line can be used: {first}", where=str(log),
+            raise UserError(f"no line can be used: {first}", where=where,
                             hint="without --skip the first one is told with its cure")  # fmt: skip
         if not found.skipped:
             (folder / SKIPPED).unlink()
         if held_out:
-            apart = groups.drawn(held_out, where=str(log))
+            apart = groups.drawn(held_out, where=where)
             found.records, found.held_out = found.records - len(apart), len(apart)
             everything = (folder / RECORDS).rename(folder / ".everything")
             with everything.open() as whole, (folder / RECORDS).open("w") as kept, (folder / HELD_OUT).open("w") as out:
@@ -105,86 +110,66 @@ def convert(
     return found
 
 
-def _usable(
-    number: int, line: bytes | None, log: Path, pictures: LoggedPictures, skip: bool
-) -> Iterator[JsonObject | Unusable]:
-    """The line's records, and why others of it are left out. Raises `UserError` at the first fault without `skip`."""
-    try:
-        if line is None:
-            raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
+def _count(record: JsonObject, found: Converted, texts: set[bytes]) -> None:
+    turns = record["conversations"]
+    found.records += 1
+    found.questions += not num_learned(record)
+    found.answers += sum(turn["from"] == "gpt" and "weight" not in turn for turn in turns)
+    found.has["a system message"] += turns[0]["from"] in SYSTEM_ROLES
+    found.has["tools"] += "tools" in record
+    found.has["reasoning"] += any("reasoning" in turn for turn in turns)
+    text = hashlib.sha256(json.dumps(record | {"id": ""}, sort_keys=True).encode()).digest()[:16]
+    found.repeated += text in texts
+    texts.add(text)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Makes records of one file's lines."""
+
+    log: Path
+    name: str  # that the records' ids begin with
+    pictures: LoggedPictures
+    skip: bool
+    models: Collection[str]
+    ignored: Collection[str]
+    answered: Counter[str]  # model -> answers that became records
+
+    def usable(self, number: int, line: bytes | None) -> Iterator[JsonObject | Unusable]:
+        """The line's records, and why others of it are left out. Raises `UserError` at a fault without `skip`."""
         try:
-            whole = object_at(json.loads(line))
-        except (ValueError, RecursionError):
-            raise Unusable("not JSON", "one JSON object on each line") from None
-        if whole is None:
-            raise Unusable("no JSON object", "one JSON object on each line")
-        asked, choices = _halves(whole)
-        if not choices:
-            yield _record(asked, None, f"{log.stem}-{number}", pictures)
-        for place, choice in enumerate(choices):
-            name = f"{log.stem}-{number}" + (f".{place + 1}" if place else "")
-            if (cut := _cut(choice)) is not None:
-                yield cut
-                continue
-            if (answer := object_at(choice, "message")) is None:
-                raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
-            yield _record(asked, answer, name, pictures)
-    except Unusable as error:
-        if not skip:
-            hint = error.cure or "fix the line, or leave such lines out: --skip"
-            raise UserError(str(error), where=f"{log}, line {number}", hint=hint) from None
-        yield error
-
-
-def _at(value: object, keys: tuple[str, ...]) -> Json:
-    for key in keys:
-        value = value_at(value, key)
-        if key in _HALVES and (text := text_at(value)) is not None:
+            if line is None:
+                raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
             try:
-                value = json.loads(text)
-            except (ValueError, RecursionError):
-                return None
-    return value
+                whole = object_at(parse(line))
+            except ValueError:
+                raise Unusable("not JSON", "one JSON object on each line") from None
+            if whole is None:
+                raise Unusable("no JSON object", "one JSON object on each line")
+            exchange = read_line(whole, self.ignored)
+            if exchange.choices and self.models and exchange.model not in self.models:
+                name = "no model by name" if exchange.model is None else f"model {exchange.model[:60]}"
+                raise LeftOut(f"an answer of {name}")
+            if not exchange.choices:
+                yield _record(exchange.request, None, f"{self.name}-{number}", self.pictures)
+            for place, choice in enumerate(exchange.choices):
+                name = f"{self.name}-{number}" + (f".{place + 1}" if place else "")
+                try:
+                    check_end(choice, exchange)
+                    if (answer := object_at(choice, "message")) is None:
+                        raise Unusable("no answer", _NO_ANSWER)
+                    yield _record(exchange.request, answer, name, self.pictures)
+                    self.answered[exchange.model or ""] += 1
+                except LeftOut as error:
+                    yield error
+        except Unusable as error:
+            if not (self.skip or isinstance(error, LeftOut)):
+                hint = error.cure or "fix the line, or leave such lines out: --skip"
+                raise UserError(str(error), where=f"{self.log}, line {number}", hint=hint) from None
+            yield error
 
 
-def _halves(line: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """The request, and the choices that answer it, of which the last message may be one. Answers before a choice have
-    weight 0: each was logged with a request of its own, or is not the target's.
-    """
-    found = (_at(line, keys) for keys in _ASKED)
-    asked = next((one for one in found if list_at(one, "messages") is not None), None)
-    if asked is None:
-        keys = ", ".join(map(str, line))[:80] or "nothing"
-        raise Unusable(
-            "no messages",
-            f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {keys}",
-        )
-    messages = asked["messages"]
-    if not all_are(messages, dict):
-        raise Unusable("a message is no JSON object")
-    if key := next((key for key in _ELSEWHERE if asked.get(key)), None):
-        raise Unusable(f"a request with {key}", "no record can say what the server made of it")
-    choices = next(filter(None, (list_at(_at(line, keys)) for keys in _ANSWERED)), None)
-    if choices is None:
-        if messages and messages[-1].get("role") == "assistant":
-            return asked | {"messages": messages[:-1]}, [{**line, "message": messages[-1]}]
-        choices = []
-    asked |= {"messages": [m | {"weight": 0} if m.get("role") == "assistant" else m for m in messages]}
-    if not all_are(choices, dict):
-        raise Unusable("a choice is no JSON object")
-    if any("delta" in choice for choice in choices):
-        raise Unusable("a piece of a streamed answer", "join its pieces into one `message` first")
-    return asked, choices
-
-
-def _cut(choice: JsonObject) -> Unusable | None:
-    """Why the target has not ended this answer: to learn an end there would be wrong."""
-    if (reason := str(choice.get("finish_reason"))) not in _WHOLE:
-        return Unusable(f"the server cut the answer (finish_reason: {reason[:40]})",
-                        "allow more tokens, or let the target write it: a regenerate stage")  # fmt: skip
-    if text_at(choice, "stop_reason") is not None:
-        return Unusable("a stop string cut the answer", "let the target write it: a regenerate stage")
-    return None
+_NO_ANSWER = "log answers, too, or let the target write them: a regenerate stage"
 
 
 def _record(asked: JsonObject, answer: JsonObject | None, name: str, pictures: LoggedPictures) -> JsonObject:
@@ -193,7 +178,7 @@ def _record(asked: JsonObject, answer: JsonObject | None, name: str, pictures: L
     messages = [*asked["messages"], *([] if answer is None else [{"role": "assistant"} | answer])]
     turns = [_turn(message, number, pictures, images) for number, message in enumerate(messages)]
     if answer is not None and turns[-1]["from"] != "gpt":
-        raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
+        raise Unusable("no answer", _NO_ANSWER)
     if answer is not None and not turns[-1]["value"].strip() and "tool_calls" not in turns[-1]:
         raise Unusable("an empty answer")
     shown = {} if not images else {"image": images[0] if len(images) == 1 else images}
@@ -224,7 +209,9 @@ def _turn(message: JsonObject, number: int, pictures: LoggedPictures, images: li
         turn["reasoning"] = reasoning
     if role == "gpt" and message.get("weight") == 0:  # as in files for OpenAI's fine-tuning
         turn["weight"] = 0
-    return turn | {key: message[key] for key in ("tool_call_id", "name") if role == "tool" and message.get(key)}
+    if message.get("function_call"):
+        raise Unusable("a message with the older function_call", "write it as tool_calls")
+    return turn | {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
 
 
 def _calls(calls: Json) -> list[JsonObject]:
@@ -243,8 +230,8 @@ def _arguments(written: Json) -> JsonObject | None:
     """None: they are neither an object nor the text of one."""
     if written is None or text_at(written) is not None:
         try:
-            written = json.loads(written or "{}")
-        except (ValueError, RecursionError):
+            written = parse(written or "{}")
+        except ValueError:
             return None
     return object_at(written)
 
@@ -258,6 +245,8 @@ def _value(content: object, role: str, pictures: LoggedPictures, images: list[st
     for part in parts:
         kind, text = part.get("type"), text_at(part, "text")
         if kind == "text" and text is not None:
+            if _REDACTED.fullmatch(text):
+                raise LeftOut("a redacted text")
             value += "\n" * (after_mark and bool(text)) + text
             after_mark &= not text
         elif kind == "image_url" and role == "human":
@@ -312,11 +301,22 @@ class _Groups:
         return chosen
 
 
+def _files(logs: Sequence[Path]) -> Iterator[tuple[Path, str, Path]]:
+    """Each log with the name that its records' ids begin with, and the folder that its pictures start at."""
+    names = Counter[str]()
+    for log in logs:
+        files = [log]
+        if log.is_dir() and not (files := sorted(path for path in log.rglob("[!.]*") if _NAMES.search(path.name))):
+            raise UserError("no log in this folder", where=str(log), hint="logs are named *.jsonl, *.json or *.log")
+        for file in files:
+            name = str(file.relative_to(log).with_suffix("")) if log.is_dir() else file.stem
+            names[name] += 1
+            root = log if log.is_dir() else log.parent
+            yield file, name if names[name] == 1 else f"{name}.{names[name]}", root
+
+
 def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
     """Number, from 1, and bytes of each line that is not blank; None for one of more than `MOST_BYTES`."""
-    if log.exists() and not log.is_file():
-        what = "a folder" if log.is_dir() else "no regular file (a device or a pipe)"
-        raise UserError(f"{what}, and a log is a file of JSON lines", where=str(log), hint="write the log to a file")
     with open_data(log) as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -346,6 +346,6 @@ def _check_kind(head: bytes, log: Path) -> None:
     elif first == b"{":
         kind = "JSON over several lines", "write each object on one line: jq -c . LOG > log.jsonl"
     elif text.startswith((b"data:", b"event:")):
-        kind = "a stream of events, which hold pieces of answers", "log whole answers: requests without `stream`"
+        kind = "a stream of events without its request", "write both on one line: {request: {...}, response: EVENTS}"
     if kind is not None:
         raise UserError(f"{kind[0]}, and a log has one JSON object on each line", where=str(log), hint=kind[1])

@@ -36,8 +36,10 @@ class LoggedPictures:
     in `root`: who wrote a log could otherwise have any file of this machine copied.
     """
 
-    def __init__(self, folder: Path, root: Path):
-        self._folder, self._root = folder, root
+    root: Path  # of the log that is read; resolved
+
+    def __init__(self, folder: Path):
+        self._folder = folder
         self.count = 0
 
     def keep(self, url: object) -> str:
@@ -68,12 +70,12 @@ class LoggedPictures:
                             "download it, and write its path (or a data: URL) into the log")  # fmt: skip
         if parsed.scheme not in ("", "file"):
             raise Unusable(f"a picture's address of scheme {parsed.scheme}", "data: URLs and local files are read")
-        path = (self._root / (unquote(parsed.path) if parsed.scheme else url)).resolve()
-        if not path.is_relative_to(self._root):
+        path = (self.root / (unquote(parsed.path) if parsed.scheme else url)).resolve()
+        if not path.is_relative_to(self.root):
             problem = "a picture outside the folder of pictures"
-            raise Unusable(problem, f"{url}: name a folder that holds it: --images (it is {self._root} now)")
+            raise Unusable(problem, f"{url}: name a folder that holds it: --images (it is {self.root} now)")
         if not path.is_file():
-            raise Unusable("a picture that is not there", f"{url}: paths start at --images, {self._root}")
+            raise Unusable("a picture that is not there", f"{url}: paths start at --images, {self.root}")
         if path.stat().st_size > MOST_BYTES:
             raise Unusable("a picture of more than 64 MiB")
         return path.read_bytes()

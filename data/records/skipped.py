@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from ...core.json_types import JsonMapping
 from ...core.locks import locked
 from ...core.ranks import notice
 
+_SHOWN = 6  # kinds of reasons in a line
 # Under over_length: drop_images a record is changed and kept; how such a line ends.
 TEXT_KEPT = "pictures are dropped, the text is kept"
 
@@ -31,7 +33,18 @@ class Listed:
     def __str__(self) -> str:
         more = [f"{self.changed:,} lost their pictures"] * bool(self.changed)
         more += [f"{self.notices:,} notice(s) of whole files"] * bool(self.notices)
-        return "; ".join([f"{self.left_out:,} record(s) were left out", *more])
+        why = f" ({self.why})" if self.reasons else ""
+        return "; ".join([f"{self.left_out:,} record(s) were left out{why}", *more])
+
+    @property
+    def why(self) -> str:
+        """The reasons, the commonest first; those that differ in their numbers alone count together."""
+        sums, first = Counter[str](), dict[str, str]()
+        for reason, number in self.reasons.items():
+            sums[kind := re.sub(r"\d[\d,.]*", "#", reason)] += number
+            first.setdefault(kind, reason)
+        shown = [f"{number} times {first[kind]}" for kind, number in sums.most_common(_SHOWN)]
+        return "; ".join([*shown, *[f"{len(sums) - _SHOWN} other reasons"] * (len(sums) > _SHOWN)])
 
 
 class SkippedLog:

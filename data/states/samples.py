@@ -28,16 +28,19 @@ from ..sources import AnsweredSamples
 
 @dataclass(frozen=True)
 class Counts:
-    """[n] int32 each: places of a sample, those whose H is read, and visual ones."""
+    """[n] int32 each: places of a sample, those whose H is read, visual ones, and supervised tokens: a sample of none
+    leaves the order.
+    """
 
     length: np.ndarray
     text: np.ndarray
     visual: np.ndarray
+    supervised: np.ndarray
 
     @classmethod
     def of_ranks(cls, parts: Sequence[np.ndarray]) -> Counts:
         """`count_all` of every rank, as one."""
-        whole = np.empty((sum(map(len, parts)), 3), dtype=np.int32)
+        whole = np.empty((sum(map(len, parts)), 4), dtype=np.int32)
         for rank, part in enumerate(parts):
             whole[rank :: len(parts)] = part
         return cls(*whole.T)
@@ -69,12 +72,12 @@ class StatesSamples:
         """[n] int64, see `draw_of`."""
         return np.array([draw_of(self.dataset.sample_id(index)) for index in range(len(self))], dtype=np.int64)
 
-    def count(self, index: int) -> tuple[int, int, int]:
+    def count(self, index: int) -> tuple[int, int, int, int]:
         """One sample's row of `Counts`."""
         sample = self.outline(index)
         modality, loss_mask = torch.tensor([sample.modality]), torch.tensor([sample.loss_mask], dtype=torch.bool)
         text = feature_places(modality, torch.ones_like(loss_mask), loss_mask)
-        return len(sample.ids), int(text.sum()), int((modality != TEXT).sum())
+        return len(sample.ids), int(text.sum()), int((modality != TEXT).sum()), int(loss_mask[:, 1:].sum())
 
     def count_all(
         self,
@@ -84,13 +87,13 @@ class StatesSamples:
         world_size: int = 1,
         watch: Callable[[Iterable[int]], Iterable[int]] = iter,
     ) -> np.ndarray:
-        """[k,3] of this rank's samples (every `world_size`-th, by `watch`), kept in `path` for the next start."""
+        """[k,4] of this rank's samples (every `world_size`-th, by `watch`), kept in `path` for the next start."""
         path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npz")
         mine = range(rank, len(self), world_size)
         arrays = read_arrays(path, {"counts": np.int32})
-        if arrays is not None and arrays["counts"].shape == (len(mine), 3):
+        if arrays is not None and arrays["counts"].shape == (len(mine), 4):
             return arrays["counts"]
-        counts = np.array([self.count(index) for index in watch(mine)], dtype=np.int32).reshape(-1, 3)
+        counts = np.array([self.count(index) for index in watch(mine)], dtype=np.int32).reshape(-1, 4)
         write_arrays(path, {"counts": counts})
         return counts
 

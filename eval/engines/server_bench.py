@@ -21,7 +21,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlparse
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import numpy as np
 
@@ -52,6 +52,16 @@ class Streamed:
     began_s: float
     first_s: float
     ended_s: float
+
+
+class _SameOrigin(HTTPRedirectHandler):
+    """Follows no redirect to another server: the request has the user's key, questions and pictures."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        if urlparse(newurl)[:2] != urlparse(req.full_url)[:2]:
+            raise UserError(f"the server sends requests on to {newurl[:200]}", where=req.full_url,
+                            hint="if you trust that server, name its address")  # fmt: skip
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,7 @@ class ChatServer:
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
-            return urlopen(Request(root + path, body, headers), timeout=self.timeout_s)
+            return build_opener(_SameOrigin).open(Request(root + path, body, headers), timeout=self.timeout_s)
         except HTTPError as error:
             said = error.read().decode(errors="replace")
             told = re.search(r'"message": ?("(?:[^"\\]|\\.)*")', said)

@@ -38,7 +38,9 @@ def whole_blocks(source: Source) -> tuple[Source, list[str]]:
     and drafts the same without the confidence head.
     """
     config, head = source.config, source.head
-    notes = [f"the engine drafts {head.shape.num_drafts} tokens a cycle, as the block was trained"]
+    most = head.shape.num_drafts
+    notes = [f"the engine drafts {most} tokens a cycle, as the block was trained: asked for more than {most} it drafts "
+             "places that no block has, without a word"]  # fmt: skip
     if config.kind in ("dspark", "dflash2"):
         notes.append("vLLM 0.32 drafts with it in model runner V2 alone, which needs a GPU: its walk was not run")
     elif cast(DflashConfig, config).confidence is not None:

@@ -84,6 +84,18 @@ def from_ours(engine: Engine, source: Source) -> Files:
     return values, state
 
 
+def lost_elsewhere(source: Source) -> list[str]:
+    """Notes on what converters of the export to other programs leave out without an error (tried in 2026)."""
+    config, shape = cast(Eagle3Config, source.config), source.target.shape
+    taps, usual = config.layers_of(shape), Eagle3Config(kind="eagle3").layers_of(shape)
+    notes = [] if taps == usual else [
+        f"it joins layers {list(taps)}: a converter that writes none (OpenVINO's) has the engine join {list(usual)}"
+    ]  # fmt: skip
+    if source.head.norm_output:
+        notes.append("llama.cpp's converter reads it without norm_output: its chains are others after the first token")
+    return notes
+
+
 def to_ours(
     values: JsonObject, state: State, text: PreTrainedConfig, kind: str, where: str, notes: list[str]
 ) -> tuple[JsonObject, State]:

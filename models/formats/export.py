@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, checked, new_folder
 from ...core.json_types import JsonMapping, JsonObject, object_at
-from ...core.pretrained import name_accelerator
+from ...core.pretrained import Checkpoint, name_accelerator
 from ...core.results import check_sums, check_written
 from ..drafters.lvlm import LvlmConfig, reading_of
 from ..drafters.manifest import MANIFEST, read_manifest, tested_with
@@ -38,6 +38,7 @@ _TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
+PROMPT = "prompt.jinja"  # a chat template
 # Fields of `Exported` that say how it is served, which its manifest keeps.
 _SERVED = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
 
@@ -59,6 +60,9 @@ class Exported:
     drops_inputs: bool = False  # cached prefixes of the target are not its own
     whole_prompts: bool = False  # none may be cut inside a picture
     plugin: bool = False  # our plugin for vLLM serves it, or repairs what it needs
+    prompt: bool = False  # a file has the chat template that its prompts were trained with
+    unpenalised: bool = False  # the target's generation config changes scores as no training did
+    pixels: JsonMapping = field(default_factory=dict)  # least and most of a picture in training, where they were set
 
     @property
     def at_once(self) -> bool:
@@ -94,16 +98,26 @@ class Exported:
             over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
             over += "--no-enable-prefix-caching " if self.drops_inputs else ""
             over += "--no-enable-chunked-prefill " if self.whole_prompts else ""
+            over += self._of_prompts
             return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(config)}'"
         if self.engine == "speculators":
-            return f"vllm serve {path}"
+            return f"vllm serve {path} {self._of_prompts}".rstrip()
         if self.engine == "sglang":
             algorithm = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE"}[self.method]
             return (
                 f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {algorithm} "
-                f"--speculative-draft-model-path {path}"
-            )
+                f"--speculative-draft-model-path {path} {self._of_prompts}"
+            ).rstrip()
         return f"EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={path!r})"
+
+    @property
+    def _of_prompts(self) -> str:
+        """Arguments of a server with which it reads and answers as in training."""
+        is_vllm = self.engine != "sglang"
+        words = f"--chat-template {self.folder / PROMPT} " if self.prompt else ""
+        if self.unpenalised:
+            words += "--generation-config vllm " if is_vllm else "--sampling-defaults openai "
+        return words + (f"--mm-processor-kwargs '{json.dumps(dict(self.pixels))}' " if self.pixels and is_vllm else "")
 
 
 def export_drafter(
@@ -114,6 +128,7 @@ def export_drafter(
     target: str | None = None,
     prompts: Prompts = "all",
     mode: PatchedMode | None = None,
+    prompt: str | None = None,
 ) -> Exported:
     """Write a trained drafter as an engine reads it. Raises `UserError`: the engine cannot express this drafter; every
     reason is named. Or the stage that wrote the folder has not finished, or a file is not as it wrote it.
@@ -124,6 +139,7 @@ def export_drafter(
         target: Hub id or directory; None: as the drafter's manifest names it.
         prompts: text: the engine will only be asked without pictures.
         mode: of a draft LVLM in vLLM; None: as its settings say.
+        prompt: the chat template of its training, where it is not the target's.
     """
     folder, destination = Path(folder), Path(destination)
     if engine not in ENGINES:
@@ -160,10 +176,16 @@ def export_drafter(
         draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
         made, write = replace(made, notes=tuple(notes)), draft.save_pretrained
         name_accelerator()
+    penalties = Checkpoint(whose.place, whose.revision).penalties()
+    pixels = object_at(read_manifest(folder), "pixels") if prompts == "all" else None
+    notes = (*made.notes, *([penalties] if penalties else []))
+    made = replace(made, notes=notes, unpenalised=bool(penalties), prompt=prompt is not None, pixels=pixels or {})
     served = {name: vars(made)[name] for name in _SERVED} | {"overrides": dict(made.overrides)}
     about = {"engine": engine, "prompts": prompts, "notes": made.notes, "tested_with": tested_with(), "served": served}
     with new_folder(destination) as aside:
         write(aside)
+        if prompt is not None:
+            (aside / PROMPT).write_text(prompt, "utf-8")
         if kind in ("lvlm", "causal") and not made.plugin:  # whole drafts are spoken to with their tokenizer
             for file in filter(Path.is_file, (folder / name for name in _TOKENIZER)):
                 shutil.copy2(file, aside)
@@ -184,6 +206,8 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
         source = eagle.without_pictures(source)
     if source.layout == "dflash":
         source, notes = dflash.whole_blocks(source)
+    if source.layout == "eagle3":
+        notes += eagle3.lost_elsewhere(source)
     if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from ...core.errors import UserError
 from ...core.finite import check_module
-from ...core.pretrained import check_all_read, name_accelerator, reading_pretrained
+from ...core.pretrained import check_all_read, check_config, name_accelerator, reading_pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,13 +52,23 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
             read: Any = AutoModelForCausalLM.from_pretrained(
                 alone, dtype=torch.float32, output_loading_info=True, **reading
             )
-            fields: Mapping[str, Any] = GGUFReader(source).fields
+            reader = GGUFReader(source)
+            fields: Mapping[str, Any] = reader.fields
             keys = [key for key in (f"tokenizer.ggml.{name}" for name in _ENDS) if key in fields]
             ends = list(dict.fromkeys(int(fields[key].contents()) for key in keys))
     if not ends:
         raise UserError("names no token that ends an answer", where=str(source), hint="use another file of this model")
     model, info = read
     check_all_read(info, source)
+    check_config(model.config.to_dict(), source)
+    held = {str(one.name): int(one.n_elements) for one in reader.tensors if not str(one.name).startswith("rope_")}
+    taken = sum(p.numel() for p in model.parameters())
+    if sum(held.values()) > taken:  # transformers passes over what its model of the header has no place for
+        raise UserError(
+            f"holds {sum(held.values()):,} numbers, and the model that its header describes has {taken:,}, of "
+            f"{model.config.num_hidden_layers} layers (the file's last tensor: {[*held][-1]})",
+            where=str(source), hint="block_count or the architecture is not these weights': use another file",
+        )  # fmt: skip
     check_module(model, source)
     written = _plain(model, dtype)
     written.generation_config = GenerationConfig(

@@ -39,7 +39,7 @@ def export_target(source: Path, destination: Path) -> None:
     check_new(destination)
     check_sums(source)
     check_written(source)
-    files = sorted(source.glob("*.safetensors"))
+    files = Checkpoint(source).weights()
     if not files or not (source / "config.json").is_file():
         raise UserError(
             "no weights of a target", where=str(source), hint="give the folder of the stage that trained it"

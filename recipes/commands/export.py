@@ -7,10 +7,40 @@ import shutil
 from pathlib import Path
 
 from ...core.errors import UserError, page
-from ...core.files import check_new
+from ...core.files import check_new, checked
 from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command
+
+
+def _template_of(
+    options: argparse.Namespace, folder: Path, target: str | None, *, compared: bool
+) -> tuple[str | None, list[str]]:
+    """A chat template for the prompts that what lies in `folder` was trained with, and what is to be said of it; None:
+    the target's own writes them, or none can be written. `compared`: with the target's own, if it has one.
+    """
+    from ...data.conversations import PromptFormat
+    from ...data.processor_files import load_processor
+    from ...data.served_prompt import chat_template, difference
+    from ...models.drafters.manifest import MANIFEST, read_manifest
+    from ...models.formats.source import find_target
+
+    written = read_manifest(folder).get("format")
+    if written is None or options.to == "eagle":  # whose code writes prompts of its own
+        return None, []
+    try:
+        whose = find_target(folder, target)
+        form = checked(written, PromptFormat, where=f"{folder / MANIFEST}, format", hint="train it with this version")
+        processor = load_processor(whose.place, revision=whose.revision, text_only=not whose.sees)
+        pictures, has_own = options.prompts == "all" and whose.sees, bool(processor.tokenizer.chat_template)
+        part = difference(form, processor, pictures=pictures) if has_own else "which has none"
+        if part is None or (has_own and not compared):
+            return None, []
+        prompt = chat_template(form, processor, pictures=pictures)
+    except UserError as error:
+        return None, [f"the prompts of training were not compared with the server's: {error.problem}"]
+    cure = "start the server with prompt.jinja, as printed" if prompt else "train with format: {template: chat}"
+    return prompt, [f"the prompts of training part from the target's chat template ({part}): {cure}"]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -24,11 +54,16 @@ def _run(options: argparse.Namespace) -> int:
             raise UserError("--target-to writes the target of a run for vLLM", hint=hint)
         check_new(Path(options.destination))
         export_target(Path(target), Path(options.target_to))
+        template, _ = _template_of(options, Path(target), target, compared=False)
         target = str(options.target_to)
+        if template is not None:
+            (Path(target) / "chat_template.jinja").write_text(template, "utf-8")
     try:
+        prompt, said = _template_of(options, Path(options.drafter), target, compared=True)
         export = export_drafter(
-            options.drafter, options.destination, options.to, target=target, prompts=options.prompts, mode=options.mode
-        )
+            options.drafter, options.destination, options.to, target=target, prompts=options.prompts, mode=options.mode,
+            prompt=prompt,
+        )  # fmt: skip
     except BaseException:
         if options.target_to:  # of the pair both are written or none: the same command can be given again
             shutil.rmtree(options.target_to)
@@ -36,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.target_to:
         say(f"written  {target} (the target)")
     say(f"written  {export.folder} ({export.engine}, {export.method})")
-    for note in export.notes:
+    for note in (*export.notes, *said):
         say(f"note     {note}")
     if export.engine == "vllm" and (export.patched or export.method not in ("draft_model", "mtp")):
         is_here = export.target is not None and Path(export.target).is_dir()

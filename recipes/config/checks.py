@@ -26,6 +26,7 @@ from .launch import looked_at, say
 from .load import Loaded
 from .plan import plan
 from .preflight_inputs import check_placement, data_findings, models_findings, weight_findings
+from .preflight_prompts import prompt_findings
 from .preflight_samples import model_findings
 
 
@@ -89,6 +90,7 @@ def stages_findings(
         finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}
         findings += weight_findings(stage.name, stage.stage, loaded.recipe)
         findings += _quality_findings(subject, stage.stage)
+        findings += [one for one in prompt_findings(stage, context, finished) if one not in findings]
         findings += data_findings(stage, context, finished=finished, count=samples)
     return findings
 

@@ -57,8 +57,11 @@ def find_recipe(name: str) -> Path:
 
 
 def is_published(path: Path) -> bool:
-    """Whether what lies beside a recipe shows that its folder was published: somebody else may have written it."""
-    return any((path.parent / name).is_file() for name in (SUMS, "draftsmith.json"))
+    """Whether what lies beside a recipe, or above it, shows that a folder was published: somebody else may have written
+    it. Of a link both places count.
+    """
+    parents = dict.fromkeys((*path.absolute().parents, *path.resolve().parents))
+    return any((parent / name).is_file() for parent in parents for name in (SUMS, "draftsmith.json"))
 
 
 def sources(path: Path) -> list[tuple[Path, JsonObject]]:

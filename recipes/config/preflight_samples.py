@@ -5,9 +5,7 @@ the meta device, where nothing is computed and shapes are compared.
 from __future__ import annotations
 
 import functools
-import re
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +85,7 @@ def records_findings(
     """
     if "processor" in context.inputs and "processor" not in finished:
         return [ok(subject, "on disk, not read: the stage that makes the processor has not run")]
-    if "processor" not in context.inputs and (why := _fetched(str(context.target.path), context.target.revision)):
+    if "processor" not in context.inputs and (why := fetched(str(context.target.path), context.target.revision)):
         return [ok(subject, f"on disk, not read: {why}")]
     processor = context.processor_of(dict(plan.stage).get("model", "drafter"))
     read, ids, supervised, largest, kinds = 0, 0, 0, -1, dict[int, Sample]()
@@ -113,23 +111,16 @@ def records_findings(
     about = f"{counted(usable, 'usable record')}, {read} read, usable share {share:.0%}"
     if end := data.section.question_end:
         about += f"; each question ends with {end!r} (question_end, which null takes away)"
-    # Each reason once: those that differ in their numbers alone count together.
-    sums, first = Counter[str](), dict[str, str]()
-    for reason, number in listed.reasons.items():
-        sums[kind := re.sub(r"\d[\d,.]*", "#", reason)] += number
-        first.setdefault(kind, reason)
-    why = "; ".join(f"{number} times {first[kind]}" for kind, number in sums.most_common())
     if not kept:
         use = "learned from" if data.learned else "asked"
-        return [fault(subject, f"{about}: none can be {use}: {why}", "fix the records")]
+        return [fault(subject, f"{about}: none can be {use}: {listed.why}", "fix the records")]
     shown = render(next(iter(kinds.values())), processor)
     shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
     part = f"{supervised / kept:,.0f} of them supervised\n  [[ ]]" if data.learned else "up to the answer\n  prompt"
     about += f": {ids / kept:,.0f} ids each, {part}: {shown}"
     findings = [ok(subject, about)]
     if listed != Listed():
-        about = f"{listed} ({why or 'see ids and over_length'}); {about}"
-        findings = [warning(subject, about, "fix them, or set on_error: strict to stop at the first")]
+        findings = [warning(subject, f"{listed}; {about}", "fix them, or set on_error: strict to stop at the first")]
     if not plan.recipe.target.draws_images:
         look = functools.partial(_stage_forward, data, plan, processor, list(kinds.values()), largest)
         findings.append(tried(f"forward of {subject}", look, _CURE))
@@ -142,7 +133,7 @@ def records_findings(
 
 
 @functools.lru_cache(8)
-def _fetched(name: str, revision: str | None) -> str:
+def fetched(name: str, revision: str | None) -> str:
     """Fetches a target's small files where they are not on this machine. Returns why they are not, or nothing."""
     if Path(name).is_dir():
         return ""

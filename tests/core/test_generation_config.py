@@ -53,3 +53,15 @@ def test_what_is_no_id_is_refused_with_file_and_key(tmp_path, ends):
     write(tmp_path, "generation_config.json", eos_token_id=ends)
     told = fails_with(r"eos_token_id holds .*, expected the id", Checkpoint(tmp_path).generation_ends)
     assert re.search(r"generation_config\.json", str(told))
+
+
+@pytest.mark.parametrize(("values", "named"), [
+    ({}, None), ({"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": []}, None),
+    ({"temperature": 0.6, "top_p": 0.9, "do_sample": True}, None),
+    ({"repetition_penalty": 1.05}, "repetition_penalty 1.05,"),
+    ({"no_repeat_ngram_size": 3, "suppress_tokens": [7]}, r"no_repeat_ngram_size 3, suppress_tokens \[7\], which"),
+])  # fmt: skip
+def test_penalties_are_named_that_no_loop_here_applies(folder, values, named):
+    write(folder, "generation_config.json", **values)
+    text = Checkpoint(folder).penalties()
+    assert not text if named is None else re.match(rf"generation_config\.json has {named}", text), text

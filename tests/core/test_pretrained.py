@@ -1,9 +1,17 @@
 """Sizes in a model's config before anything is made of them, and folders that hold no model."""
 
+import json
+import shutil
+
 import pytest
+import torch
 from draftsmith.core.json_types import value_at
-from draftsmith.core.pretrained import check_config, check_pretrained
+from draftsmith.core.pretrained import Checkpoint, check_config, check_pretrained
+from draftsmith.models.formats.target import export_target
+from draftsmith.models.hub import load_pretrained
 from fails import fails_with
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.mark.parametrize("place", [("hidden_size",), ("text_config", "num_hidden_layers"), ("parts", "1", "head_dim")])
@@ -17,3 +25,59 @@ def test_sizes_that_no_model_has_are_refused_at_any_depth(tmp_path, place):
 def test_an_adapter_is_named_with_its_base(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
     assert "merge it into me/base" in fails_with("holds a PEFT adapter", check_pretrained, tmp_path).hint
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("rms_norm_eps", float("nan")), ("layer_norm_eps", -1e-5), ("rms_norm_eps", float("inf")), ("rope_theta", 0),
+    ("rope_theta", float("nan")),
+])  # fmt: skip
+def test_epsilons_and_bases_that_make_noise_are_refused(tmp_path, key, value):
+    config = {"text_config": {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 1e4}}}
+    check_config(config, tmp_path)
+    inner = config["text_config"]["rope_parameters"] if key == "rope_theta" else config["text_config"]
+    fails_with(
+        rf"{key} is .*, expected a number of at least", check_config, config | {"inner": inner | {key: value}}, tmp_path
+    )
+
+
+def llama(folder, **more):
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+                                 num_attention_heads=2, **more)).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+def test_a_folder_with_a_file_and_older_shards_is_refused(tmp_path):
+    """transformers reads the file, vLLM the shards: two models."""
+    folder = llama(tmp_path / "one")
+    names = [*load_file(folder / "model.safetensors")]
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert Checkpoint(folder).weights() == [folder / "model.safetensors"], "an index without its files"
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    for read in (
+        Checkpoint(folder).weights,
+        lambda: check_pretrained(folder),
+        lambda: export_target(folder, tmp_path / "x"),
+    ):
+        fails_with("there are model.safetensors and shards of model.safetensors.index.json", read)
+    (folder / "model.safetensors").unlink()
+    assert Checkpoint(folder).weights() == [folder / "model-00001-of-00001.safetensors"]
+
+
+@pytest.mark.parametrize("change", ["norms", "bias", "depth"])
+def test_weights_of_layers_that_the_config_leaves_out_are_refused(tmp_path, change):
+    folder = llama(tmp_path, attention_bias=change == "bias")
+    load_pretrained(LlamaForCausalLM.from_pretrained, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"attention_bias": False}
+    state = load_file(folder / "model.safetensors")
+    if change == "depth":
+        config["num_hidden_layers"] = 1
+    if change == "norms":
+        state["model.layers.1.self_attn.q_norm.weight"] = torch.ones(8)
+    save_file(state | {"mtp.layers.0.norm.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    named = {"norms": "layers.1.self_attn.q_norm", "bias": "layers.0.self_attn.k_proj.bias", "depth": "layers.1.input"}
+    fails_with(
+        f"describes a model without model.{named[change]}", load_pretrained, LlamaForCausalLM.from_pretrained, folder
+    )

@@ -32,6 +32,7 @@ SHAPED = {
     "gitlab": "gl" + "pat-" + "AbCd_EfGh-IjKl012345",
     "google": "AI" + "za" + MIXED[:30] + "-_123",
     "slack": "xo" + "xb-123456789012-123456789012-" + MIXED[:24],
+    "slack's webhook": "https://hooks.slack.com/" + "services/T01234567/B01234567/AbCdEfGhIjKlMnOpQrStUvWx",
     "nvidia": "nv" + "api-" + MIXED + "-" + MIXED[:20],
     "json web token": "ey" + "JhbGciOiJIUzI1NiJ9." + "ey" + "JzdWIiOiIxMjM0NSJ9." + "dBjftJeZ4CVP-mB92K27uhbUJU1p",
 }
@@ -42,7 +43,8 @@ ADDRESSES = {
 }
 VARIABLES = {"WANDB_API_KEY": "env-wandb-0123", "HF_TOKEN": 'it\'s a "quoted" $token',
              "MY_SERVICE_PASSWORD": "env/pass+word=", "AWS_SECRET_ACCESS_KEY": "env-aws-secret",
-             "AWS_ACCESS_KEY_ID": "env-aws-identity", "DATABASE_PASS": "env-database-pass"}  # fmt: skip
+             "AWS_ACCESS_KEY_ID": "env-aws-identity", "DATABASE_PASS": "env-database-pass",
+             "SLACK_WEBHOOK_URL": "env-webhook", "MY_BEARER": "env-bearer"}  # fmt: skip
 PLAIN = "hunter2hunter2"  # looks like nothing: only its key's name gives it away
 
 
@@ -80,6 +82,9 @@ def test_users_and_passwords_of_addresses(address, hidden):
      "{'secret_access_key': '<hidden>', \"private_key\": \"<hidden>\"}"),
     ("private_key: hunter2", "private_key: <hidden>"),
     ("header b'Authorization: Bearer hunter2hunter2hunter2'", "header b'Authorization: Bearer <hidden>'"),
+    *((f"{name}: hunter2hunter2", f"{name}: <hidden>") for name in ("bearer", "Bearer", "BEARER", "api_bearer")),
+    ("--bearer-key hunter2hunter2", "--bearer-key <hidden>"),
+    ("see https://discord.com/api/webhooks/12/hunter2.", "see <hidden>."),
     ("Authorization: token hunter2", "Authorization: token <hidden>"),
     ("sent bearer hunter2hunter2hunter2", "sent bearer <hidden>"),
     ("x-api-key: hunter2, X-Auth-Token: 'hunter2'", "x-api-key: <hidden>, X-Auth-Token: '<hidden>'"),
@@ -133,7 +138,19 @@ def test_names_of_secrets_in_a_tree():
     names = (
         *("secret_access_key", "private_key", "AWS_ACCESS_KEY_ID", "accountKey", "x-api-key", "db_pass", "pass", "pwd"),
         *("Authorization", "proxy-authorization", "Cookie", "set-cookie", "X-Auth-Token", "subscription-key"),
-        *("token", "hf_token", "api_key", "apikey", "API_KEY", "password", "client_secret", "credentials", "tokens"),
+        *(
+            "token",
+            "hf_token",
+            "Bearer",
+            "bearer_key",
+            "api_key",
+            "apikey",
+            "API_KEY",
+            "password",
+            "client_secret",
+            "credentials",
+            "tokens",
+        ),
     )
     for name in names:
         assert redact_tree({"a": [{name: PLAIN}]}) == {"a": [{name: HIDDEN}]}, name

@@ -79,6 +79,13 @@ def test_a_torn_line_of_a_step_that_is_kept_goes_too(tmp_path):
     assert rows(tmp_path) == [{"step": 1, "loss": 1.0}]
 
 
+def test_tags_reach_wandb_as_they_are_written(tmp_path, wandb):
+    """A variable's value stands in no file of ours either; the recipe that is handed on is the written one."""
+    recipe = {"tracking": {"wandb": {"project": "drafts", "tags": ["sweep", "${oc.env:WHERE}"]}}}
+    tracker(tmp_path, with_wandb(mode="offline", tags=["sweep", "the private place"]), recipe=recipe)
+    assert wandb.inits[0]["tags"] == ["sweep", "${oc.env:WHERE}"]
+
+
 def test_what_wandb_is_started_with(tmp_path, wandb):
     recipe = {"seed": 0, "stages": {"a": {"lr": 1e-3, "api_key": "hunter2"}}, "note": f"with {TOKEN}"}
     mine = tracker(tmp_path, with_wandb(entity="lab", mode="offline", tags=["sweep"]), recipe=recipe, group="run")

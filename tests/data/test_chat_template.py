@@ -131,6 +131,30 @@ def test_without_a_system_message_the_template_writes_its_own(of, name):
     assert learned(processor, whole)[0].endswith("Yes." + processor.tokenizer.eos_token)
 
 
+@pytest.mark.parametrize("name", ["qwen2.5", "llama3.1"])
+@pytest.mark.parametrize("answer", ["\nNobody knows.", "\n\n\nNobody knows."])
+def test_an_answer_that_begins_with_a_line_break_has_the_ids_behind_the_served_prompt(of, name, answer):
+    """Tokenizers of Qwen, Llama 3 and Gemma have an id for two breaks: one of them is the prompt's, which is tokenized
+    before there is an answer. What stands in an earlier turn is tokenized as text by a server, too.
+    """
+    processor = of(name)
+    processor.tokenizer.add_tokens(["\n\n", "\n\n\n", "\n\n\n\n", "\n\n\n\n\n"])
+    if name == "qwen2.5":  # a template that leaves an answer as it is
+        processor.tokenizer.chat_template = (
+            "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        )
+    else:
+        text = processor.tokenizer.chat_template
+        processor.tokenizer.chat_template = text.replace(" | trim", "")
+    turns = talk("And tomorrow?", answer, "And then?", answer)
+    prompt = served(processor, [message(turn) for turn in turns[:-1]])
+    encoded = encode(turns, CHAT, processor)
+    assert encoded.ids[: len(prompt)] == prompt and all(encoded.loss_mask[len(prompt) : -1])
+    behind = processor.tokenizer.decode(encoded.ids[len(prompt) :])
+    assert behind.startswith(answer), behind
+
+
 def test_thoughts_are_learned_as_the_template_writes_them(of):
     processor = of("qwen3")
     turns = [

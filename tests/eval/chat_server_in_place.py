@@ -23,6 +23,7 @@ class Server(ThreadingHTTPServer):
         names = ("generation_tokens_total", "time_to_first_token_seconds_count", "inter_token_latency_seconds_count")
         self.asked, self.counts, self.lock = [], {f"vllm:{name}{{}}": 0 for name in names}, threading.Lock()
         self.running = self.most_running = 0
+        self.heard = []
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
 
     def __enter__(self):
@@ -70,7 +71,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         server, labels = self.server, '{engine="0",model_name="tiny"}'
-        if self.path == "/v1/models":
+        if self._sends_on():
+            return
+        if self.path in ("/v1/models", "/moved"):
             names = server.settings.get("models", ["tiny"])
             self._send(json.dumps({"data": [{"id": name} for name in names]}))
         elif self.path == "/version" and "version" in server.settings:
@@ -82,9 +85,22 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send(json.dumps({"error": {"message": "Not Found"}}), 404)
 
+    def _sends_on(self):
+        """To another address, where the test has it so; says what was asked at all."""
+        self.server.heard.append(self.path)
+        path, address = self.server.settings.get("redirects", ("", ""))
+        if self.path == path:
+            self.send_response(302)
+            self.send_header("Location", address)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        return self.path == path
+
     def do_POST(self):
         server = self.server
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._sends_on():
+            return
         with server.lock:
             server.asked.append(asked)
             server.running += 1

@@ -1,6 +1,7 @@
 """Exports: the contract of each engine key by key, the same numbers by its own layer, and what is refused and why."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -121,6 +122,16 @@ def test_eagle3_for_vllm(tmp_path, family):
     read = LlamaConfig(**{k: v for k, v in values.items() if k != "architectures"})
     assert read.rope_parameters["rope_theta"] == 10000.0
     assert '"method": "eagle3"' in out.result.command and out.result.method == "eagle3"
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    (READ | {"taps": (1, 4, 6)}, r"joins layers \[1, 4, 6\]: a converter that writes none .* join \[2, 4, 5\]"),
+    (READ | {"norm_output": True}, "converter reads it without norm_output"),
+    (DFLASH, "asked for more than 3 it drafts places that no block has"), (READ, None),
+])  # fmt: skip
+def test_what_others_would_run_differently_without_a_word_is_named(tmp_path, settings, words):
+    notes = "\n".join(sent(tmp_path, "vllm", **settings).result.notes)
+    assert re.search(words or "", notes) and (words is not None or "converter" not in notes)
 
 
 def test_a_draft_with_all_ids_has_no_table_of_them(tmp_path):

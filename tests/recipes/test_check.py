@@ -126,7 +126,7 @@ def test_small_files_of_a_target_are_fetched_or_named(tmp_path, capsys, monkeypa
         raise ConnectionError("no network")
 
     monkeypatch.setattr(preflight_samples, "snapshot_download", fetch)
-    preflight_samples._fetched.cache_clear()
+    preflight_samples.fetched.cache_clear()
     settings = [f"stages.finetune.data.path={path}", "stages.finetune.data.images=null", "stages=[finetune]"]
     _, text = check(capsys, "llava15-68m", *settings, f"output={tmp_path / 'run'}")
     assert patterns == [("llava-hf/llava-1.5-7b-hf", preflight_samples.SMALL)], "once"

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 
 import pytest
@@ -126,6 +127,15 @@ def test_a_published_folder_imports_nothing_by_itself(package, tmp_path):
     extending = tmp_path / "mine.yaml"
     extending.write_text(f"extends: {folder / 'recipe.yaml'}\noutput: runs/x\n")
     fails_with("a published folder imports nothing by itself", load, [f"recipe={extending}"])
+    (folder / "deep" / "er").mkdir(parents=True)
+    shutil.copy(folder / "recipe.yaml", folder / "deep" / "er" / "r.yaml")
+    (tmp_path / "link.yaml").symlink_to(folder / "deep" / "er" / "r.yaml")
+    (tmp_path / "linked").symlink_to(folder / "deep")
+    (tmp_path / "blob").write_text(yaml.safe_dump(loaded.tree))  # as the Hub's cache keeps it
+    (folder / "deep" / "snap.yaml").symlink_to(tmp_path / "blob")
+    for place in (folder / "deep/er/r.yaml", tmp_path / "link.yaml", tmp_path / "linked/er/r.yaml",
+                  folder / "deep/snap.yaml"):  # fmt: skip
+        fails_with("a published folder imports nothing by itself", load, [f"recipe={place}"])
     tree = {"kind": "her_package.others:Two"}
     whose = {"target": {"kind": "llava", "path": "me/target"}, "drafter": {"kind": "sparrow"}}
     section = whose | {"decoding": {"name": "a", "tree": tree}, "prompt": {"text": "a"}}

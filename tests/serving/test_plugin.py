@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -25,7 +26,7 @@ def module(name):
     return loaded
 
 
-section, versions = module("section"), module("versions")
+section, versions, names = module("section"), module("versions"), module("names")
 LLAMA = {"hidden_size": 8}
 GOOD = {
     "msd": {"fc_bias": True}, "lvlm": {"language_model": LLAMA}, "lvlm-m": {"projector_input": "tower"},
@@ -241,3 +242,19 @@ def test_the_wheel_has_the_entry_point_and_every_module(tmp_path):
     assert "[vllm.general_plugins]\ndraftsmith = draftsmith_vllm:register" in points
     assert {f"{MODULE}/{path.name}" for path in (FOLDER / MODULE).glob("*.py")} <= set(names)
     assert tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]["dependencies"] == []
+
+
+def test_a_weight_that_a_folder_lacks_is_named():
+    """vLLM fuses projections and exempts linear layers from its own check."""
+    parameters = ["embed_tokens.weight", "fc.weight", "layers.0.self_attn.qkv_proj.weight",
+                  "layers.0.mlp.gate_up_proj.weight"]  # fmt: skip
+    files = ["fc.weight", *(f"layers.0.{part}.weight" for part in (
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"))]  # fmt: skip
+    held = [(name, number) for number, name in enumerate(files)]
+    assert list(names.every(iter(held), parameters, without=("embed_tokens.",))) == held
+    for lost in files:
+        rest = [pair for pair in held if pair[0] != lost]
+        with pytest.raises(names.MissingWeights, match=rf"lacks {re.escape(lost)}: export"):
+            list(names.every(iter(rest), parameters, without=("embed_tokens.",)))
+    with pytest.raises(names.MissingWeights, match=r"lacks embed_tokens\.weight and 1 more"):
+        list(names.every(iter(held[1:]), parameters))

@@ -74,7 +74,8 @@ def counts(numbers=range(COUNT), wanted=SPARROW) -> Counts:
     rows = [row(number, wanted) for number in numbers]
     texts = [int(feature_places(r.modality, r.attention_mask, r.loss_mask, wanted.everywhere).sum()) for r in rows]
     visuals = [int(visual_places(r.modality, r.attention_mask).sum()) for r in rows]
-    return Counts(np.array([r.ids.shape[1] for r in rows]), np.array(texts), np.array(visuals))
+    supervised = [int(r.loss_mask[:, 1:].sum()) for r in rows]
+    return Counts(np.array([r.ids.shape[1] for r in rows]), np.array(texts), np.array(visuals), np.array(supervised))
 
 
 def write(folder: Path, wanted: Taps = SPARROW, *, deal=DEAL, shards=None, **changes) -> None:

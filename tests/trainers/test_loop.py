@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 
 import pytest
 import torch
@@ -109,16 +110,44 @@ def test_a_gradient_alone_that_is_not_finite_stops_too(tmp_path):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_batch_without_supervised_tokens_is_an_error(tmp_path):
-    class Silent(Samples):
-        def __getitem__(self, index):
-            sample = super().__getitem__(index)
-            sample.loss_mask[:] = [False] * len(sample.ids)
-            return sample
+class Silent(Samples):
+    """The samples of `steps` have nothing to learn from (None: of all)."""
 
-    with pytest.raises(TrainingError, match="no supervised token in the whole batch") as error:
-        run(tmp_path, steps=2, samples=Silent())
+    def __init__(self, *steps: int):
+        super().__init__()
+        batches = [[name for b in s.micro for name in b.sample_ids] for s in loader(Samples(), 3)]
+        self.silent = {name for step in steps or range(3) for name in batches[step]}
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        if sample.sample_id in self.silent:
+            sample.loss_mask[:] = [False] * len(sample.ids)
+        return sample
+
+
+def test_batches_without_supervised_tokens_alone_are_an_error(tmp_path):
+    """A run of them names its records, and so few steps that they make no run are an error at the end."""
+    with pytest.raises(TrainingError, match=rf"steps 0 to {loop.MOST_SILENT - 1}: no supervised token") as error:
+        run(tmp_path / "long", steps=9, samples=Silent())
     assert "record-" in error.value.where
+    with pytest.raises(TrainingError, match="no supervised token in any of the 2 steps"):
+        run(tmp_path / "short", steps=2, samples=Silent())
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_a_batch_without_supervised_tokens_changes_nothing_and_is_counted(zero, tmp_path):
+    """Under decay and momentum an update by no gradient would move the weights; a resumed run counts it as well."""
+    optim = OptimConfig(lr=1e-2, weight_decay=0.1, warmup_steps=2)
+    losses, after, told = run(tmp_path / "a", steps=3, zero=zero, samples=Silent(1), optim=optim, every=1, keep=9)
+    assert losses.keys() == {1, 3} and told == ["1 of 3 steps had no supervised token, and changed nothing"]
+    for step in (2, 1):
+        shutil.rmtree(tmp_path / "a" / f"step-{step + 1:08d}", ignore_errors=True)
+        again = run(tmp_path / "a", steps=3, zero=zero, samples=Silent(1), optim=optim)
+        assert again[0] == {3: losses[3]} and again[2][-1] == told[0]
+        assert all(torch.equal(again[1][name], value) for name, value in after.items())
+    half = run(tmp_path / "b", steps=2, zero=zero, samples=Silent(1), optim=optim)[1]
+    one = run(tmp_path / "c", steps=1, zero=zero, samples=Silent(1), optim=optim)[1]
+    assert all(torch.equal(half[name], value) for name, value in one.items())
 
 
 def test_an_unexpected_skipped_step_raises(tmp_path, monkeypatch):

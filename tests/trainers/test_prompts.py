@@ -75,11 +75,12 @@ def test_each_prompt_is_a_user_turn_about_a_topic_of_its_split(made):
 
 def test_they_are_what_the_target_says_there(folder, made, monkeypatch):
     """The ids that it was asked with are the template's, up to the turn's first words."""
-    asked = []
+    asked, seeds = [], []
     write = stages.write_answers
 
     def noted(decoder, requests, warp, **settings):
         asked.extend(request.ids.tolist() for request in requests)
+        seeds.extend(settings["seeds"])
         return write(decoder, requests, warp, **settings)
 
     monkeypatch.setattr(stages, "write_answers", noted)
@@ -90,6 +91,7 @@ def test_they_are_what_the_target_says_there(folder, made, monkeypatch):
         text = tokenizer.decode([token for token in ids if token != bos]).rstrip()
         assert text.startswith("<|im_start|>user\n") and text.endswith(("one", "two", "three", "four", ":")), text
     assert texts(folder / "noted") == texts(made)
+    assert len(set(seeds)) == len(seeds), "a number of one split has other draws than the same number of another"
 
 
 def test_a_killed_run_goes_on_behind_its_shards(folder, made, tmp_path, monkeypatch):

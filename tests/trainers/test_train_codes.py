@@ -362,6 +362,15 @@ def train_by_hand(demo, folder: Path, drafter, **changes) -> Path:
     return folder / "model.safetensors"
 
 
+@pytest.mark.parametrize("model", ["drafter", "target"])
+def test_conditions_are_dropped_by_the_stages_own_seed(demo, tmp_path, model):
+    made = {name: demo / name for name in ("target", "vq")} | {"text": demo / "target", "tokenizer": demo / "world"}
+    data = {"path": str(demo / "features" / "shards"), "held_out": 0.25}
+    asked = context(tmp_path, recipe(demo).target, made, drafter=EAGLE if model == "drafter" else None)
+    training = training_codes.open_codes(settings(data=data, model=model), asked, seed=7)
+    assert training.steps(0).collate.seed == 7
+
+
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
 def test_a_stage_starts_from_the_head_that_the_recipe_names(demo, tmp_path, method):
     if method == "eagle":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,32 +74,55 @@ def samples(plan: Planned, files: OnDisk | None) -> tuple[int | None, str]:
     if (written := generated(plan)) is not None:
         return written, "generated"
     if files is not None:
-        return len(files), "measured"
+        return _usable(plan, files)
     if (expected := dict(plan.stage).get("expected")) is not None:
         return expected.samples, "declared"
     return None, ""
 
 
-def text_lengths(plan: Planned, files: OnDisk, *, prompt: bool) -> np.ndarray | None:
+def _usable(plan: Planned, files: OnDisk) -> tuple[int, str]:
+    """Records that teach something, where the settings leave the others out and the target's tokenizer is here."""
+    data = plan.stage.data
+    skips = "skip" in (data.on_error, data.over_length) and learns_answers(plan.stage)
+    read = _read(plan, lambda records, index: any(records.counted(index).loss_mask)) if skips else None
+    if read is None:
+        return len(files), "measured"
+    share, known = sum(read) / len(read), "measured" if len(read) == len(files) else "about: measured on some"
+    return round(share * len(files)), known + (f", {1 - share:.1%} of the records are left out" if share < 1 else "")
+
+
+def text_lengths(plan: Planned, *, prompt: bool) -> np.ndarray | None:
     """[n] ids of the text of up to `LOOKED_AT` records, spread over all, in the stage's format, or of their prompts;
     None: the target's tokenizer is not on this disk.
     """
-    stage, target = plan.stage, language_section(plan.recipe.target)
+
+    def length(records: ConversationDataset, index: int) -> int:
+        one = records.request(index, pixels=False)[0] if prompt else records.counted(index)
+        return int((np.asarray(one.modality) == TEXT).sum())
+
+    read = _read(plan, length)
+    return None if read is None else np.array(read)
+
+
+def _read(plan: Planned, look: Callable[[ConversationDataset, int], int]) -> list[int] | None:
+    """What `look` says of up to `LOOKED_AT` records, spread over all; None: no tokenizer here, or a fault that the
+    stage itself names.
+    """
+    stage, target = plan.stage, plan.recipe.target
     path = target.path
-    if path is None or not Path(path).is_dir():
+    if target.draws_images or path is None or not Path(path).is_dir():
         return None
+    section = language_section(target)
     try:
-        processor = load_processor(path, text_only=target.reads_text_alone, family=target.picture_family)
+        processor = load_processor(path, text_only=section.reads_text_alone, family=section.picture_family)
         with tempfile.TemporaryDirectory() as cache:
             data = ConversationDataset(
                 stage.data, stage.format, processor, files=listed(stage.data.path), skipped_log=None, cache=Path(cache),
                 learned=learns_answers(stage),
             )  # fmt: skip
-            looked = range(0, len(data), -(-len(data) // LOOKED_AT))
-            read = (data.request(i, pixels=False)[0] if prompt else data.counted(i) for i in looked)
-            return np.array([int((np.asarray(one.modality) == TEXT).sum()) for one in read])
+            return [look(data, index) for index in range(0, len(data), -(-len(data) // LOOKED_AT))]
     except UserError:
-        return None  # the stage itself says what is wrong with it
+        return None
 
 
 @dataclass(frozen=True)
@@ -289,7 +313,7 @@ def _tokens(plan: Planned, number: int, files: OnDisk | None, limit: int | None)
         written = _BEGIN + maker.stage.max_new_tokens
         each = min(written + limit, stage.data.max_length)
         return number * each, 0, f"about, prompts of {written}; answers of up to {limit} each"
-    exact = text_lengths(plan, files, prompt=limit is not None)
+    exact = text_lengths(plan, prompt=limit is not None)
     lengths = _WORD * files.words if exact is None else exact
     how = "about, from words" if exact is None else "by the target's tokenizer"
     if limit is not None:

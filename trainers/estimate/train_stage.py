@@ -197,7 +197,7 @@ def _counted(plan: Planned) -> tuple[int, int, str] | None:
     if number is None:
         return None
     if files is not None:
-        visual = int(((files.images > 0) | (files.clips > 0)).sum())
+        visual = round(float(((files.images > 0) | (files.clips > 0)).mean()) * number) if number else 0
     elif how == "declared":
         visual = number if plan.stage.expected.visual_tokens else 0
     else:

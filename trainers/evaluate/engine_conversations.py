@@ -61,7 +61,7 @@ def conversations(
             data = data.model_copy(update={"max_samples": min(limit, data.max_samples or limit)})
         found |= dict(benchmark.model_copy(update={"data": data}).opened(name, reader))
     if (listed := SkippedLog(context.folder / "skipped.jsonl").listed()) != Listed():
-        say(": ".join([str(listed), *["; ".join(listed.reasons)] * bool(listed.reasons)]))
+        say(str(listed))
     return found
 
 

@@ -84,6 +84,7 @@ class Reporting:
             **({"seconds": "of the thread that decodes (clock: thread)"} if stage.clock == "thread" else {}),
             **self.about,
             **({"left out": dict(left_out)} if left_out else {}),
+            **({"not applied": penalties} if (penalties := context.penalties()) else {}),
             "torch": torch.__version__,
         }
 

@@ -178,6 +178,13 @@ class Context:
         """The target's weights: the folder of the stage that made them, else the path in the target's section."""
         return self.inputs.get("target") or str(self.target.path)
 
+    def penalties(self) -> str:
+        """What the target's generation config does to scores that no stage does, as a sentence; "": nothing."""
+        whose = self.target_source()
+        if self.target.draws_images or (isinstance(whose, Path) and not whose.is_dir()) or whose == str(None):
+            return ""
+        return Checkpoint(whose, self.target.revision).penalties()
+
     def token_ids(self, processor: Processor, vocab_size: int) -> TokenIds:
         """The vocabulary's size and the processor's ids of special tokens."""
         return TokenIds(

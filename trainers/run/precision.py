@@ -136,3 +136,11 @@ def record_ends(context: Context, planned: Planned) -> None:
         hint="eos_token_id of the target's generation_config.json was another, or was not read by the version that "
         f"began it: restart={planned.name} runs the stage again (the old folder is kept aside)",
     )
+
+
+def say_penalties(context: Context, planned: Planned) -> None:
+    """Say what of the target's generation config no answer of this stage gets."""
+    own = planned.own_target
+    text = (context if own is None else replace(context, target=own)).penalties()
+    if text and planned.stage.answer_format is not None:
+        context.say(f"warning: {text}")

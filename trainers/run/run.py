@@ -30,7 +30,7 @@ from .matching import (
     write_begun,
     write_done,
 )
-from .precision import record_ends, with_types
+from .precision import record_ends, say_penalties, with_types
 from .progress import StageLine
 from .restart import built_on, command_identity, free_name, set_aside
 from .stage import Planned
@@ -105,6 +105,7 @@ def _run_stage(
     made = make_context(planned, folder, makers, stop, line)
     with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
         ranks.on_main(record_ends, context, planned)
+        ranks.on_main(say_penalties, context, planned)
         # Its section with the types of the settled context: of its methods' drafters, its captioner, its target.
         with_types(planned.stage, f"stages.{planned.name}", context.resolved).run(context)
         gpus = num_gpus(planned.own_target or context.target)

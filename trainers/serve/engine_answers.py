@@ -17,6 +17,7 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.files import read_json
 from ...core.pretrained import opened
+from .workers.draftsmith_jobs import prompt_hash
 
 _CURE = (
     "the engine, or the worker that asks it, is at fault: its log lies beside the file; another version of the engine, "
@@ -114,11 +115,12 @@ class Timing(BaseModel):
 
 
 class Answer(BaseModel):
-    """An answer: its ids with the end token, how it stopped, and for timed jobs how it came about."""
+    """An answer: whose (`prompt_hash`), its ids and end token, how it stopped, and for timed jobs how it came about."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     prompt_tokens: Annotated[int, Field(ge=1)]
+    prompt: str
     tokens: Annotated[list[_Count], Field(min_length=1)]
     stop: Literal["eos", "length"]
     timing: Timing | None = None
@@ -140,7 +142,10 @@ def read_answers(path: Path, job: Job) -> list[Answer]:
         problem = f"the engine was asked {len(job.requests)} requests, and answered {len(answers)}"
         raise UserError(problem, where=str(path), hint=_CURE)
     for number, (answer, asked) in enumerate(zip(answers, job.requests, strict=True)):
-        _check(answer, asked, job, f"{path}, answer {number}, {asked.name}")
+        where = f"{path}, answer {number}, {asked.name}"
+        _check(answer, asked, job, where)
+        if answer.prompt != prompt_hash(number, asked.ids.tolist()):
+            raise UserError("the engine's answer is to another request, or to other ids", where=where, hint=_CURE)
         if job.ends is not None:
             # An end that is the last token that it may write is an end to us, whatever stopped the engine.
             stop: Literal["eos", "length"] = "eos" if answer.tokens[-1] in job.ends else "length"
@@ -187,4 +192,6 @@ def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:
     if not states.is_floating_point() or not states.isfinite().all():
         raise UserError("the engine's states are not finite numbers", where=where,
                         hint="activations overflow in its type: try another dtype, or other kernels")  # fmt: skip
+    if bool((states == 0).all(-1).all(0).any()):
+        raise UserError("a layer of the engine's states is zero at every place", where=where, hint=_CURE)
     return states

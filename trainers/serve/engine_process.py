@@ -149,16 +149,17 @@ class EngineProcess:
     def _await(self, path: Path, place: str | None) -> None:
         """Wait for a file of the engine's; `place` is that of `Stop.check`, None where it is not looked at."""
         assert self._process is not None
-        began_s = time.monotonic()
+        sign_s, touched, alive = time.monotonic(), None, self.folder / "alive"
         while not path.exists():
             if place is not None:
                 self.stop.check(place)
             if self._process.poll() is not None and not path.exists():
                 self._again(ended(self._process.returncode), self._process.returncode)
-            quiet_s, alive = time.monotonic() - max(began_s, self._started_s), self.folder / "alive"
-            if alive.exists():  # touched in a job of many requests
-                quiet_s = min(quiet_s, time.time() - alive.stat().st_mtime)
-            if quiet_s > self.timeout_s:
+            # Touched in a job of many requests: what counts is that its time changes, and not which time another
+            # machine's clock, or a file's owner, has written.
+            if alive.exists() and (now := alive.stat().st_mtime_ns) != touched:
+                sign_s, touched = time.monotonic(), now
+            if time.monotonic() - max(sign_s, self._started_s) > self.timeout_s:
                 self._again(f"gave no sign for {self.timeout_s:g} s", 0)
             time.sleep(_LOOK_S)
 

@@ -224,7 +224,7 @@ class Builder:
 
     def measure(self) -> Measured:
         """Run the first samples that teach anything."""
-        numbers = np.flatnonzero(self.counts.length > 2)[: self.store.measured_samples]
+        numbers = np.flatnonzero(self.counts.supervised)[: self.store.measured_samples]
         parts = batches(numbers, self.counts, self.batch_size)
         if not parts:
             raise UserError("no sample to compute states of", where=str(self.folder), hint="see skipped.jsonl")

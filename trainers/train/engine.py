@@ -243,6 +243,11 @@ class Engine:
         self.gradients_are_finite = torch.ones((), device=self.device)
 
     @property
+    def num_updates(self) -> int:
+        """Optimizer steps since step 0, in checkpoints too."""
+        return self._engine.global_steps
+
+    @property
     def num_skipped(self) -> int:
         """Optimizer steps that DeepSpeed skipped because of an overflow."""
         return self._engine.skipped_steps

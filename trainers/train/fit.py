@@ -184,6 +184,8 @@ def fit(stage: TrainSettings, context: Context, training: Training) -> Engine:
         shown = read_text(path, hint="run the stage again (restart=STAGE)")
         tracker.table("sample", ["supervised text in [[ ]]"], [[shown]])
     line = context.progress
+    if left_out := training.left_out() if ranks.is_main() else "":
+        context.say(left_out)
 
     def rewind(step: int) -> None:
         tracker.rewind(step)
@@ -207,6 +209,8 @@ def fit(stage: TrainSettings, context: Context, training: Training) -> Engine:
         stop=context.stop,
         tick=line.advance,
     )
+    if ranks.is_main() and (now := training.left_out()) != left_out:
+        context.say(now)
     return engine
 
 

@@ -27,6 +27,9 @@ from . import checkpoint
 from .checkpoint import CheckpointConfig
 from .engine import Engine
 
+# Steps in a row that have nothing to learn, after which the data is at fault.
+MOST_SILENT = 8
+
 Log = Callable[[JsonMapping, int], None]
 # A micro-batch on this rank's device -> the frozen target's states for it.
 Source = Callable[[Any], TargetStates | None]
@@ -51,6 +54,8 @@ class Training:
     # Completes a step's batches with answers that the draft writes itself, by the weights as they are before the step;
     # their tokens can only be counted then, which costs a second all-reduce.
     write: Write | None = None
+    # How many records supervise nothing, and why; empty: none is left out.
+    left_out: Callable[[], str] = lambda: ""
 
 
 @dataclass
@@ -86,8 +91,10 @@ def train(
     training starts from, so that later lines of an earlier try go; `saved` the folder and the step of each checkpoint;
     `tick` is called once a step is done, on every rank, and must not wait for the device.
 
-    Raises `TrainingError` for a loss or gradient that is not finite, a step without supervised tokens, or a skipped
-    step; `Stopped` where `stop` was raised and steps or a validation are left, when the state is saved.
+    A step without a supervised token on any rank is passed over: it changes neither weights nor learning rate.
+
+    Raises `TrainingError` for a loss or gradient that is not finite, a run of steps without supervised tokens, or a
+    skipped step; `Stopped` where `stop` was raised and steps or a validation are left, when the state is saved.
     """
     resumed: checkpoint.Found | None = ranks.on_main(checkpoint.find, folder, fingerprint)
     step = 0
@@ -111,7 +118,7 @@ def train(
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
     clock, samples = time.perf_counter(), 0
-    tokens = None
+    tokens, silent = None, 0
     # Each step with the next one, whose tokens must be counted before it begins.
     for current, following in pairwise(chain(loader, [None])):
         ranks.pulse().begin(f"step {step + 1} of {training.total}", is_step=True)
@@ -119,12 +126,15 @@ def train(
             current, tokens = training.write(engine, current), None
         if tokens is None:
             tokens = _all_reduce(engine, _num_supervised(current))[0]
-        if tokens == 0:
-            raise TrainingError(
-                f"step {step}: no supervised token in the whole batch", where=_names(current),
-                hint="look at these records' answers; over-long or unreadable ones supervise nothing",
-            )  # fmt: skip
-        loss_is_finite = _forward_backward(engine, current, training.source, tokens, sums)
+        silent = 0 if tokens else silent + 1
+        if silent == MOST_SILENT:
+            raise _silence(training, f"steps {step + 1 - silent} to {step}: no supervised token", _names(current))
+        if tokens:
+            loss_is_finite = _forward_backward(engine, current, training.source, tokens, sums)
+        else:  # the same on all ranks; a source counts the batches that it is asked for
+            for batch in current.micro:
+                training.source(batch.to(engine.device))
+            loss_is_finite = torch.ones((), device=engine.device)
         finite = loss_is_finite * engine.gradients_are_finite
         next_tokens, stops, broken = _all_reduce(
             engine, _num_supervised(following) if following else 0, float(stop.raised), 1 - finite
@@ -135,7 +145,8 @@ def train(
                 where=_names(current) if not finite else "records of another rank",
                 hint="look at these records, lower optim.lr, or set optim.clip_norm or clip_value",
             )
-        engine.step()
+        if tokens:
+            engine.step()
         engine.end_step()
         if engine.num_skipped != skipped and not engine.expects_skips:
             raise TrainingError(f"step {step}: the engine skipped the update", hint="report this with the recipe")
@@ -145,7 +156,7 @@ def train(
         samples += loader.batch_size
         tokens = next_tokens
         last = step == training.total
-        if step % log_every == 0 or last:
+        if (step % log_every == 0 or last) and sums.tokens:
             _report(engine, sums, samples, time.perf_counter() - clock, step, log)
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
@@ -159,7 +170,16 @@ def train(
             _validated(engine, training, step, log, save)
         if checkpoints.every and step % checkpoints.every == 0 and not last:
             save(step, True)
+    if silent := training.total - engine.num_updates:
+        if silent == training.total:
+            raise _silence(training, f"no supervised token in any of the {silent} steps", None)
+        say(f"{silent} of {training.total} steps had no supervised token, and changed nothing")
     ranks.pulse().begin("its result")
+
+
+def _silence(training: Training, problem: str, where: str | None) -> TrainingError:
+    why = training.left_out() or "look at these records' answers; over-long or unreadable ones supervise nothing"
+    return TrainingError(problem, where=where, hint=why)
 
 
 def _validated(engine: Engine, training: Training, step: int, log: Log, save: Callable[[int, bool], None]) -> None:

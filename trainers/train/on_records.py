@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from ...core import ranks
@@ -24,9 +25,8 @@ from ...data.conversations import end_ids
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...data.families.table import PICTURE_FAMILIES
-from ...data.loader import Collate, Samples, StepBatches
+from ...data.loader import Collate, Samples, StepBatches, Subset
 from ...data.order import BucketedOrder
-from ...data.records.skipped import Listed
 from ...data.sources import SHARDS, AnswerCollate, AnsweredSamples, Answers
 from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import write_answers
@@ -73,20 +73,22 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     module = training_module(stage, context, model, processor)
     samples, collate, writer = training_data(stage, context, dataset, processor, seed)
     first_epoch = StatesSamples(dataset, samples if isinstance(samples, AnsweredSamples) else None)
-    total = stage.num_steps(len(dataset))
+    counts = count_samples(first_epoch, context) if stage.counts_samples else None
+    usable = np.arange(len(dataset)) if counts is None or stage.mixes_answers else np.flatnonzero(counts.supervised)
+    if not len(usable):
+        raise UserError("no sample to train on", where=dataset.left_out(), hint="fix the records")
+    total = stage.num_steps(len(usable))
     if ranks.is_main():
         before_training(dataset, positions, context.say, prompts=stage.answers is not None)
-    preflight(first_epoch, module, processor, folder=context.folder, say=context.say)
+    preflight(Subset(first_epoch, usable), module, processor, folder=context.folder, say=context.say)
     make_loader = functools.partial(
-        training_loader, stage, samples, collate, seed=seed, total=total,
-        **_batches(stage, context, first_epoch, seed),
+        training_loader, stage, Subset(samples, usable), collate, seed=seed, total=total,
+        **_batches(stage, context, None if counts is None else counts.signed[usable], seed),
     )  # fmt: skip
     validation = stage.validation
 
     def finish(engine: Engine) -> None:
         _save(stage, context, engine, processor, total, seed)
-        if ranks.is_main() and (listed := dataset.log.listed()) != Listed():
-            context.say(f"{listed}: {dataset.log.path}")
 
     return Training(
         module,
@@ -97,14 +99,15 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
         validate=_validation(validation, stage, context, processor, module) if validation else None,
         validate_every=validation.every if validation else None,
         write=writer,
+        left_out=dataset.left_out,
     )
 
 
-def _batches(stage: RecordsSettings, context: Context, samples: StatesSamples, seed: int) -> dict[str, Any]:
+def _batches(stage: RecordsSettings, context: Context, lengths: np.ndarray | None, seed: int) -> dict[str, Any]:
     """How the loader orders samples and shares them out: by words, as LLaVA does, or by tokens, which are counted."""
     if stage.window is None and stage.packing is None:
         return {"grouped": stage.group_by_modality}
-    lengths = count_samples(samples, context).signed
+    assert lengths is not None
     counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context.name, lengths)}
     if stage.window is None:
         return counted | {"grouped": stage.group_by_modality}

@@ -50,16 +50,20 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     processor = context.processor()
     target = open_target(context, processor, tables_only=stage.reads_tables)
     states = open_states(stage, context, processor, target, seed)
-    train, held_out = split(states.draws, stage.held_out)
+    train, held_out = (part[states.supervised[part] > 0] for part in split(states.draws, stage.held_out))
     if not len(train) or (stage.validation is not None and not len(held_out)):
-        raise UserError("no sample to train on, or none held out", hint="check the data and held_out")
+        why = states.left_out() or None
+        raise UserError("no sample to train on, or none held out", where=why, hint="check the data and held_out")
     max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
-        manifest_fields={"format": stage.format.model_dump(mode="json"), **_text_only(stage, context, states, train)},
+        manifest_fields={
+            "format": stage.format.model_dump(mode="json"), **_pixels(stage),
+            **_text_only(stage, context, states, train),
+        },
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)), objective=stage.objective,
     )  # fmt: skip
@@ -77,7 +81,16 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         source=states,
         validate=drafter.validation(_held_out(stage, states, held_out), states.held_out, total),
         validate_every=stage.checked_every,
+        left_out=states.left_out,
     )
+
+
+def _pixels(stage: StatesSettings) -> dict[str, dict[str, int]]:
+    """What the manifest says of the limits of pictures, which a server has to be started with."""
+    limits = (
+        {} if stage.data is None else stage.data.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
+    )
+    return {"pixels": limits} if limits else {}
 
 
 def _text_only(stage: StatesSettings, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:

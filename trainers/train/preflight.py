@@ -18,7 +18,7 @@ from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
 from ...data.lengths import count_long
-from ...data.states.samples import StatesSamples
+from ...data.loader import Subset
 from ...models.targets.table import family_of
 from ...models.training import ModelTraining
 
@@ -52,14 +52,12 @@ def before_training(dataset: ConversationDataset, positions: int, say: Say, *, p
     done = "their pictures are taken away and their text is kept" if drops else "they are left out"
     hint = f"raise max_length (up to {positions:,} positions)" if config.max_length < positions else MORE_POSITIONS
     say(
-        f"longer than max_length {too_long.limit:,}: {too_long}; {done}, skipped.jsonl lists them as they come up. "
+        f"longer than max_length {too_long.limit:,}: {too_long}; {done}, skipped.jsonl lists them. "
         f"To keep them whole: {hint}, tile pictures less (aspect) or take fewer frames (video.num_frames)."
     )
 
 
-def preflight(
-    dataset: ConversationDataset | StatesSamples, module: ModelTraining, processor: Processor, *, folder: Path, say: Say
-) -> None:
+def preflight(dataset: Subset, module: ModelTraining, processor: Processor, *, folder: Path, say: Say) -> None:
     """Print a sample and counts (rank 0). Raises `UserError` where the data does not fit the model."""
     # On every rank: a tower's first forward puts transformers' hooks on its layers, and ZeRO-3 compares the order in
     # which ranks run theirs. Hooks that stand before DeepSpeed's on one rank and after them on another stop the run.

@@ -242,6 +242,20 @@ class RecordsSettings(TrainSettings):
         return learns_records(self.answers, self.data)
 
     @property
+    def mixes_answers(self) -> bool:
+        """Whether a sample's answer is another one in another epoch, so that nobody can say beforehand what it has."""
+        shares = [] if self.answers is None else [self.answers.share("data"), self.answers.share("target")]
+        return max(shares, default=1.0) < 1
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether samples are counted before the first step: to sort or pack them, or to leave out what teaches
+        nothing.
+        """
+        skips = "skip" in (self.data.on_error, self.data.over_length) or self.answers is not None
+        return self.window is not None or self.packing is not None or (skips and not self.mixes_answers)
+
+    @property
     def trained(self) -> str:
         return f"{self.model}: {', '.join(self.trainable)}"
 

@@ -102,12 +102,13 @@ class Steps:
 
 class Online:
     """States of `builder`'s samples, computed in each epoch anew. `lengths` [n] are negative without pictures, `draws`
-    [n] are of the samples' names.
+    [n] are of the samples' names, `supervised` [n] tokens.
     """
 
     def __init__(self, builder: Builder):
         self.builder = builder
         self.lengths, self.draws = builder.counts.signed, builder.samples.draws()
+        self.supervised = builder.counts.supervised
         self._begun: deque[tuple[Batch, Callable[[], TargetStates]]] = deque()
 
     def steps(
@@ -144,6 +145,10 @@ class Online:
         samples, lengths = self.builder.samples, self.builder.counts.signed[indices]
         return make_loader(Chosen(samples, indices, lengths), self.builder.collate, first, last)
 
+    def left_out(self) -> str:
+        """How many records are left out, and why; empty: none is."""
+        return self.builder.samples.dataset.left_out()
+
     def supervised_ids(self, index: int) -> Tensor:
         """[n] int64 of one sample."""
         outline = self.builder.samples.outline(index)
@@ -156,6 +161,11 @@ class Cached:
     def __init__(self, reader: StatesReader, seed: int):
         self.reader, self.seed, self.supervised_ids = reader, seed, reader.supervised_ids
         self.lengths, self.draws = CachedSamples.of(reader).lengths, reader.column("draw")
+        self.supervised = reader.column("supervised")
+
+    def left_out(self) -> str:
+        count, folders = int((self.supervised == 0).sum()), [str(shards.folder.parent) for shards in self.reader.shards]
+        return f"{count:,} cached record(s) supervise nothing: skipped.jsonl in {', '.join(folders)}" if count else ""
 
     def steps(
         self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool
@@ -182,7 +192,8 @@ class FirstEpoch:
 
     def __init__(self, builder: Builder, known: JsonObject, measured: Measured, say: Callable[[str], None]):
         self.online, self.builder, self.say = Online(builder), builder, say
-        self.lengths, self.draws = self.online.lengths, self.online.draws
+        self.lengths, self.draws, self.supervised = self.online.lengths, self.online.draws, self.online.supervised
+        self.left_out = self.online.left_out
         self.known, self.measured = known, measured
         self.supervised_ids, self.held_out = self.online.supervised_ids, self.online.held_out
 

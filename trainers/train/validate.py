@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.batch import Batch, StepLoss
+from ...core.errors import UserError
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.loader import StepBatches
@@ -81,7 +82,8 @@ def held_out_scores(
     with ranks.pulse().meeting():
         dist.all_reduce(values)
     total = dict(zip(names, values.tolist(), strict=True))
-    tokens = total.pop("tokens")
+    if not (tokens := total.pop("tokens")):
+        raise UserError("no supervised token in the held-out samples", hint="the skipped*.jsonl of the stage say why")
     return {f"val_{name}": value / tokens for name, value in total.items()}
 
 

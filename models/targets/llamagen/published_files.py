@@ -29,6 +29,7 @@ from .vq import VqConfig
 
 # Where training scripts put the weights: DDP, DeepSpeed, others; FSDP files are the bare dict.
 WRAPPERS = ("model", "module", "state_dict")
+_PARTS = ("layers.", "encoder.", "decoder.", "quantize.")  # of which no tensor is left out
 
 
 def convert(
@@ -106,6 +107,10 @@ def _published(
         config = infer_config(state, grid=grid_of(path.name, image_size), num_heads=heads, where=str(path))
     expected = files.shapes_for(config)
     known = {name: tensor for name, tensor in state.items() if name in expected}
+    if strange := sorted(name for name in state if name not in expected and name.startswith(_PARTS)):
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise UserError(f"{strange[0]}{more} is no part of this model, which would compute without it", where=str(path),
+                        hint="give files of LlamaGen's own architecture")  # fmt: skip
     check_shapes(shapes_of(known), expected, where=str(path))
     check_weights(known, path)
     return known, config, [*aside, *(name for name in state if name not in expected)]

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from vllm.model_executor.models.interfaces import SupportsEagle
 from vllm.model_executor.models.llama import LlamaForCausalLM
 
-from . import patches, section, versions
+from . import names, patches, section, versions
 from .window import Window
 
 versions.check()
@@ -35,7 +35,14 @@ class Projector(nn.Module):
         return self.linear_2(nn.functional.gelu(self.linear_1(features)))
 
 
-class Lvlm(LlamaForCausalLM, SupportsEagle):
+class _Draft(LlamaForCausalLM):
+    """A Llama whose folder has all of its weights."""
+
+    def load_weights(self, weights):
+        return super().load_weights(names.every(weights, [name for name, _ in self.named_parameters()]))
+
+
+class Lvlm(_Draft, SupportsEagle):
     """The embedding and the LM head are its own."""
 
     supports_multimodal_embeddings = True
@@ -64,7 +71,7 @@ class Lvlm(LlamaForCausalLM, SupportsEagle):
         return self.model(input_ids, positions, None, inputs_embeds=inputs_embeds), hidden_states
 
 
-class SeeingDraft(LlamaForCausalLM):
+class SeeingDraft(_Draft):
     """Mode M."""
 
     supports_multimodal_embeddings = True
@@ -88,7 +95,7 @@ class SeeingDraft(LlamaForCausalLM):
         return embeds
 
 
-class TextDraft(LlamaForCausalLM):
+class TextDraft(_Draft):
     """Mode T."""
 
     def __init__(self, *, vllm_config, prefix: str = ""):

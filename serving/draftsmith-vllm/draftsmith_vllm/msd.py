@@ -16,7 +16,7 @@ from vllm.model_executor.models.llama_eagle import LlamaDecoderLayer
 from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from . import section, versions
+from . import names, section, versions
 
 versions.check()
 
@@ -93,6 +93,10 @@ class Msd(nn.Module, SupportsEagle):
         mapper = WeightsMapper(
             orig_to_new_substr=self.renamed, orig_to_new_prefix={"": "model."}, orig_to_new_stacked=_STACKED
         )
+        parameters = [name for name, _ in self.model.named_parameters()]
+        for ours, theirs in self.renamed.items():
+            parameters = [name.replace(theirs, ours) for name in parameters]
+        weights = names.every(weights, parameters, without=("embed_tokens.",))  # the target's
         return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
 
 

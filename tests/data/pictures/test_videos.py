@@ -118,6 +118,16 @@ def test_a_variable_rate_is_sampled_over_time(tmp_path):
     assert Clip(path, VideoSettings(fps=None, num_frames=4)).numbers == [0, 6, 7, 8]
 
 
+@pytest.mark.parametrize("name", ["a.ts", "a.mpg", "a.mkv"])
+def test_clips_that_were_joined_byte_by_byte_are_refused(tmp_path, name):
+    """Their frames would be laid over each other in time, and the clip be read as half as long."""
+    one, joined = tmp_path / name, tmp_path / f"joined-{name}"
+    encoded(one, range(20), codec="mpeg2video", fps=25)
+    assert Clip(one, UNIFORM).total == 20
+    joined.write_bytes(one.read_bytes() * 2)
+    fails_with("corrupt clip: its time begins anew after 2. frames", Clip, joined, UNIFORM)
+
+
 def test_a_cover_picture_is_not_the_clip(tmp_path):
     clip = Clip(encoded(tmp_path / "cover.mp4", range(12), cover=True), UNIFORM)
     assert clip.total == 12 and clip.size == (64, 48) and numbers_of(clip.frames()) == clip.numbers

@@ -4,17 +4,21 @@ import base64
 import gzip
 import io
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.records import chat_logs, logged_pictures
-from draftsmith.data.records.chat_logs import convert
 from draftsmith.data.records.mixture import Selection
 from fails import fails_with
 from PIL import Image
 from small_records import talk
+
+
+def convert(log, destination, *more, **settings):
+    return chat_logs.convert([log, *more], destination, **settings)
 
 
 def png(color=(200, 30, 30)) -> bytes:
@@ -227,7 +231,7 @@ ONE = json.dumps(USUAL).encode()
     (b"[" + ONE + b", " + ONE + b"]", "a JSON array", "jq -c"),
     (b"[\n" + ONE + b"]", "a JSON array", "jq -c"),
     (json.dumps(USUAL, indent=1).encode(), "JSON over several lines", "jq -c"),
-    (b"data: " + ONE + b"\n\ndata: [DONE]\n", "a stream of events", "stream"),
+    (b"data: " + ONE + b"\n\ndata: [DONE]\n", "a stream of events", "on one line"),
     (ONE.decode().encode("utf-16"), "UTF-16", "iconv"),
     (ONE.decode().encode("utf-16-le"), "UTF-16", "iconv"),
     (b"SQL" + ONE + b"\0", "binary data", "fetch it again"),
@@ -250,7 +254,7 @@ def test_packed_and_marked_files_are_read(tmp_path, data):
 
 def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
     for device in ("/dev/zero", tmp_path):
-        fails_with(r"no regular file|a folder", convert, Path(device), tmp_path / "out")
+        fails_with(r"not a regular file|no log in this folder", convert, Path(device), tmp_path / "out")
     monkeypatch.setattr(chat_logs, "MOST_BYTES", 4096)
     endless = b'{"messages": "' + b"x" * (3 << 20)
     (tmp_path / "log.jsonl").write_bytes(ONE + b"\n" + endless + b"\n" + ONE + b"\n" + endless)
@@ -276,7 +280,7 @@ def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
     (USUAL | {"tools": [{"type": "<image>"}]}, "a text says <image>", ""),
     (USUAL | {"tools": {"a": 1}}, "tools", ""),
     ({"messages": [said("user", "\ud83d"), said("assistant", "z")]}, "half a character", ""),
-    ({"messages": USUAL["messages"][:1], "choices": [{"delta": {"content": "A"}}]}, "streamed", "one `message`"),
+    ({"messages": USUAL["messages"][:1], "choices": [{"delta": {"content": "A"}}]}, "streamed", "as a list"),
     ({"messages": USUAL["messages"][:1], "choices": [{"text": "A"}]}, "no answer", "regenerate"),
     ({"messages": USUAL["messages"][:1], "choices": [1]}, "a choice is no JSON object", ""),
     ({"messages": [said("user", "an <image> tag"), said("assistant", "z")]}, "a text says <image>", ""),
@@ -317,6 +321,150 @@ def test_a_request_without_an_answer_is_a_question(tmp_path):
     named = [str(tmp_path / "out" / "records.jsonl")]
     sizes = [len(Selection(named, cache=tmp_path / "cache", seed=0, learned=learned).places()) for learned in (0, 1)]
     assert sizes == [3, 1], "a stage that learns the log's own answers takes those with one"
+
+
+def asked_with(**fields):
+    return {"request": {"messages": [said("user", "Tell me.")], **fields}, "response": {"choices": [choice("Yes.")]}}
+
+
+@pytest.mark.parametrize("fields", [
+    {"reasoning_effort": "low"}, {"truncate_prompt_tokens": 8}, {"add_generation_prompt": False}, {"echo": True},
+    {"mm_processor_kwargs": {"max_pixels": 9}}, {"include_reasoning": False}, {"skip_special_tokens": False},
+    {"unheard_of": 0}, {"tools": TOOLS, "tool_choice": "none"}, {"documents": [{"text": "a"}]},
+    {"extra_body": {"reasoning_effort": "low"}},
+])  # fmt: skip
+def test_a_field_that_may_have_changed_the_prompt_is_refused(tmp_path, fields):
+    """No list of harmful ones: tomorrow's server has another. A line with messages is its own request."""
+    (name,) = [key for key in {**fields, **fields.get("extra_body", {})} if key not in ("tools", "extra_body")]
+    whole = {"messages": USUAL["messages"], **fields}
+    for line in (asked_with(**fields), whole):
+        log = written(tmp_path, USUAL, line)
+        error = fails_with(f"a request with {name}", convert, log, tmp_path / "out")
+        assert f"--ignore {name}" in error.hint
+        found = convert(log, tmp_path / "out", skip=True)
+        assert found.records == 1 and found.skipped == {f"a request with {name}": 1}
+        assert convert(log, tmp_path / "all", ignored=[name]).records == 2
+        for made in ("out", "all"):
+            shutil.rmtree(tmp_path / made)
+
+
+def test_fields_that_change_nothing_and_those_at_their_default_pass(tmp_path):
+    harmless = {
+        "temperature": 0.2, "top_p": 1, "max_tokens": 9, "stream": True, "stream_options": {"include_usage": True},
+        "n": 1, "response_format": {"type": "text"}, "tool_choice": "auto", "reasoning_effort": None, "user": "u",
+        "add_generation_prompt": True, "echo": False, "documents": [], "chat_template": "", "seed": 3,
+    }  # fmt: skip
+    assert convert(written(tmp_path, asked_with(**harmless)), tmp_path / "out").records == 1
+
+
+@pytest.mark.parametrize(("stop", "end", "learned"), [
+    (None, {"matched_stop": 151645}, True), (None, {"matched_stop": "ix"}, False), ("ix", {}, False),
+    (["ix"], {"stop_reason": None}, True), (None, {"stop_reason": 151645}, True), ([], {}, True),
+])  # fmt: skip
+def test_what_ended_an_answer(tmp_path, stop, end, learned):
+    """SGLang's field and vLLM's; where the request has stops and the answer neither, nobody knows."""
+    line = {"request": {"messages": [said("user", "a")], "stop": stop},
+            "response": {"choices": [choice("b", "stop", **end)]}}  # fmt: skip
+    assert convert(written(tmp_path, USUAL, line), tmp_path / "out").records == 1 + learned
+
+
+def test_a_token_that_the_request_stops_at_is_no_end(tmp_path):
+    line = {"request": {"messages": [said("user", "a")], "stop_token_ids": [7]},
+            "response": {"choices": [choice("b", stop_reason=7), choice("c", stop_reason=8)]}}  # fmt: skip
+    found = convert(written(tmp_path, line), tmp_path / "out")
+    assert [one["conversations"][-1]["value"] for one in records(tmp_path / "out")] == ["c"] and found.answers == 1
+
+
+def piece(delta, reason=None, index=0, **more):
+    return {"object": "chat.completion.chunk", "model": "m",
+            "choices": [{"index": index, "delta": delta, "finish_reason": reason, **more}]}  # fmt: skip
+
+
+CALLED = [{"index": 0, "id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": '{"to'}},
+          {"index": 0, "function": {"arguments": 'wn": "Bern"}'}}]  # fmt: skip
+PIECES = [
+    piece({"role": "assistant", "content": ""}), piece({"reasoning": "H"}), piece({"reasoning": "m."}),
+    piece({"content": "Y"}), piece({"content": "No"}, index=1), piece({"content": "es."}),
+    piece({"tool_calls": CALLED[:1]}, index=1), piece({"tool_calls": CALLED[1:]}, index=1),
+    piece({}, "stop", stop_reason=None), piece({}, "tool_calls", index=1, stop_reason=None),
+    {"object": "chat.completion.chunk", "choices": [], "usage": {"completion_tokens": 9}},
+]  # fmt: skip
+
+
+def events(pieces):
+    return "".join(f"data: {json.dumps(one)}\n\n" for one in pieces) + "data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("form", ["pieces", "events", "text of pieces", "body"])
+def test_streamed_answers_are_joined(tmp_path, form):
+    response = {"pieces": PIECES, "events": events(PIECES), "text of pieces": json.dumps(PIECES),
+                "body": {"status_code": 200, "body": events(PIECES)}}[form]  # fmt: skip
+    request = {"messages": [said("user", "a")], "stream": True, "stop": "ix", "tools": TOOLS}
+    broken = {"request": request, "response": events(PIECES[:6])}
+    found = convert(written(tmp_path, {"request": request, "response": response}, broken), tmp_path / "out")
+    first, second = [one["conversations"][-1] for one in records(tmp_path / "out")]
+    assert first == {"from": "gpt", "value": "Yes.", "reasoning": "Hm."}
+    assert second["value"] == "No" and second["tool_calls"][0]["function"]["arguments"] == {"town": "Bern"}
+    assert found.questions == 0 and found.models == {"m": 2}
+    assert found.skipped == {"the server cut the answer (finish_reason: the stream breaks off)": 2}
+
+
+def test_an_answer_that_cannot_be_read_is_no_question(tmp_path):
+    for response in ("half of {", 3, [3], {"text": "redacted-by-litellm"}, {"chunks": PIECES}):
+        log = written(tmp_path, USUAL, {"request": {"messages": [said("user", "a")]}, "response": response})
+        fails_with("an answer of no known form", convert, log, tmp_path / "out")
+
+
+def test_lines_of_litellm_and_langfuse(tmp_path):
+    asked = [said("user", "Is it warm?")]
+    lite = {"id": "1", "call_type": "acompletion", "status": "success", "model": "m", "messages": asked,
+            "model_parameters": {"tools": TOOLS, "temperature": 0, "extra_body": {"top_k": 1}}, "error_str": None,
+            "response": {"model": "m", "choices": [choice("Yes.")]}, "response_cost": 0.1}  # fmt: skip
+    fuse = {"id": "2", "traceId": "3", "type": "GENERATION", "level": "DEFAULT", "model": "m", "input": asked,
+            "output": said("assistant", "Yes."), "modelParameters": {"max_tokens": "256"}}  # fmt: skip
+    more = [fuse | {"input": json.dumps({"messages": asked, "tools": TOOLS}), "output": json.dumps(fuse["output"])},
+            fuse | {"output": "Yes."}]  # fmt: skip
+    cut = fuse | {"modelParameters": {"max_tokens": 9}, "usage": {"output": 9}}
+    found = convert(written(tmp_path, lite, fuse, *more, cut), tmp_path / "out")
+    made = records(tmp_path / "out")
+    assert [one.get("tools") for one in made] == [TOOLS, None, TOOLS, None] and found.models == {"m": 4}
+    assert {one["conversations"][-1]["value"] for one in made} == {"Yes."} and found.repeated == 2
+    assert found.skipped == {"the server cut the answer (finish_reason: length)": 1}
+
+
+def test_answers_of_other_models_errors_and_redacted_ones_are_left_out(tmp_path):
+    def of(model, text="Yes."):
+        return {"request": {"model": "any", "messages": [said("user", text)]},
+                "response": {"model": model, "choices": [choice(text)]}}  # fmt: skip
+
+    error = {"request": {"messages": [said("user", "a")]}, "response": {"error": {"message": "full"}}}
+    status = {"body": {"messages": [said("user", "a")]}, "response": {"status_code": 500, "body": {"message": "x"}}}
+    failed = {"messages": [said("user", "a")], "status": "failure", "response": {}}
+    hidden = [of("m", text) for text in ("redacted-by-litellm", "[REDACTED]", "<hidden>")]
+    log = written(tmp_path, of("m"), of("m"), of("n"), error, status, failed, *hidden, of("m", "Hidden."))
+    refused = fails_with(r"answers of 2 models: m \(3\), n \(1\)", convert, log, tmp_path / "out")
+    assert "--model" in refused.hint and not (tmp_path / "out").exists()
+    found = convert(log, tmp_path / "out", models=["m"])  # without --skip: nobody's mistake
+    assert (found.records, found.repeated, found.models) == (3, 1, {"m": 3})
+    assert found.skipped == {"the server answered with an error": 3, "a redacted text": 3, "an answer of model n": 1}
+    assert convert(log, tmp_path / "both", models=["m", "n"]).models == {"m": 3, "n": 1}
+
+
+def test_several_files_and_folders(tmp_path):
+    for name in ("a/log.jsonl", "a/deep/log.jsonl", "b/log.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        line = {"messages": [said("user", shown("x", "c.png")), said("assistant", name)]}
+        (tmp_path / name).write_text(json.dumps(line))
+    for folder in ("a", "b"):
+        (tmp_path / folder / "c.png").write_bytes(png())
+    found = convert(tmp_path / "a", tmp_path / "a" / "out", tmp_path / "b" / "log.jsonl")
+    assert [one["id"] for one in records(tmp_path / "a" / "out")] == ["deep/log-1", "log-1", "log.2-1"]
+    assert (found.records, found.pictures) == (3, 1)
+
+
+def test_nan_is_no_json(tmp_path):
+    log = written(tmp_path, USUAL, '{"messages": [], "logprob": NaN}')
+    assert convert(log, tmp_path / "out", skip=True).skipped == {"not JSON": 1}
 
 
 def test_large_pictures_are_left_out(tmp_path, monkeypatch):

@@ -2,17 +2,14 @@
 
 import json
 import os
-import socket
-import subprocess
-import time
-from urllib.request import urlopen
 
 import pytest
-from draftsmith.eval.engines.program import PYTHON, find_python
+from draftsmith.eval.engines.program import PYTHON
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.recipes.commands.cli import main
 from PIL import Image
 from served_pair import TEXTS, build
+from vllm_server import start, wait
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,7 +21,6 @@ TEMPLATE = (
     "{{ ('USER: ' if message['role'] == 'user' else 'ASSISTANT: ') + message['content'] + ' ' }}"
     "{% endfor %}ASSISTANT:"
 )
-SERVER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +38,6 @@ def servers(tmp_path_factory):
             process.terminate()
         for process, _ in running:
             process.wait(300)
-
-
-def start(folder, speculative):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # What `vllm serve` runs: that command looks for a package of vLLM's first name, and the CPU's has another.
-    command = [find_python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "target"),
-               "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
-               "--chat-template", str(folder / "chat.jinja"), "--dtype", "float32", "--max-model-len", "480",
-               "--enforce-eager", "--no-enable-prefix-caching"]  # fmt: skip
-    command += [] if speculative is None else ["--speculative-config", json.dumps(speculative)]
-    with (folder / f"{port}.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | SERVER, cwd=folder)
-    return process, f"http://127.0.0.1:{port}"
-
-
-def wait(process, url):
-    for _ in range(1200):
-        assert process.poll() is None, "the server ended"
-        try:
-            with urlopen(f"{url}/health", timeout=5):
-                return url
-        except OSError:
-            time.sleep(1)
-    raise AssertionError("the server did not start")
 
 
 def rows(folder):

@@ -142,6 +142,17 @@ def test_a_server_that_died_or_is_none():
         _ = ChatServer("file:///etc/passwd").model
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+def test_no_key_goes_to_another_server(monkeypatch, path):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-" + "secret")
+    with Server() as other, Server(redirects=(path, other.url)) as server:
+        with pytest.raises(UserError, match=f"sends requests on to {other.url}"):
+            bench(server).measure({"mine": TALKS[:1]})
+        assert not other.heard
+        server.settings["redirects"] = ("/v1/models", server.url + "/moved")
+        assert ChatServer(server.url).model == "tiny", "its own paths are followed"
+
+
 def test_a_server_without_metrics_has_no_tau():
     with Server(metrics=False) as server:
         cells, _ = bench(server).measure({"mine": TALKS[:2]})

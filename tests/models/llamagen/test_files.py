@@ -377,6 +377,13 @@ def test_an_official_file_through_all_layouts(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "c2i_384.pt", "ours", "theirs"]
 
 
+@pytest.mark.parametrize("name", ["layers.0.attention.q_norm.weight", "layers.1.attention.wqkv.bias"])
+def test_a_weight_of_another_architecture_is_not_left_out(tmp_path, capsys, name):
+    torch.save({"model": {**llamagen(CLASS).state_dict(), name: torch.ones(8)}}, tmp_path / "c2i_384.pt")
+    assert convert(tmp_path / "c2i_384.pt", tmp_path / "ours", "--heads", 2) == 2
+    assert f"{name} is no part of this model" in capsys.readouterr().err and not (tmp_path / "ours").exists()
+
+
 def test_a_tokenizer_file(tmp_path, capsys):
     model = tokenizer()
     torch.save({"model": {**model.state_dict(), "loss.weight": torch.ones(2)}}, tmp_path / "vq.pt")

@@ -12,14 +12,16 @@ from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve.engine_answers import Asked, Job, read_answers, read_states
 from draftsmith.trainers.serve.engine_process import EngineProcess
+from draftsmith.trainers.serve.workers.draftsmith_jobs import prompt_hash
 from fails import fails_with
 from safetensors.torch import save_file
 
 PROMPTS = (torch.tensor([1, 5, 6]), torch.tensor([1, 5]))
 ENDS = (2, 90)
 JOB = Job([Asked("a.json[0]", PROMPTS[0], 4), Asked("a.json[1]", PROMPTS[1], 4)], 100, never={50}, ends=ENDS)
-GOOD = [{"prompt_tokens": 3, "tokens": [7, 8, 90], "stop": "eos"},
-        {"prompt_tokens": 2, "tokens": [7, 8, 9, 10], "stop": "length"}]  # fmt: skip
+HASHES = [prompt_hash(number, prompt.tolist()) for number, prompt in enumerate(PROMPTS)]
+GOOD = [{"prompt_tokens": 3, "prompt": HASHES[0], "tokens": [7, 8, 90], "stop": "eos"},
+        {"prompt_tokens": 2, "prompt": HASHES[1], "tokens": [7, 8, 9, 10], "stop": "length"}]  # fmt: skip
 
 
 def first(**changes):
@@ -44,6 +46,9 @@ WRONG = {
     "fewer, at no end": (tokens(7, 8), "wrote 2 of 4 tokens, and 8 is no end"),
     "an unknown reason": (first(stop="abort"), r"answers.0.stop: expected 'eos' or 'length', found 'abort'"),
     "another prompt": (first(prompt_tokens=4), "prompt has 4 tokens, and ours 3"),
+    "to other ids": (first(prompt=prompt_hash(0, [1, 6, 5])), "is to another request, or to other ids"),
+    "to the same ids of another request": (first(prompt=prompt_hash(1, [1, 5, 6])), "is to another request"),
+    "no prompt": (first(prompt=...), "answers.0.prompt: Field required"),
     "a key is missing": (first(stop=...), "answers.0.stop: Field required"),
     "a key too many": (first(logprobs=[]), "answers.0.logprobs"),
     "one answer too few": (json.dumps({"answers": GOOD[:1]}), "asked 2 requests, and answered 1"),
@@ -81,6 +86,19 @@ def test_a_right_answer_is_read(tmp_path):
     assert read_answers(path, JOB)[0].stop == "eos"
 
 
+def test_answers_of_equal_length_cannot_change_places(tmp_path):
+    """Reversed or turned, each is an answer that could be the other's: of like questions about several pictures."""
+    prompts = [torch.tensor(ids) for ids in ([1, 5, 6], [1, 5, 7], [1, 5, 6])]
+    job = Job([Asked(f"a.json[{n}]", prompt, 4) for n, prompt in enumerate(prompts)], 100, ends=ENDS)
+    lines = [GOOD[1] | {"prompt_tokens": 3, "prompt": prompt_hash(n, p.tolist())} for n, p in enumerate(prompts)]
+    path = tmp_path / "000000003.json"
+    path.write_text(json.dumps({"answers": lines}))
+    assert len(read_answers(path, job)) == 3
+    for other in (lines[::-1], [*lines[1:], lines[0]], [lines[1], lines[0], lines[2]], [lines[0]] * 3):
+        path.write_text(json.dumps({"answers": other}))
+        fails_with("the engine's answer is to another request", read_answers, path, job)
+
+
 STATES = {"hidden_states": torch.randn(3, 2, 8), "token_ids": PROMPTS[0]}
 WRONG_STATES = {
     "one place fewer": (STATES | {"hidden_states": torch.randn(2, 2, 8)}, r"shape \(2, 2, 8\), and \(3, 2, 8\)"),
@@ -88,6 +106,8 @@ WRONG_STATES = {
     "flat": (STATES | {"hidden_states": torch.randn(48)}, "shape"),
     "not finite": (STATES | {"hidden_states": torch.full((3, 2, 8), float("nan"))}, "not finite numbers"),
     "whole numbers": (STATES | {"hidden_states": torch.zeros(3, 2, 8, dtype=torch.int32)}, "not finite numbers"),
+    "a layer of zeros": (STATES | {"hidden_states": torch.tensor([1.0, 0.0])[:, None].expand(3, 2, 8).contiguous()},
+                         "a layer of the engine's states is zero at every place"),
     "other ids": (STATES | {"token_ids": torch.tensor([1, 5, 7])}, "of other ids"),
     "no ids": ({"hidden_states": STATES["hidden_states"]}, "lack token_ids"),
     "no states": ({"token_ids": PROMPTS[0]}, "lack hidden_states"),

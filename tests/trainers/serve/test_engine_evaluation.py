@@ -99,6 +99,7 @@ def test_each_method_has_an_engine_that_is_asked_at_each_number_at_once(measured
     jobs = asked(measured, "job")
     assert [job["together"] for job in jobs] == [1, 4] * 3 and {job["job"] for job in jobs} == {6}
     assert jobs[0]["pictures"] == [0, 1, 1, 0, 1, 1]
+    assert len(set(jobs[0]["seeds"])) == 6 and all(job["seeds"] == jobs[0]["seeds"] for job in jobs)
 
 
 def test_rows_are_an_engines_and_marked_so(measured):

@@ -30,14 +30,15 @@ JOBS = Path(draftsmith_jobs.__file__).parent
 HEAD = f"""
 import os, pathlib, signal, subprocess, sys, time
 sys.path.append({str(JOBS)!r})
-from draftsmith_jobs import InTurn, serve
+from draftsmith_jobs import InTurn, prompt_hash, serve
 folder = pathlib.Path(sys.argv[1])
 first = not (folder.parent / "mark").exists()
 (folder.parent / "mark").touch()
 """
 ANSWER = """
 def answer(name, requests, pictures):
-    return [{'prompt_tokens': len(r['ids']), 'tokens': r['ids'], 'stop': 'length'} for r in requests]
+    return [{'prompt_tokens': len(r['ids']), 'prompt': prompt_hash(n, r['ids']), 'tokens': r['ids'], 'stop': 'length'}
+            for n, r in enumerate(requests)]
 serve(folder, InTurn(answer))
 """
 
@@ -132,12 +133,13 @@ def test_requests_of_several_jobs_end_in_any_order(tmp_path, monkeypatch):
      r"killed by signal 9 \(SIGKILL\)(.|\n)*stages.x.engine.gpu_memory_util"),
     ("raise OSError(28, 'No space left on device')", r"exit code 1(.|\n)*Errno 28(.|\n)*stages.x.engine.scratch"),
     ("time.sleep(600)", r"gave no sign for 0.5 s(.|\n)*stages.x.engine.timeout_s"),
-], ids=["memory", "disk", "hang"])  # fmt: skip
+    ("(folder / 'alive').touch(); os.utime(folder / 'alive', (2**33, 2**33)); time.sleep(600)", "gave no sign for"),
+], ids=["memory", "disk", "hang", "hang of tomorrow"])  # fmt: skip
 def test_an_engine_that_never_answers_is_a_fault_with_its_cure(engine, dies, words):
     with pytest.raises(UserError, match=words) as caught, engine(dies, timeout_s=0.5 if "sleep" in dies else 60) as one:
         one.start()
     assert "3 times in a row" in str(caught.value) and "log.txt" in str(caught.value)
-    left = sorted(path.name for path in one.folder.iterdir())
+    left = sorted(path.name for path in one.folder.iterdir() if path.name != "alive")
     assert left == ["done", "engine.json", "lock", "log-1.txt", "log-2.txt", "log.txt"], "what it said is kept alone"
 
 

@@ -6,13 +6,15 @@ FOLDER/ready appears once the engine is loaded.
 FOLDER/jobs/NAME.json: `requests`, each with `ids` (one placeholder for a picture), `pictures` (names of tensors
 [H,W,3] uint8 in NAME.safetensors beside it) and `sampling`; of timed jobs `together`, how many of its requests may run
 at once. Jobs are begun in the order of their names.
-FOLDER/done/NAME.json appears whole: `answers`, each with `prompt_tokens` as the engine counts them, `tokens` and `stop`
+FOLDER/done/NAME.json appears whole: `answers`, each with `prompt_tokens` as the engine counts them, `prompt`
+(`prompt_hash` of the engine's own ids, so that no answer is taken for another's), `tokens` and `stop`
 (eos, length, or what the engine calls another reason, which is refused); of timed jobs `timing` (`Timing` in
 engine_answers.py). Where layers are wanted, NAME-NUMBER.safetensors lies beside it for each answer, with
 `hidden_states` [T,layers,D] and `token_ids` [T]. A program with long jobs touches FOLDER/alive in between. It ends
 when FOLDER/jobs/end appears.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -23,6 +25,11 @@ _LOOK_S = 0.005  # between two looks for a job
 def asked(folder):
     """What engine.json says."""
     return json.loads((folder / "engine.json").read_text())
+
+
+def prompt_hash(number, ids):
+    """Whose answer it is: the request's number in its job, and the prompt's ids with every placeholder in full."""
+    return hashlib.sha256(json.dumps([number, [int(token) for token in ids]]).encode()).hexdigest()
 
 
 class InTurn:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
-from draftsmith_jobs import InTurn, asked, serve
+from draftsmith_jobs import InTurn, asked, prompt_hash, serve
 
 # Before vLLM is imported. Its engine has a process of its own, as in a server: it writes states after `generate` has
 # returned.
@@ -46,11 +46,15 @@ def prompt_of(request, pictures):
     return {"prompt_token_ids": request["ids"]} | ({"multi_modal_data": {"image": pictures}} if pictures else {})
 
 
-def line_of(output, tokens):
+def line_of(number, output, tokens):
     """A finished request as its job's file has it."""
-    stop = output.outputs[0].finish_reason
-    stop = "eos" if stop == "stop" else str(stop)
-    return {"prompt_tokens": len(output.prompt_token_ids), "tokens": [int(token) for token in tokens], "stop": stop}
+    stop, ids = output.outputs[0].finish_reason, output.prompt_token_ids
+    return {
+        "prompt_tokens": len(ids),
+        "prompt": prompt_hash(number, ids),
+        "tokens": [int(token) for token in tokens],
+        "stop": "eos" if stop == "stop" else str(stop),
+    }
 
 
 class Batches:
@@ -80,7 +84,7 @@ class Batches:
                 continue
             name, number = self.places.pop(output.request_id)
             answers, count = self.open[name]
-            answers[number] = line_of(output, output.outputs[0].token_ids)
+            answers[number] = line_of(number, output, output.outputs[0].token_ids)
             if self.layers is not None:
                 take(output.kv_transfer_params["hidden_states_path"], self.done / f"{name}-{number}.safetensors")
             if len(answers) == count:
@@ -123,7 +127,7 @@ class Running:
             "drafted": [] if drafts is None else [int(count) for count in drafts.per_step_drafted],
             "accepted": [] if drafts is None else [int(count) for count in drafts.per_step_accepted],
         }
-        return line_of(output, self.tokens) | {"timing": timing}
+        return line_of(self.number, output, self.tokens) | {"timing": timing}
 
 
 class Timed:

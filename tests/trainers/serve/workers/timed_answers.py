@@ -8,8 +8,9 @@ once, the first time, or with "always" each time; {"wrong": {...}} changes the m
 
 import json
 import os
+from pathlib import Path
 
-from draftsmith_jobs import InTurn, asked, serve
+from draftsmith_jobs import InTurn, asked, prompt_hash, serve
 
 
 def passes(count, gamma, seed):
@@ -22,18 +23,20 @@ def passes(count, gamma, seed):
     return found
 
 
-def answer(request, began, gamma):
+def answer(number, request, gamma, image):
     ids, most = request["ids"], request["sampling"]["max_tokens"]
     assert not request["sampling"]["logit_bias"], "vLLM takes none beside a drafter"
+    whole = [token for one in ids for token in [one] * (9 if one == image else 1)]  # nine of a picture
     made = passes(most - 1, gamma, sum(ids))
     decode_s = len(made) * (0.011 if gamma else 0.01) * request["together"]
     return {
-        "prompt_tokens": len(ids) + 8 * len(request["pictures"]),  # nine of a picture, in place of one
+        "prompt_tokens": len(whole),
+        "prompt": prompt_hash(number, whole),
         "tokens": [290 + (sum(ids) + 7 * place) % 50 for place in range(most)],
         "stop": "length",
         "timing": {
-            "began_s": began,
-            "ended_s": began + 0.02 + decode_s,
+            "began_s": 0.001 * number,
+            "ended_s": 0.001 * number + 0.02 + decode_s,
             "first_s": 0.02,
             "decode_s": decode_s,
             "passes": [1, *(emitted for *_, emitted in made)],
@@ -61,15 +64,18 @@ def main(folder):
     speculative = settings.get("speculative_config")
     method = speculative["method"] if speculative else None
     told({"start": settings})
+    image = json.loads((Path(settings["model"]) / "config.json").read_text()).get("image_token_index")
 
     def do(name, requests, pictures):
         if fault().get("die") == requests[0]["together"] and fault()["of"] == method:
             if not fault().get("always"):
                 fault_file.write_text("{}")
             die()
-        told({"job": len(requests), "together": requests[0]["together"], "pictures": [len(p) for p in pictures]})
+        seeds = [request["sampling"]["seed"] for request in requests]
+        told({"job": len(requests), "together": requests[0]["together"], "pictures": [len(p) for p in pictures],
+              "seeds": seeds})  # fmt: skip
         gamma = speculative["num_speculative_tokens"] if speculative else 0
-        answers = [answer(request, 0.001 * place, gamma) for place, request in enumerate(requests)]
+        answers = [answer(place, request, gamma, image) for place, request in enumerate(requests)]
         if speculative and "wrong" in fault():
             answers[0]["timing"] |= fault()["wrong"]
         return answers

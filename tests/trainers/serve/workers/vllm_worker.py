@@ -12,7 +12,7 @@ from pathlib import Path
 
 # The package's own file, which its workers import from their folder.
 sys.path += [str(Path(__file__).parents[4] / "trainers" / "serve" / "workers"), str(Path(__file__).parent)]
-from draftsmith_jobs import InTurn, asked, serve
+from draftsmith_jobs import InTurn, asked, prompt_hash, serve
 
 
 def die():
@@ -47,14 +47,15 @@ def main(folder):
         for number, request in enumerate(requests):
             ids, more = engine.inputs(request, pictures[number])
             length = ids.shape[1] + bool(fault.get("longer") and more)
+            line = {"prompt_tokens": length, "prompt": prompt_hash(number, ids[0])}
             if layers is None:
                 tokens, stop = engine.write(ids, more, request["sampling"])
                 tokens = [fault["write"]] if "write" in fault else tokens
-                answers.append({"prompt_tokens": length, "tokens": tokens, "stop": stop})
+                answers.append(line | {"tokens": tokens, "stop": stop})
             else:
                 states = {"hidden_states": engine.states(ids, more, layers).contiguous(), "token_ids": ids[0]}
                 save_file(states, folder / "done" / f"{name}-{number}.safetensors")
-                answers.append({"prompt_tokens": length, "tokens": [0], "stop": "length"})
+                answers.append(line | {"tokens": [0], "stop": "length"})
         return answers
 
     serve(folder, InTurn(answer))

@@ -1,0 +1,38 @@
+"""vLLM's server on this CPU: `target` in a folder, with the chat template in `chat.jinja` beside it."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from urllib.request import urlopen
+
+from draftsmith.eval.engines.program import find_python
+
+SERVER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def start(folder, speculative):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # What `vllm serve` runs: that command looks for a package of vLLM's first name, and the CPU's has another.
+    command = [find_python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "target"),
+               "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
+               "--chat-template", str(folder / "chat.jinja"), "--dtype", "float32", "--max-model-len", "480",
+               "--enforce-eager", "--no-enable-prefix-caching"]  # fmt: skip
+    command += [] if speculative is None else ["--speculative-config", json.dumps(speculative)]
+    with (folder / f"{port}.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | SERVER, cwd=folder)
+    return process, f"http://127.0.0.1:{port}"
+
+
+def wait(process, url):
+    for _ in range(1200):
+        assert process.poll() is None, "the server ended"
+        try:
+            with urlopen(f"{url}/health", timeout=5):
+                return url
+        except OSError:
+            time.sleep(1)
+    raise AssertionError("the server did not start")
