@@ -62,7 +62,23 @@ def test_the_end_of_a_run(tmp_path):
     assert ending(recipe, path, ["world"]) == "", "nor by the stages that ran"
     lines = ending(recipe, path, stages).splitlines()
     assert lines[1] == "evaluate" and lines[2].split() == [
-        *"measured on method temperature n tau [95%] decoding end to end same tokens as plain".split()
+        *[
+            "measured",
+            "on",
+            "method",
+            "temperature",
+            "n",
+            "tau",
+            "[95%]",
+            "decoding",
+            "end",
+            "to",
+            "end",
+            "same",
+            "tokens",
+            "as",
+            "plain",
+        ]
     ]
     assert [line.split() for line in lines[4:7]] == [
         ["pictures", "M", "0", "6", "2.53", "[2.23,", "2.86]", "1.55x", "1.51x", "6/6"],
