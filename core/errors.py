@@ -105,6 +105,11 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, list(known), count, 0.5)
 
 
+def likeness(name: str, known: Iterable[str]) -> float:
+    """How much a name is like the nearest known one, by its letters: 1 is the same."""
+    return max((difflib.SequenceMatcher(None, name, other).ratio() for other in known), default=0.0)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known names, or all of them where none is near."""
     known = list(known)

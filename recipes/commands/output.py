@@ -15,7 +15,7 @@ from ...core.errors import UserError
 
 
 class _Lasting:
-    """A stream whose failing writes are left out."""
+    """A stream that goes nowhere from its first failing write on."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -27,22 +27,19 @@ class _Lasting:
         """As of any stream."""
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            to_nowhere(self._stream)
-        except OSError:  # a full disk may have room again later
-            pass
+        except OSError:
+            _to_nowhere(self._stream)
         return len(text)
 
-    def flush(self, *, last: bool = False) -> None:
-        """As of any stream. `last`: what cannot be written now is left out for good, or Python would exit with 120."""
+    def flush(self) -> None:
+        """As of any stream."""
         try:
             self._stream.flush()
         except OSError:
-            if last:
-                to_nowhere(self._stream)
+            _to_nowhere(self._stream)
 
 
-def to_nowhere(stream: TextIO) -> None:
+def _to_nowhere(stream: TextIO) -> None:
     """Lets all that is written to a stream from here on go nowhere, what waits in its buffer too."""
     with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), stream.fileno())
@@ -58,10 +55,10 @@ def lasting_output(*, stdout: bool) -> Iterator[None]:
     """
     out, errors = _Lasting(sys.stdout), _Lasting(sys.stderr)
     with contextlib.ExitStack() as stack:
-        stack.callback(errors.flush, last=True)
+        stack.callback(errors.flush)
         stack.enter_context(contextlib.redirect_stderr(errors))  # type: ignore[type-var]
         if stdout:
-            stack.callback(out.flush, last=True)
+            stack.callback(out.flush)
             stack.enter_context(contextlib.redirect_stdout(out))  # type: ignore[type-var]
         yield
 
@@ -73,11 +70,10 @@ def printed() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        to_nowhere(sys.stdout)
+        _to_nowhere(sys.stdout)
     except OSError as error:
         if error.filename is not None:
             raise
-        to_nowhere(sys.stdout)
-        raise UserError(
-            f"the output cannot be written: {error.strerror}", hint="make room, or write it elsewhere"
-        ) from error
+        _to_nowhere(sys.stdout)
+        problem = f"the output cannot be written: {error.strerror}"
+        raise UserError(problem, hint="make room, or write it elsewhere") from error

@@ -78,7 +78,7 @@ def _publish(options: argparse.Namespace) -> int:
         raise UserError("a run's folder is published by its own stage alone", where="command line: stages=, restart=",
                         hint=f"leave them out, or name {name}")  # fmt: skip
     if loaded.options.dry_run:
-        with blamed(loaded.written):
+        with blamed(loaded):
             return describe(loaded.recipe, planned)
     # Refuses a misleading name before a model is loaded.
     say("\n".join(stage.stage.describe(stage)))

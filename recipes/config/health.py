@@ -22,9 +22,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ...core import ranks
-from ...core.errors import UserError, first_line
+from ...core.errors import first_line
 from ...core.tracking import wandb_login
-from .finding import Finding, fault, ok, tried, warning
+from .finding import Finding, fault, ok, warning
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
 GIB = 2**30
@@ -157,16 +157,11 @@ def threads(num_ranks: int) -> Finding:
     """Ranks of this node times threads against its cores: two spinning pools on two cores run a hundred times slower
     (measured).
     """
-    cores, value = num_cores(), os.environ.get("OMP_NUM_THREADS")
-    best = max(1, cores // num_ranks)
-    if value is None and num_ranks > cores:
-        return fault("threads", f"{num_ranks} ranks on {cores} cores", f"start at most {cores} ranks on this node")
-    if value is None:
-        return ok("threads", f"{cores} cores, {num_ranks} rank(s): each will take {best} (OMP_NUM_THREADS is not set)")
-    if not value.isdigit() or int(value) < 1:
-        return fault("threads", f"OMP_NUM_THREADS={value} is no number of threads", f"export OMP_NUM_THREADS={best}")
+    cores = num_cores()
+    best = max(1, cores // num_ranks)  # which each takes where the variable is not set
+    value = os.environ.get("OMP_NUM_THREADS", str(best))
     text = f"{num_ranks} rank(s) of {value} thread(s) on {cores} cores"
-    if num_ranks * int(value) > cores:
+    if not value.isdigit() or not 1 <= int(value) <= cores / num_ranks:
         return fault("threads", text, f"export OMP_NUM_THREADS={best}, or start fewer ranks")
     return ok("threads", text)
 
@@ -194,20 +189,24 @@ def logins() -> Iterator[Finding]:
 
 def network(timeout_s: float = 10.0) -> Iterator[Finding]:
     """Whether the Hub and wandb answer. Any HTTP status is an answer."""
-
-    def answers(address: str) -> str:
-        if not address.startswith(("http://", "https://")):
-            raise UserError(f"{address} is no http address")
+    hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    wandb = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    for subject, address, hint in (
+        (
+            "HF_ENDPOINT",
+            hub,
+            "HTTPS_PROXY, HF_ENDPOINT for a mirror, or HF_HUB_OFFLINE=1 and models from elsewhere",
+        ),
+        ("wandb", wandb, "HTTPS_PROXY, or tracking.wandb.mode=offline"),
+    ):
+        finding = ok(subject, f"{address} answers")
         try:
-            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=timeout_s).close()
+            request = urllib.request.Request(address, method="HEAD")
+            if request.type not in ("http", "https"):
+                raise ValueError("it is no http address")
+            urllib.request.urlopen(request, timeout=timeout_s).close()
         except urllib.error.HTTPError:
             pass
         except (OSError, ValueError) as error:
-            raise UserError(f"{address} does not answer: {first_line(error)}") from error
-        return f"{address} answers"
-
-    hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    hint = "proxy (HTTPS_PROXY), HF_ENDPOINT for a mirror, or HF_HUB_OFFLINE=1 with models fetched elsewhere"
-    yield tried("HF_ENDPOINT", lambda: answers(hub), hint)
-    wandb = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    yield tried("wandb", lambda: answers(wandb), "proxy (HTTPS_PROXY), or tracking.wandb.mode=offline")
+            finding = fault(subject, f"{address} does not answer: {first_line(error)}", hint)
+        yield finding

@@ -49,12 +49,12 @@ def announcement(arguments: Sequence[str]) -> str | None:
     """
     try:
         words = read_words(arguments)
-        output = str(resolved(words.written.tree)["output"])
+        output = str(resolved(words.tree)["output"])
     except (UserError, KeyError):
         return None
     if words.options.dry_run:
         return None
-    lines = words.written.path.read_text(encoding="utf-8").splitlines()
+    lines = words.path.read_text(encoding="utf-8").splitlines()
     header = [line.lstrip("# ").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
     time = re.search(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?)\b[^.;]*", " ".join(header))
     said = [": ".join([words.name, *header[:1]])]
@@ -93,7 +93,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .preflight_inputs import check_placement
 
     recipe, options = loaded.recipe, loaded.options
-    with blamed(loaded.written):
+    with blamed(loaded):
         check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
         check_placement(recipe, planned, options.stages, dry_run=options.dry_run)

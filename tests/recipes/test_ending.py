@@ -8,7 +8,8 @@ import yaml
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.commands.cli import COMMANDS
 from draftsmith.recipes.config.ending import ending, try_next
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from recorded import first_of_each_folder
 from rows import METHODS, measured_rows
@@ -61,25 +62,8 @@ def test_the_end_of_a_run(tmp_path):
     write(tmp_path / "evaluate", build(measured_rows(), about={}, methods=METHODS), measured_rows())
     assert ending(recipe, path, ["world"]) == "", "nor by the stages that ran"
     lines = ending(recipe, path, stages).splitlines()
-    assert lines[1] == "evaluate" and lines[2].split() == [
-        *[
-            "measured",
-            "on",
-            "method",
-            "temperature",
-            "n",
-            "tau",
-            "[95%]",
-            "decoding",
-            "end",
-            "to",
-            "end",
-            "same",
-            "tokens",
-            "as",
-            "plain",
-        ]
-    ]
+    heading = "measured on method temperature n tau [95%] decoding end to end same tokens as plain"
+    assert lines[1] == "evaluate" and " ".join(lines[2].split()) == heading
     assert [line.split() for line in lines[4:7]] == [
         ["pictures", "M", "0", "6", "2.53", "[2.23,", "2.86]", "1.55x", "1.51x", "6/6"],
         ["pictures", "T", "0", "6", "2.44", "[1.64,", "3.10]", "1.52x", "1.46x", "6/6"],
