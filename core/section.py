@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from . import json_types
-from .errors import Refused, did_you_mean, likeness
+from .errors import Refused, did_you_mean, nearest
 from .json_types import object_at, text_at
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Section(BaseModel):
             unknown = [str(p["loc"][0]) for p in problems if p["type"] == "extra_forbidden" and len(p["loc"]) == 1]
             if not unknown:
                 raise
-            name = max(unknown, key=lambda name: likeness(name, fields))  # a slip may make others unknown, too
+            # A mistyped key may be what makes others unknown.
+            name = next((name for name in unknown if nearest(name, fields, likeness=0.8)), unknown[0])
             raise Refused(name, "unknown key", did_you_mean(name, fields)) from error
         given = object_at(values) or {}
         for key, name in fields.items():

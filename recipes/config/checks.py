@@ -50,7 +50,7 @@ def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
         tried("engine", engine, "change engine"),
         *models_findings(recipe),
         *broken,
-        room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
+        room("output", Path(recipe.output), "choose another output=", wanted=1, level="fault"),
         *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in recipe.warnings()),
     ]
     chosen = options.stages or tuple(stage.name for stage in planned)

@@ -32,6 +32,11 @@ class Finding:
 ok, warning, fault = (partial(Finding, level) for level in get_args(Level))
 
 
+def graded(is_fine: bool, subject: str, what: str, hint: str, *, level: Level = "warning") -> Finding:
+    """A finding of this level, unless all `is_fine`."""
+    return ok(subject, what) if is_fine else Finding(level, subject, what, hint)
+
+
 def tried(subject: str, look: Callable[[], str], hint: str) -> Finding:
     """What `look` says, or the `UserError` that it raises as a fault; `hint` where the error has none."""
     try:

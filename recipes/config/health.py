@@ -7,8 +7,6 @@ import platform
 import re
 import shutil
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -24,25 +22,20 @@ from packaging.version import Version
 from ...core import ranks
 from ...core.errors import first_line
 from ...core.tracking import wandb_login
-from .finding import Finding, fault, ok, warning
+from .finding import Finding, Level, fault, graded, ok, warning
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
 GIB = 2**30
 
 
-def look(output: Path, num_ranks: int | None, *, online: bool) -> Iterator[Finding]:
+def look(output: Path, num_ranks: int | None) -> Iterator[Finding]:
     """All of it.
 
     Args:
         output: folder that runs are written to.
         num_ranks: of a run on this node; None: one for each GPU, or one.
-        online: also whether the Hub and wandb answer.
     """
-    version = platform.python_version()
-    if (3, 11) <= tuple(map(int, platform.python_version_tuple()[:2])) < (3, 13):
-        yield ok("Python", f"{version}; draftsmith from {ROOT}")
-    else:
-        yield fault("Python", version, "draftsmith needs 3.11 or 3.12: make an environment with one of them")
+    yield ok("Python", f"{platform.python_version()}; draftsmith from {ROOT}")
     yield from packages({r.name: version_of(r.name) for r in requirements()})
     yield from devices()
     yield deepspeed()
@@ -52,11 +45,9 @@ def look(output: Path, num_ranks: int | None, *, online: bool) -> Iterator[Findi
         yield room("shared memory", shared, "num_workers: 0, or a container with --shm-size", wanted=1)
     free = psutil.virtual_memory().available / GIB
     hint = "end other programs; smaller micro_batch_size; draftsmith check NAME says what a recipe needs"
-    yield warning("memory", f"{free:.1f} GiB free", hint) if free < 4 else ok("memory", f"{free:.1f} GiB free")
+    yield graded(free >= 4, "memory", f"{free:.1f} GiB free", hint)
     yield threads(num_ranks or torch.cuda.device_count() or 1)
     yield from logins()
-    if online:
-        yield from network()
 
 
 def requirements() -> list[Requirement]:
@@ -118,7 +109,7 @@ def devices() -> Iterator[Finding]:
         free, total = torch.cuda.mem_get_info(index)
         text = f"{torch.cuda.get_device_properties(index).name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
         cure = "end what uses it, or choose others: CUDA_VISIBLE_DEVICES"
-        yield warning(f"GPU {index}", text, cure) if free < 0.5 * total else ok(f"GPU {index}", text)
+        yield graded(free >= 0.5 * total, f"GPU {index}", text, cure)
     if count:
         return
     if not (Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi")):
@@ -141,16 +132,14 @@ def deepspeed() -> Finding:
         return fault("DeepSpeed", f"cannot be imported: {first_line(error)}", reinstall())
 
 
-def room(subject: str, folder: Path, cure: str, *, wanted: float, least: float = 0) -> Finding:
+def room(subject: str, folder: Path, cure: str, *, wanted: float, level: Level = "warning") -> Finding:
     """Whether a folder, or the nearest one above it that is there, can be written, and the GiB that are free."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(there).free / GIB
     text = f"{free:,.1f} GiB are free under {there.resolve()}"
     if not os.access(there, os.W_OK):
         return fault(subject, f"{there} cannot be written", f"fix its permissions, or {cure}")
-    if free < least:
-        return fault(subject, text, f"make room, or {cure}")
-    return warning(subject, f"{text}, less than {wanted}", cure) if free < wanted else ok(subject, text)
+    return graded(free >= wanted, subject, text, f"make room, or {cure}", level=level)
 
 
 def threads(num_ranks: int) -> Finding:
@@ -161,9 +150,8 @@ def threads(num_ranks: int) -> Finding:
     best = max(1, cores // num_ranks)  # which each takes where the variable is not set
     value = os.environ.get("OMP_NUM_THREADS", str(best))
     text = f"{num_ranks} rank(s) of {value} thread(s) on {cores} cores"
-    if not value.isdigit() or not 1 <= int(value) <= cores / num_ranks:
-        return fault("threads", text, f"export OMP_NUM_THREADS={best}, or start fewer ranks")
-    return ok("threads", text)
+    fits = value.isdigit() and 1 <= int(value) <= cores / num_ranks
+    return graded(fits, "threads", text, f"export OMP_NUM_THREADS={best}, or start fewer ranks", level="fault")
 
 
 def num_cores() -> int:
@@ -178,35 +166,9 @@ def logins() -> Iterator[Finding]:
     """Whether Hub and wandb know this user, without asking them."""
     if constants.HF_HUB_OFFLINE:
         yield ok("Hub login", "HF_HUB_OFFLINE is set: only what is in the cache")
-    elif huggingface_hub.get_token():
-        yield ok("Hub login", "a token is set")
     else:
-        yield warning("Hub login", "no token: gated models cannot be read, and nothing can be published",
-                      "hf auth login, or HF_TOKEN; public models need none")  # fmt: skip
+        cure = "gated models cannot be read, and nothing published: hf auth login, or HF_TOKEN; public models need none"
+        has_token = huggingface_hub.get_token() is not None
+        yield graded(has_token, "Hub login", "a token is set" if has_token else "no token is set", cure)
     offline = "no key: runs that name a wandb project are kept offline (wandb login; wandb sync)"
     yield ok("wandb login", wandb_login() or offline)
-
-
-def network(timeout_s: float = 10.0) -> Iterator[Finding]:
-    """Whether the Hub and wandb answer. Any HTTP status is an answer."""
-    hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    wandb = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    for subject, address, hint in (
-        (
-            "HF_ENDPOINT",
-            hub,
-            "HTTPS_PROXY, HF_ENDPOINT for a mirror, or HF_HUB_OFFLINE=1 and models from elsewhere",
-        ),
-        ("wandb", wandb, "HTTPS_PROXY, or tracking.wandb.mode=offline"),
-    ):
-        finding = ok(subject, f"{address} answers")
-        try:
-            request = urllib.request.Request(address, method="HEAD")
-            if request.type not in ("http", "https"):
-                raise ValueError("it is no http address")
-            urllib.request.urlopen(request, timeout=timeout_s).close()
-        except urllib.error.HTTPError:
-            pass
-        except (OSError, ValueError) as error:
-            finding = fault(subject, f"{address} does not answer: {first_line(error)}", hint)
-        yield finding

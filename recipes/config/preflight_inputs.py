@@ -40,7 +40,7 @@ from ...trainers.run.stage import Planned, Stage, WholeRecipe
 from ...trainers.run.stage_records import data_files
 from ...trainers.stages.encode import EncodeStage, resolved, usable_pictures
 from ...trainers.train.fit import OutsideStart
-from .finding import Finding, fault, ok, warning
+from .finding import Finding, fault, graded, ok
 from .preflight_samples import DataSection, records_findings
 from .schema import Recipe
 
@@ -262,22 +262,19 @@ def _is_on_hub(data: DataSection) -> bool:
 
 
 def _suite(subject: str, data: DataSection, context: Context) -> Finding:
-    layout = page("evaluation.md")
-    if _is_on_hub(data) and constants.HF_HUB_OFFLINE:
-        return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
-                       f"name a directory of sets with this key ({layout})")  # fmt: skip
     if _is_on_hub(data):
-        return ok(subject, "its sets will be fetched from the Hub")
+        hint = f"HF_HUB_OFFLINE is set: name a directory of sets with this key ({page('evaluation.md')})"
+        return graded(not constants.HF_HUB_OFFLINE, subject, "its sets are fetched from the Hub", hint)
     if (name := data.published) is None:
         names = list(read_index((_written(data, context) or Path()) / data.section.path).sets)
         return ok(subject, f"{len(names)} sets: {', '.join(names)}")
     path = Path(data.section.path)
     records, folder = published_records(name, path), published_files(name, path)[0].parent
     pictures = [folder / Path(picture).relative_to(PUBLISHED) for r in records for picture in r.get("image", ())]
-    if gone := [str(picture) for picture in pictures if not picture.is_file()]:
-        what = f"pictures missing: {len(gone)} of {len(pictures)}, the first {gone[0]}"
-        return fault(subject, what, TURN_SETS[name].cure)
-    return ok(subject, f"{counted(len(records), 'conversation')} of {name}")
+    gone = [str(picture) for picture in pictures if not picture.is_file()]
+    about = f"{counted(len(records), 'conversation')} of {name}"
+    about += "".join(f"; {len(gone)} of {len(pictures)} pictures missing, the first {first}" for first in gone[:1])
+    return graded(not gone, subject, about, TURN_SETS[name].cure, level="fault")
 
 
 def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, context: Context) -> Finding:
@@ -302,14 +299,8 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
         if log.is_file():
             note = json.loads(log.read_text().splitlines()[0])
             example = f"; the first: {note['where']}: {note['detail']}"
-    looked, why = usable + refused.total(), ", ".join(f"{n} {reason}" for reason, n in refused.most_common())
-    if not usable:
-        what = f"none of the first {looked} items can be used ({why or 'there is none'}){example}"
-        return fault(subject, what, "fix the source")
-    about = f"{usable} of the first {looked} items can be used"
-    if not refused:
-        return ok(subject, about)
-    about += f" ({why}){example}"
-    if stage.on_error == "strict" and refused.keys() - {"duplicate"}:
-        return fault(subject, about, "remove them, or set on_error: skip")
-    return warning(subject, about, "they are left out, counted and listed")
+    why = ", ".join(f"{n} {reason}" for reason, n in refused.most_common()) or "none is left out"
+    about = f"{usable} of the first {usable + refused.total()} items can be used ({why}){example}"
+    stops = not usable or (stage.on_error == "strict" and refused.keys() - {"duplicate"})
+    hint = "fix the source; on_error: skip leaves out, counts and lists what cannot be used"
+    return graded(bool(usable) and not refused, subject, about, hint, level="fault" if stops else "warning")
