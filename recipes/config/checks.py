@@ -75,7 +75,7 @@ def stages_findings(
     for stage, context in looked_at(loaded, planned, "draftsmith check"):
         state, subject, folder = stage_state(stage, output), f"stages.{stage.name}", output / stage.name
         if state == "finished":
-            findings.append(_finished(stage.name, folder))
+            findings.append(ok(subject, "finished before, same inputs: skipped"))
             continue
         if isinstance(state, UserError):
             # What it waits for may be among what this run would do first.
@@ -91,18 +91,6 @@ def stages_findings(
         findings += _quality_findings(subject, stage.stage)
         findings += data_findings(stage, context, finished=finished, count=samples)
     return findings
-
-
-def _finished(name: str, folder: Path) -> Finding:
-    """Whether a finished stage's files are still there. A cache that nothing reads any more may have been removed."""
-    mark = read_mark(folder / DONE)
-    listed = {} if mark is None or mark.files is None else mark.files
-    sizes = {file: path.stat().st_size for file in listed if (path := folder / file).is_file()}
-    gone = [file for file, entry in listed.items() if sizes.get(file) != entry.bytes]
-    if not gone:
-        return ok(f"stages.{name}", "finished before, same inputs: skipped")
-    what = f"finished before, and {len(gone)} of its {len(listed)} files are not there as written, the first: {gone[0]}"
-    return warning(f"stages.{name}", what, f"restart={name} makes them again, if anything is to read them")
 
 
 def _goes_on(stage: Planned, folder: Path) -> Finding:

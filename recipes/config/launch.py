@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import re
 import sys
@@ -23,6 +23,7 @@ from .exit_codes import FAULTS, OK
 from .load import Loaded, blamed, leave_at_once, load, read_words
 
 if TYPE_CHECKING:
+    from ...trainers.run.context import Context
     from ...trainers.run.stage import Planned
     from .schema import Recipe
 
@@ -44,8 +45,8 @@ def announce(arguments: Sequence[str]) -> None:
 
 
 def announcement(arguments: Sequence[str]) -> str | None:
-    """A run's first lines: what runs, its time by the recipe's header, where its results will lie. None for a dry run,
-    and for what `load` will refuse.
+    """A run's first lines: what runs, by its header, and where its results will lie. None for a dry run, and for what
+    `load` will refuse.
     """
     try:
         words = read_words(arguments)
@@ -54,16 +55,10 @@ def announcement(arguments: Sequence[str]) -> str | None:
         return None
     if words.options.dry_run:
         return None
-    lines = words.path.read_text(encoding="utf-8").splitlines()
-    header = [line.lstrip("# ").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
-    time = re.search(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?)\b[^.;]*", " ".join(header))
-    said = [": ".join([words.name, *header[:1]])]
-    if time is not None and time[0] not in said[0]:
-        said.append(f"  {time[0]}")
-    if time is not None and words.options.stages is not None:
-        said.append(f"  of all stages; here only: {', '.join(words.options.stages)}")
+    header = re.match(r"#[# ]*(.*)", words.path.read_text(encoding="utf-8"))
+    about = words.name if header is None else f"{words.name}: {header[1]}"
     begun = ", which goes on with what is there" if (Path(output) / ABOUT).is_file() else ""
-    return "\n".join([*said, f"  results: {shown_place(output)}{begun}; torch and DeepSpeed are loading"])
+    return f"{about}\n  results: {shown_place(output)}{begun}; torch and DeepSpeed are loading"
 
 
 def shown_place(output: str | Path) -> str:
@@ -133,10 +128,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         hf_logging.disable_progress_bar()
     if makes:
         _write_provenance(loaded, output, command)
-    run_stages(
-        planned, context_maker(loaded, command), output=output, chosen=options.stages, restart=restart, say=say,
-        words=words,
-    )  # fmt: skip
+    maker = functools.partial(make_context, loaded, command)
+    run_stages(planned, maker, output=output, chosen=options.stages, restart=restart, say=say, words=words)
     ranks.leave(said=False)
     ran = options.stages or [*recipe.stages]
     if ranks.is_main() and (last := ending(recipe, loaded.path, ran, shown_place(output))):
@@ -180,18 +173,20 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
                 raise UserError(finding.what, key=finding.subject, hint=hint)
 
 
-def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Iterator[tuple[Planned, Any]]:
+def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Iterator[tuple[Planned, Context]]:
     """The stages that would run, each with the context in which its data is looked at."""
-    output, chosen, make_context = Path(loaded.recipe.output), loaded.options.stages, context_maker(loaded, command)
+    output, chosen = Path(loaded.recipe.output), loaded.options.stages
     for stage in planned:
         if chosen is None or stage.name in chosen:
             inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-            yield stage, make_context(stage, output / stage.name, inputs)
+            yield stage, make_context(loaded, command, stage, output / stage.name, inputs)
 
 
-def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:
-    """Returns the function that makes a stage's context: (planned, folder, inputs, stop, line) -> context. Without
-    `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
+def make_context(
+    loaded: Loaded, command: str, stage: Planned, folder: Path, inputs: Mapping[str, Path],
+    stop: Any = None, line: Any = None, *, tell: Callable[[str], None] = say,
+) -> Context:  # fmt: skip
+    """A stage's context. Without `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
 
     Args:
         tell: what a stage says goes there.
@@ -202,18 +197,12 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     from ...trainers.run.stopping import Stop
 
     recipe = loaded.recipe
-
-    def make_context(
-        stage: Planned, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None, line: Any = None
-    ) -> Context:
-        context = Context(
-            stage.name, folder, recipe.seed, stage.fingerprint, recipe.target, recipe.drafter, recipe.engine,
-            recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(),
-            progress=line or StageLine(stage.name),
-        )  # fmt: skip
-        return context if stop is None else settled(context, stage)
-
-    return make_context
+    context = Context(
+        stage.name, folder, recipe.seed, stage.fingerprint, recipe.target, recipe.drafter, recipe.engine,
+        recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(),
+        progress=line or StageLine(stage.name),
+    )  # fmt: skip
+    return context if stop is None else settled(context, stage)
 
 
 def _refuse_foreign(output: Path) -> None:
