@@ -40,7 +40,7 @@ from ...trainers.run.stage import Planned, Stage, WholeRecipe
 from ...trainers.run.stage_records import data_files
 from ...trainers.stages.encode import EncodeStage, resolved, usable_pictures
 from ...trainers.train.fit import OutsideStart
-from .finding import Finding, fault, graded, ok
+from .finding import Finding, Level, fault, graded, ok
 from .preflight_samples import DataSection, records_findings
 from .schema import Recipe
 
@@ -232,29 +232,19 @@ def _missing(subject: str, data: DataSection, context: Context) -> Finding | Non
     files = data_files(data.section, context)
     if are_present(files):
         return None
-    missing = missing_files(files)
-    folders = [path for path in missing if Path(path).is_dir() and not _is_ours(path, context)]
-    if folders:
-        what = "; ".join(f"{path} is a folder, and a file of records is expected" for path in folders)
-        return fault(subject, what, f"name a file: {subject}.path={folders[0]}/...")
     is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
-    return _absent(subject, missing, context, missing_hint(files), is_fetched=is_fetched)
+    return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
 
 
 def _absent(
     subject: str, paths: Sequence[str], context: Context, cure: str | None = None, *, is_fetched: bool = False
 ) -> Finding:
     """A fault, which stops a run before its first stage; a warning where a stage may fetch or write what is missing."""
-    is_ours = all(_is_ours(path, context) for path in paths)
-    place, fetch = f"name another place: {subject}.path=...", "fetch it before the run"
-    hint = f"{place}, or {fetch}: {cure}" if cure else f"{fetch}, or {place}"
-    what = f"not on disk: {', '.join(paths)}"
-    return Finding("warning" if is_fetched or is_ours else "fault", subject, what, hint, is_absent=True)
-
-
-def _is_ours(path: str, context: Context) -> bool:
-    """Whether it lies in the run's own output."""
-    return Path(path).resolve().is_relative_to(context.folder.parent.resolve())
+    output = context.folder.parent.resolve()
+    is_written = all(Path(path).resolve().is_relative_to(output) for path in paths)
+    hint = f"name another place: {subject}.path=..., or fetch it before the run" + f": {cure}" * bool(cure)
+    level: Level = "warning" if is_fetched or is_written else "fault"
+    return Finding(level, subject, f"not on disk as a file: {', '.join(paths)}", hint, is_absent=True)
 
 
 def _is_on_hub(data: DataSection) -> bool:
