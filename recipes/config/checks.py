@@ -115,13 +115,7 @@ def _quality_findings(subject: str, stage: Stage) -> Iterator[Finding]:
         return "there"
 
     for place, config in within(stage, QualityConfig):
-        key = ".".join((subject, *place))
         for metric in config.metrics:
-            compares = metric in ("fid", "precision_recall")
-            alone = {"metrics": (metric,), "reference": config.reference if compares else None}
-            if compares and config.reference is None:
-                what = f"{metric} compares with real images, and no folder is named"
-                yield fault(f"{key}.reference", what, "name a folder of real images")
-            else:
-                name = f"{key} ({metric})"
-                yield tried(name, partial(look, config.model_copy(update=alone)), "name its place: weights, reference")
+            alone = config.model_copy(update={"metrics": (metric,)})
+            name = f"{'.'.join((subject, *place))} ({metric})"
+            yield tried(name, partial(look, alone), "name its place: weights, reference")

@@ -279,8 +279,7 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
                 target.check_labels(source.class_labels())
             write_digests(read(first), digests)
             again = repeated([digests]) if stage.deduplicate else {}
-            lenient = stage.model_copy(update={"on_error": "skip"})
-            for item, _ in usable_pictures(read(first), lenient, again, refused, log, target.image_size):
+            for item, _ in usable_pictures(read(first), stage, again, refused, log, target.image_size):
                 usable += 1
                 if "codes" in stage.write:
                     target.check_labels([(item.caption, item.label)])
@@ -291,6 +290,5 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
             example = f"; the first: {note['where']}: {note['detail']}"
     why = ", ".join(f"{n} {reason}" for reason, n in refused.most_common()) or "none is left out"
     about = f"{usable} of the first {usable + refused.total()} items can be used ({why}){example}"
-    stops = not usable or (stage.on_error == "strict" and refused.keys() - {"duplicate"})
     hint = "fix the source; on_error: skip leaves out, counts and lists what cannot be used"
-    return graded(bool(usable) and not refused, subject, about, hint, level="fault" if stops else "warning")
+    return graded(bool(usable) and not refused, subject, about, hint, level="warning" if usable else "fault")
