@@ -101,9 +101,9 @@ def measure(
         extractors: networks in place of the published ones, by metric.
     """
     extractors = extractors or {}
-    check(config, extractors, reference)
     if not len(images):
         raise UserError("there are no generated images to measure", hint="generate some first")
+    check(config, extractors, reference)
     if reference is None and config.reference is not None:
         reference = Folder(config.reference)
     for metric in config.metrics:

@@ -1,6 +1,6 @@
 """Output that cannot be written: its reader has left (`draftsmith ... | head`), or its disk is full.
 
-A command goes on without it: a run's log is a file, and its exit code says how it ended. Nor is it read on: `| head` is no error.
+A command goes on without it: a run's log is a file, its exit code says how it ended, and `| head` is no error.
 """
 
 from __future__ import annotations

@@ -42,22 +42,15 @@ def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
         text = dry_run(recipe, planned, options.stages)
         say(text)
 
-    def engine() -> str:
-        check_engine(recipe.engine)
-        return f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}"
-
+    chosen, output = options.stages or tuple(stage.name for stage in planned), Path(recipe.output)
     findings = [
-        tried("engine", engine, "change engine"),
+        tried("engine", partial(check_engine, recipe.engine), "change engine"),
         *models_findings(recipe),
         *broken,
-        room("output", Path(recipe.output), "choose another output=", wanted=1, level="fault"),
+        room("output", output, "choose another output=", wanted=1, level="fault"),
         *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in recipe.warnings()),
+        tried("results", partial(look_at_results, planned, chosen, None, output), "make them again: restart=STAGE"),
     ]
-    chosen = options.stages or tuple(stage.name for stage in planned)
-    try:
-        look_at_results(planned, chosen, None, Path(recipe.output))
-    except UserError as error:
-        findings.append(fault("results", error.problem, error.hint or ""))
     return findings + stages_findings(loaded, planned, chosen, samples, text)
 
 
@@ -109,13 +102,8 @@ def _goes_on(stage: Planned, folder: Path) -> Finding:
 
 def _quality_findings(subject: str, stage: Stage) -> Iterator[Finding]:
     """Whether the weights of each metric and the real images are here, of each section on how pictures are judged."""
-
-    def look(config: QualityConfig) -> str:
-        check_quality(config)
-        return "there"
-
     for place, config in within(stage, QualityConfig):
         for metric in config.metrics:
             alone = config.model_copy(update={"metrics": (metric,)})
             name = f"{'.'.join((subject, *place))} ({metric})"
-            yield tried(name, partial(look, alone), "name its place: weights, reference")
+            yield tried(name, partial(check_quality, alone), "name its place: weights, reference")

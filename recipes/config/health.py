@@ -60,11 +60,8 @@ def requirements() -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def reinstall() -> str:
-    """The command that installs what is missing: of a checkout, or of an installed wheel, which brings its pins."""
-    if (ROOT / "pyproject.toml").is_file():
-        return "pip install -c constraints.txt -e .  (or scripts/demo, which makes an environment)"
-    return " ".join(["pip install -c", str(ROOT / "constraints.txt"), *(f"'{wanted}'" for wanted in requirements())])
+def _installs(requirement: object) -> str:
+    return f"pip install -c {ROOT / 'constraints.txt'} '{requirement}'"
 
 
 def pins() -> dict[str, str]:
@@ -92,9 +89,9 @@ def packages(installed: Mapping[str, str | None]) -> Iterator[Finding]:
         name, version = requirement.name, installed.get(requirement.name)
         pin = tested.get(canonicalize_name(name))
         if version is None:
-            yield fault(name, f"not installed; {requirement} is required", reinstall())
+            yield fault(name, f"not installed; {requirement} is required", _installs(requirement))
         elif not requirement.specifier.contains(version, prereleases=True):
-            yield fault(name, f"{version}; {requirement} is required", f"pip install '{requirement}'")
+            yield fault(name, f"{version}; {requirement} is required", _installs(requirement))
         elif pin is not None and Version(version).public != pin:
             yield warning(name, f"{version}; tested with {pin}", f"pip install {name}=={pin} where it misbehaves")
         else:
@@ -129,7 +126,7 @@ def deepspeed() -> Finding:
     try:
         return ok("DeepSpeed", import_deepspeed().__version__)
     except Exception as error:  # any error of the import is a finding
-        return fault("DeepSpeed", f"cannot be imported: {first_line(error)}", reinstall())
+        return fault("DeepSpeed", f"cannot be imported: {first_line(error)}", _installs("deepspeed"))
 
 
 def room(subject: str, folder: Path, cure: str, *, wanted: float, level: Level = "warning") -> Finding:

@@ -155,20 +155,18 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
     from ...core.results import DONE, read_mark
     from ...trainers.run.matching import is_done
     from ...trainers.run.restart import built_on
-    from .preflight_inputs import data_findings, missing_data, weight_findings
+    from .preflight_inputs import data_findings, weight_findings
 
     stale = built_on(planned, restart)
     for stage, context in looked_at(loaded, planned, command):
-        findings = weight_findings(stage.name, stage.stage, loaded.recipe)
-        if stage.name in stale:
-            kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
-            findings += data_findings(stage, context, finished=kept, count=8)
-        elif is_done(stage, context.folder.parent):
+        is_stale = stage.name in stale
+        if not is_stale and is_done(stage, context.folder.parent):
             continue
-        else:
-            findings += missing_data(stage.name, stage.stage, context)
+        stays = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
+        findings = weight_findings(stage.name, stage.stage, loaded.recipe)
+        findings += data_findings(stage, context, finished=stays, count=8 if is_stale else 0)
         for finding in findings:
-            if finding.level == "fault" or (finding.is_absent and stage.name in stale):
+            if finding.level == "fault" or (finding.is_absent and is_stale):
                 hint = f'{finding.hint}; or name the stages whose data is there: "stages=[...]"'
                 raise UserError(finding.what, key=finding.subject, hint=hint)
 

@@ -37,7 +37,9 @@ _SHOWN = 8  # problems that a message names
 class Options(Section):
     """What to do with a recipe; not part of it."""
 
-    stages: Annotated[tuple[str, ...] | None, shorthand(str, lambda name: [name])] = Field(None, min_length=1)
+    stages: Annotated[tuple[str, ...] | None, shorthand(str, lambda names: names.split(","))] = Field(
+        None, min_length=1
+    )
     restart: str | None = None
     dry_run: bool = False
     # Whether DeepSpeed tells what it does.
@@ -164,10 +166,8 @@ def _options(settings: Sequence[tuple[str, str]], path: Path, tree: JsonObject) 
     known = list(object_at(tree, "stages") or {})
     for option, names in {"stages": options.stages or (), "restart": (options.restart,)}.items():
         for shown in [shown_value(name) for name in names if name not in (*known, None)]:
-            is_list = "," in shown and option == "stages"
-            raise UserError(f"{option} names {shown!r}, which is no stage of this recipe",
-                            where=f"command line: {option}={shown}",
-                            hint=f'write "stages=[{shown}]"' if is_list else did_you_mean(shown, known))  # fmt: skip
+            problem = f"{option} names {shown!r}, which is no stage of this recipe"
+            raise UserError(problem, where=f"command line: {option}={shown}", hint=did_you_mean(shown, known))
     return options
 
 
@@ -222,17 +222,13 @@ def readable(error: ValidationError, tree: JsonObject, written: Written) -> User
     errors = error.errors(include_url=False)
     # Of a key that takes a word or a section, what is wrong with a section says more than that it is no word.
     problems = [p for p in errors if not (p["type"].endswith("_type") and isinstance(p["input"], dict))] or errors
-    keys: dict[str, list[str]] = {}  # of each text: one slip may stand at several
-    hints: dict[str, None] = {}
-    for problem in problems[:_SHOWN]:
-        key, text, hint = _said(problem, tree)
-        keys.setdefault(text, []).append(key)
-        hints |= {hint: None} if hint else {}
-    lines = [f"{', '.join(those) or 'the recipe'}: {text}" for text, those in keys.items()]
+    told = [_said(problem, tree) for problem in problems[:_SHOWN]]
+    lines = [f"{key or 'the recipe'}: {text}" for key, text, _ in told]
     lines += [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    hints = dict.fromkeys(hint for *_, hint in told if hint)
     return UserError(
         _cut("; ".join(lines)),
-        where="; ".join(dict.fromkeys(written.place(key) for those in keys.values() for key in those)),
+        where="; ".join(dict.fromkeys(written.place(key) for key, *_ in told)),
         hint=_cut("; ".join(hints)) or "write another value; draftsmith show NAME prints every key of the recipe",
     )
 

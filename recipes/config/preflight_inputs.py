@@ -109,22 +109,21 @@ def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Findin
     """A finding for each trained drafter outside the run that a stage reads (`from: {path}`, a method's `drafter:
     {path}`): hours of earlier stages must not end at a name that is nobody's.
     """
-    outside: dict[str, Any] = {}
-    kinds: tuple[type[Section], ...] = (OutsideStart, PublishedDrafter)
-    for kind in kinds if dict(stage)["kind"] != "cache" else ():  # which reads their settings alone
-        outside |= {".".join(("stages", name, *keys, "path")): section for keys, section in within(stage, kind)}
-    if stage.trains and isinstance(recipe.drafter, PublishedDrafter):
-        outside["drafter.path"] = recipe.drafter
-    named = {key: section for key, section in outside.items() if section.path is not None}
-    return [_place(key, str(one.path), one.revision, Path(recipe.output)) for key, one in named.items()]
+    outside: list[tuple[tuple[str, ...], Any]] = []
+    if stage.kind != "cache":  # which reads their settings alone
+        outside += [*within(stage, OutsideStart, ("stages", name)), *within(stage, PublishedDrafter, ("stages", name))]
+    if stage.trains:
+        outside += within(recipe.drafter, PublishedDrafter, ("drafter",))
+    named = {".".join((*keys, "path")): section for keys, section in outside if section.path is not None}
+    return [_place(key, section.path, section.revision, Path(recipe.output)) for key, section in named.items()]
 
 
 def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
     """Whether the weights that a key names are here, or will be."""
-    if Path(name).resolve().is_relative_to(output.resolve()) and not Path(name).exists():
-        return ok(key, f"{name} is written by an earlier stage")
     if Path(name).is_dir():
         return ok(key, f"{name} is on this machine")
+    if Path(name).resolve().is_relative_to(output.resolve()):
+        return ok(key, f"{name} is written by an earlier stage")
     try:
         validate_repo_id(name)
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
@@ -135,10 +134,9 @@ def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
         return fault(key, f"there is no folder {Path(name).absolute()}", hint)
     except LocalEntryNotFoundError:
         pass
-    if constants.HF_HUB_OFFLINE:
-        return fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
-                     f"where there is a network: hf download {name}")  # fmt: skip
-    return ok(key, f"{name} will be downloaded")
+    hint = f"HF_HUB_OFFLINE is set: where there is a network, hf download {name}"
+    what = f"{name} is not on this machine: it will be downloaded"
+    return graded(not constants.HF_HUB_OFFLINE, key, what, hint, level="fault")
 
 
 # Data
@@ -172,7 +170,7 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
     Args:
         context: of the stage; its `inputs` are folders of stages that may not have run.
         finished: things whose stage has finished.
-        count: records of each data section that are read.
+        count: records of each data section that are read. 0: nothing is, but for the list of a mixture.
     """
     findings: list[Finding] = []
     for data in sections(plan.stage):
@@ -182,6 +180,8 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
                 findings.append(ok(subject, f"written by stage {data.maker}, which has not run"))
             elif (missing := _missing(subject, data, context)) is not None:
                 findings.append(missing)
+            elif count == 0:
+                findings.append(ok(subject, "on disk"))
             elif isinstance(data.section, Source):
                 findings.append(_captioned(subject, data, plan.stage, count, context))
             elif isinstance(data.section, PromptSource):
@@ -203,13 +203,6 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
 def _written(data: DataSection, context: Context) -> Path | None:
     """The folder of the data that a stage of the run writes."""
     return None if data.maker is None else context.inputs["data"] / DATASET_FOLDER
-
-
-def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
-    """Faults of one stage's data: files that nothing brings and that are not on disk. Only mixtures are opened."""
-    named = (data for data in sections(stage) if data.maker is None)
-    findings = (_missing(f"stages.{name}.{data.key}", data, context) for data in named)
-    return [finding for finding in findings if finding is not None and finding.level == "fault"]
 
 
 def _missing(subject: str, data: DataSection, context: Context) -> Finding | None:

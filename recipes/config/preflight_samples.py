@@ -116,9 +116,8 @@ def records_findings(
     # Each reason once: those that differ in their numbers alone count together.
     sums, first = Counter[str](), dict[str, str]()
     for reason, number in listed.reasons.items():
-        sums[kind := re.sub(r"\d[\d,.]*", "#", reason)] += number
-        first.setdefault(kind, reason)
-    why = "; ".join(f"{number} times {first[kind]}" for kind, number in sums.most_common())
+        sums[first.setdefault(re.sub(r"\d[\d,.]*", "#", reason), reason)] += number
+    why = "; ".join(f"{number} times {reason}" for reason, number in sums.most_common())
     if not kept:
         use = "learned from" if data.learned else "asked"
         return [fault(subject, f"{about}: none can be {use}: {why}", "fix the records")]

@@ -90,7 +90,7 @@ def test_through_the_real_launcher(tmp_path):
     ("recipe=llava15-68m fast", "'fast' is not key=value"),
     ("recipe=demo/lvlm --dry-run", "dry_run=true"),
     ("recipe=llava15-68m dry_run=maybe", "dry_run: input should be a valid boolean"),
-    ("recipe=llava15-68m stages=pretrain,finetune", 'write "stages=[pretrain,finetune]"'),
+    ("recipe=llava15-68m stages=pretrain,finetoone", "did you mean 'finetune'?"),
     ("recipe=llava15-68m stages=[pretrian]", "pretrain"),
     ("train demo/lvlm restart=pretran", "did you mean 'pretrain'?"),
     ("-v", "'-v' is not key=value"),
