@@ -19,12 +19,11 @@ from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_tab
 from .contrasts import Comparison, Contrasts, differences, drafters_table
 from .findings import binding_sentence, findings, unsteady
 from .measured_rows import PLAIN, Row, frame, write_rows
-from .tables import Figure, Items, Part, ReportSection, Table, html_page, markdown
+from .tables import Figure, Items, ReportSection, Table, html_page, markdown
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
 VERSION = 2  # of report.json
-MANY = 40  # cells above which their table stands after the sections, and what a cycle is made of in report.json alone
 
 
 @dataclass(frozen=True)
@@ -154,17 +153,11 @@ def _figures(folder: Path, cells: Sequence[Cell]) -> list[Figure]:
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    many = len(report.cells) > MANY
-    first = methods_table(report.cells) is not None  # then it stands before those of cells
-    behind = first + (1 if many else 2)
-    overview, cells, more = report.tables[:first], report.tables[first:behind], report.tables[first + 2 :]
-    order: tuple[Sequence[Part], ...] = (cells, drawn, more, report.sections)
-    if many:
-        order = (drawn, more, report.sections, cells)
+    first = 2 if methods_table(report.cells) is None else 3  # tables of cells, which stand before the figures
     trees = (f"{name}: {line}" for name, info in report.methods.items() if (line := described(info)))
     measured = Items((*(f"{key}: {value}" for key, value in report.about.items()), *trees))
     how = ReportSection("How it was measured", (measured,))
-    parts = [Items(report.findings), *overview, *(part for group in order for part in group), how]
+    parts = [Items(report.findings), *report.tables[:first], *drawn, *report.tables[first:], *report.sections, how]
     lines = [line for part in parts for line in markdown(part)]
     return "\n".join([f"# {plain(title(report))}", "", *lines])
 

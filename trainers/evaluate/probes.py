@@ -45,7 +45,7 @@ from ...models.targets.table import image_section
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
-from .kept_pictures import codes_of, drawn_tokens
+from .kept_pictures import drawn_tokens
 from .measuring import Measuring
 from .probe_settings import Importance
 from .reporting import infos
@@ -279,13 +279,10 @@ def analysis(
         codes = [target.codes(list(row)) for row in by_method[PLAIN][: len(conditions)]]
         by_temperature[temperature] = cells = read(list(zip(conditions, codes, strict=True)), temperature)
         save_file(cells.arrays(), context.folder / f"analysis-T{temperature:g}.safetensors")
-        contrast[temperature] = {
-            method: contrasts(generator.pictures(codes_of(generator, tokens)), target.grid)
-            for method, tokens in by_method.items()
-        }
+        contrast[temperature] = contrasts(generator.pictures(torch.stack(codes)), target.grid)
     encoded = {}
     if (data := config.head_data) is not None:
         folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
         for name, samples in encoded_pictures(config, folder, image_section(context.target).sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
-    return [drawn_section(config, by_temperature, rows, encoded=encoded, contrast=contrast)]
+    return [drawn_section(config, by_temperature, encoded=encoded, contrast=contrast)]
