@@ -31,7 +31,7 @@ from ...eval.measured_rows import PLAIN, Row
 from ...eval.studies import visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section
-from ...eval.studies.video import video_sections
+from ...eval.studies.video import tables
 from ...eval.tables import Column, ReportSection, Table, text
 from ...models.decoding.warp import Warp
 from ...models.drafters.beside import head_in
@@ -58,7 +58,8 @@ def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection
     """Those of Sparrow and SAGE that were measured."""
     stage = measuring.stage
     measured = stage.lengths or of_class(stage.benchmarks, SetsBenchmark)
-    return video_sections(rows, infos(measuring.drafting)) if measured else []
+    content = tables(rows, infos(measuring.drafting)) if measured else []
+    return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
 
 
 def probe(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportSection]:
