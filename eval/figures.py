@@ -122,7 +122,7 @@ def methods(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
 def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
     """Expected against measured speedup of decoding, with its quartiles; the line at 1 is plain decoding."""
     bars = {f"{place}: {name}": s for place, methods in places.items() for name, s in methods.items()}
-    names, summaries = [*bars][:MOST_BARS], [*bars.values()][:MOST_BARS]
+    names, summaries = [*bars], [*bars.values()]
     measured = [s.DSR for s in summaries]
     # As far as they reach below and above; an interval need not hold the value that it is of.
     errors = [[max(0.0, s.DSR - s.DSR_spread[0]) for s in summaries],

@@ -15,11 +15,11 @@ from ..core.json_types import Json, JsonMapping, JsonObject, with_each
 from ..core.markdown import plain
 from ..core.secrets import redact, redact_markdown
 from . import figures
-from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels, methods_table, placed
+from .cells import Cell, MethodInfo, Quality, cells_of, labels, methods_table, placed, tables_of
 from .contrasts import Comparison, Contrasts, differences, drafters_table
 from .findings import binding_sentence, findings, unsteady
 from .measured_rows import PLAIN, Row, frame, write_rows
-from .tables import Figure, Items, ReportSection, Table, html_page, markdown
+from .tables import Figure, Items, Part, ReportSection, Table, html_page, markdown
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
@@ -34,7 +34,7 @@ class Report:
     methods: Mapping[str, MethodInfo]
     cells: tuple[Cell, ...]
     findings: tuple[str, ...]
-    tables: tuple[Table, ...]  # the common one first
+    tables: tuple[Table, ...]
     sections: tuple[ReportSection, ...] = ()
     quality: Quality = field(default_factory=dict)
     data: JsonMapping = field(default_factory=dict)  # differences and comparisons
@@ -94,13 +94,11 @@ def build(
     assert cells, "nothing was drafted"
     single = answers[(answers.turn == "") & (answers.method != PLAIN)]  # of suites their own tables say more
     data, effects = differences(single, contrasts or {}, compare)
-    each = (methods_table(cells), common_table(cells, quality or {}, methods), cycles_table(cells),
-            drafters_table(single), effects)  # fmt: skip
-    tables = [table for table in each if table is not None]
+    tables = [*tables_of(cells, methods, quality or {}), drafters_table(single), effects]
     data |= {"binding": dict(binding)} if binding else {}
     sentences = (*findings(cells), *binding_sentence(binding), *unsteady(answers),
                  *(f"**Warning**: {text}." for text in warnings))  # fmt: skip
-    return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
+    return Report(about, methods, cells, sentences, tuple(filter(None, tables)), tuple(sections), quality or {}, data)
 
 
 def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
@@ -153,11 +151,10 @@ def _figures(folder: Path, cells: Sequence[Cell]) -> list[Figure]:
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    first = 2 if methods_table(report.cells) is None else 3  # tables of cells, which stand before the figures
     trees = (f"{name}: {line}" for name, info in report.methods.items() if (line := described(info)))
     measured = Items((*(f"{key}: {value}" for key, value in report.about.items()), *trees))
     how = ReportSection("How it was measured", (measured,))
-    parts = [Items(report.findings), *report.tables[:first], *drawn, *report.tables[first:], *report.sections, how]
+    parts: list[Part] = [Items(report.findings), *report.tables, *drawn, *report.sections, how]
     lines = [line for part in parts for line in markdown(part)]
     return "\n".join([f"# {plain(title(report))}", "", *lines])
 

@@ -267,10 +267,8 @@ def student_975(degrees: int) -> float:
 
 def quartiles(values: Sequence[float]) -> Interval:
     """The first and the third, of those values that are numbers."""
-    values = [value for value in values if not math.isnan(value)]
-    if len(values) < 2:
-        return (values[0], values[0]) if values else (math.nan, math.nan)
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    values = [value for value in values if not math.isnan(value)] or [math.nan]
+    low, high = np.quantile(values, [0.25, 0.75]).tolist()
     return low, high
 
 

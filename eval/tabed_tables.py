@@ -12,7 +12,7 @@ from pathlib import Path
 from .figures import COLORS, drawing
 from .measured_rows import Row, frame
 from .summary import mean, ratio, summarize
-from .tables import Column, Figure, ReportSection, Table, Value, text
+from .tables import Column, Figure, Items, ReportSection, Table, Value, text
 
 FIRST = "first"
 AVERAGE = "Avg."
@@ -65,9 +65,10 @@ def tabed_section(folder: Path, rows: Sequence[Row], plan: Plan, *, notes: Seque
     """
     suite_tables = tables(rows, plan)
     draw_tables(folder / "suite.png", suite_tables)
-    remarks = [*notes, *_notes(rows, plan)]
-    listed = ["\n".join(f"- {note}" for note in remarks)] if remarks else []
-    return ReportSection("TABED's suite", (*suite_tables, NOTE, *listed, Figure("suite.png", "The tables.")), "suite")
+    substitutes = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]
+    remarks = [f"Local substitutes, not the published sets: {', '.join(substitutes)}."] if substitutes else []
+    listed = Items((*notes, *remarks))
+    return ReportSection("TABED's suite", (*suite_tables, NOTE, listed, Figure("suite.png", "The tables.")), "suite")
 
 
 def tables(rows: Sequence[Row], plan: Plan) -> list[Table]:
@@ -115,22 +116,6 @@ def _table(
     note: str = "",
 ) -> Table:
     return Table(title, (text("draft"), text("method"), *columns), tuple(lines), source, note, compared=("draft",))
-
-
-def _notes(rows: Sequence[Row], plan: Plan) -> list[str]:
-    far: dict[str, list[str]] = {}
-    for row in rows:
-        if row.turn and row.details.get("beyond_positions"):
-            far.setdefault(row.method, []).append(f"{row.benchmark} ({row.turn})")
-    notes = [
-        f"**Requests beyond the draft's positions** in {method}: {', '.join(dict.fromkeys(places))}. The "
-        "draft was not trained for such lengths."
-        for method, places in far.items()
-    ]
-    substitutes = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]
-    if substitutes:
-        notes.append(f"Local substitutes, not the published sets: {', '.join(substitutes)}.")
-    return notes
 
 
 def draw_tables(path: Path, tables: Sequence[Table]) -> None:
