@@ -223,11 +223,8 @@ def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) ->
     if len(pairs) < 2:
         return None
     each = {name: tau_of(first) - tau_of(second) for name, (first, second) in pairs.items()}
-    mean = statistics.fmean(each.values())
-    if math.isnan(mean):  # with one of the drafters no cycle was run
-        return SeedDifference(each, mean, (mean, mean), "not measured")
-    half = student_half_width(statistics.stdev(each.values()), len(each))
-    return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
+    mean, low, high = student_interval([*each.values()])
+    return SeedDifference(each, mean, (low, high), verdict((low, high)))
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -247,9 +244,10 @@ def bootstrap(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
     return ends(values)
 
 
-def student_half_width(deviation: float, count: int) -> float:
-    """Half of Student's 95% interval of the mean of `count` values with this standard deviation."""
-    return student_975(count - 1) * deviation / count**0.5
+def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of two values or more, and the ends of Student's 95% interval of it."""
+    mean, half = np.mean(values), student_975(len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return float(mean), float(mean - half), float(mean + half)
 
 
 # 97.5% points of Student's t for 1 to 9 degrees of freedom.

@@ -18,7 +18,7 @@ from ...core.markdown import plain
 from ...core.results import DONE, read_mark
 from ...eval.cells import Cell, set_name
 from ...eval.run_reports import Run
-from ...eval.summary import student_half_width
+from ...eval.summary import student_interval
 from ...eval.tables import Column, Table, Value, text
 from ...eval.tables import markdown as table_markdown
 from ...trainers.publish.lineage import trained_by
@@ -187,13 +187,10 @@ def _spread(each: Sequence[Cell]) -> tuple:
     """The line of a method; a mean over some of the seeds is none over all."""
     taus, speeds = ([value for cell in each if (value := getattr(cell, name)) is not None] for name in ("tau", "DSR"))
     exact = [cell for cell in each if cell.exact]
-    tau = None
-    if len(taus) == len(each) > 2:
-        mean, half = statistics.fmean(taus), student_half_width(statistics.stdev(taus), len(taus))
-        tau = (mean, mean - half, mean + half)
     return (
         _method(next((cell for cell in each if cell.relaxed), each[0])),
-        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in each), tau,
+        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in each),
+        student_interval(taus) if len(taus) == len(each) > 2 else None,
         ", ".join("-" if cell.DSR is None else f"{cell.DSR:.2f}x" for cell in each) if speeds else None,
         (statistics.fmean(speeds), min(speeds), max(speeds)) if len(speeds) == len(each) else None,
         (sum(c.identical for c in exact), sum(c.answers for c in exact)) if exact else None,
