@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import Refused
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import JsonMapping
 from ..models.drafters.ensemble import preset
 from ..models.drafters.modes import SHOWN
 from .measured_rows import PLAIN, Frame, frame
@@ -39,13 +39,7 @@ class MethodInfo:
     adaptive: bool = False  # the tree's shape follows the drafter's confidence (SAGE)
     parts: Mapping[str, bool] | None = None  # of a hidden-state head: which of Sparrow's parts are on
     visual_skip: float | None = None  # ViSkip's threshold
-    is_exact: bool = False  # its rule claims it (`RuleSection`); ours are known by name, in reports of before as well
-
-    def to_json(self) -> JsonObject:
-        """Field name -> value; ViSkip's threshold only where it is on, `is_exact` where the rule's name is not ours."""
-        hidden = {"visual_skip"} if self.visual_skip is None else set()
-        hidden |= {"is_exact"} if self.rule in _EXACT or not self.is_exact else set()
-        return {name: value for name, value in asdict(self).items() if name not in hidden}
+    is_exact: bool = False  # its rule claims it (`RuleSection`); ours are known by name
 
     @property
     def relaxed(self) -> bool:
@@ -75,11 +69,6 @@ class Cell(Summary):
 
     `exact`: outputs are compared with plain decoding's. `relaxed`: they are not distributed as the target's.
     """
-
-    def to_json(self) -> JsonObject:
-        """The cell in report.json."""
-        hidden = {"where"} if self.engine else {"where", "engine", "concurrency"}
-        return {name: value for name, value in super().to_json().items() if name not in hidden}
 
 
 def set_name(place: Any) -> str:

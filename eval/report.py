@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..core.json_types import Json, JsonMapping, JsonObject, with_each
@@ -44,7 +44,7 @@ class Report:
         values = {
             "version": VERSION,
             "about": dict(self.about),
-            "methods": {name: info.to_json() for name, info in self.methods.items()},
+            "methods": {name: asdict(info) for name, info in self.methods.items()},
             "findings": list(self.findings),
             "cells": [cell.to_json() for cell in self.cells],
             "quality": {f"{t:g}": dict(methods) for t, methods in self.quality.items()},

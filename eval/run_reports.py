@@ -22,7 +22,7 @@ from .tables import Column, Table, text
 REPORT = "report.json"
 COLUMNS = ("measured on", "method", "requests", "tau", "tau 95% low", "tau 95% high", "speedup of decoding",
            "identical")  # fmt: skip
-OUR_LOOP: JsonObject = {"engine": "", "concurrency": 1}  # of cells that no engine decoded
+OUR_LOOP: JsonObject = {"engine": "", "concurrency": 1}  # what earlier reports left out of cells without an engine
 _NEEDED = {"benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "drafters", "requests", "answers",
            "tau", "tau_interval", "expected_speedup", "DSR", "DSR_spread", "ESR", "identical", "exact",
            "relaxed"}  # fmt: skip

@@ -49,11 +49,8 @@ class Summary(SimpleNamespace):
         return bool(self.calls > 0)
 
     def to_json(self) -> JsonObject:
-        """Name -> value of every number; what explains differences, and ViSkip's, only where there are some."""
-        left_out = {"ties", "differences"} if not self.differences else set()
-        left_out |= {"skipped"} if self.skipped is None else set()
-        values = vars(self) | {"accepted_by_depth": [asdict(depth) for depth in self.accepted_by_depth]}
-        return {name: value for name, value in values.items() if name not in left_out}
+        """Name -> value of every number."""
+        return vars(self) | {"accepted_by_depth": [asdict(depth) for depth in self.accepted_by_depth]}
 
 
 def summarize(rows: AnyRows) -> Summary:
