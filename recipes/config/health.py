@@ -22,6 +22,7 @@ from packaging.version import Version
 from ...core import ranks
 from ...core.errors import first_line
 from ...core.tracking import wandb_login
+from ...trainers.train.engine import import_deepspeed
 from .finding import Finding, Level, fault, graded, ok, warning
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
@@ -38,7 +39,10 @@ def look(output: Path, num_ranks: int | None) -> Iterator[Finding]:
     yield ok("Python", f"{platform.python_version()}; draftsmith from {ROOT}")
     yield from packages({r.name: version_of(r.name) for r in requirements()})
     yield from devices()
-    yield deepspeed()
+    try:
+        yield ok("DeepSpeed", import_deepspeed().__version__)
+    except Exception as error:  # any error of the import is a finding
+        yield fault("DeepSpeed", f"cannot be imported: {first_line(error)}", _installs("deepspeed"))
     yield room("disk of runs", output, "choose another output=", wanted=20)
     yield room("disk of models", Path(constants.HF_HUB_CACHE), "set HF_HOME to a larger disk", wanted=20)
     if (shared := Path("/dev/shm")).is_dir():  # of loader workers
@@ -117,16 +121,6 @@ def devices() -> Iterator[Finding]:
     else:
         hint = "nvidia-smi: is the driver as new as the CUDA of torch? is CUDA_VISIBLE_DEVICES empty?"
         yield fault("GPU", f"torch (CUDA {torch.version.cuda}) sees none", hint)
-
-
-def deepspeed() -> Finding:
-    """DeepSpeed's version; fault where it cannot be imported."""
-    from ...trainers.train.engine import import_deepspeed
-
-    try:
-        return ok("DeepSpeed", import_deepspeed().__version__)
-    except Exception as error:  # any error of the import is a finding
-        return fault("DeepSpeed", f"cannot be imported: {first_line(error)}", _installs("deepspeed"))
 
 
 def room(subject: str, folder: Path, cure: str, *, wanted: float, level: Level = "warning") -> Finding:
