@@ -37,9 +37,7 @@ _SHOWN = 8  # problems that a message names
 class Options(Section):
     """What to do with a recipe; not part of it."""
 
-    stages: Annotated[tuple[str, ...], Field(min_length=1), shorthand(str, lambda names: names.split(","))] | None = (
-        None
-    )
+    stages: Annotated[tuple[str, ...], Field(min_length=1), shorthand(str, lambda text: text.split(","))] | None = None
     restart: str | None = None
     dry_run: bool = False
     # Whether DeepSpeed tells what it does.
