@@ -11,7 +11,6 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject
-from ...core.section import written_kind
 from ...eval.run_reports import cells, overview
 from ...eval.tables import for_terminal
 from ...trainers.publish.lineage import finished
@@ -59,22 +58,14 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str], place: Path | None 
     offered = [
         (f"draftsmith compare {output}", "curves of the training beside the numbers; with more runs, a leaderboard")
     ]
-    trained = {name: stage for name, stage in recipe.heads.items() if name in ran}
     if published := [name for name in ran if recipe.stages[name].kind == "publish"]:
         folder = shlex.quote(str(place / published[-1] / "repository"))
         offered.append((f"draftsmith verify {folder}", "decode the stored prompt with the published drafter"))
-    elif trained:
+    elif recipe.heads.keys() & set(ran):
         # Of several the recipe's own, which the others were meant to be compared with.
         last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
         command = f"draftsmith publish {output}" + (f" from={last[0]}" if len(last) > 1 else "")
         offered.append((command, "build the drafter's folder and decode one prompt with it"))
     if path.parent.name == "demo":
         offered.append(("draftsmith recipes demo", "the other demos"))
-    elif trained and recipe.target.path is not None:  # engines know these drafters by their names
-        name, stage = list(trained.items())[-1]
-        kind = written_kind(stage.drafter or recipe.drafter)
-        prompts = ["--prompts", "text"] if kind == "lvlm" else []
-        words = ["draftsmith", "export", str(place / name), str(place / f"{name}-vllm"), "--to", "vllm", *prompts]
-        if kind in ("eagle", "eagle3", "lvlm"):
-            offered.append((shlex.join(words), "write it for a serving engine"))
     return offered
