@@ -125,19 +125,19 @@ def _rope_warnings_raised() -> Iterator[None]:
     """transformers only warns of a rotation that it does not know, and of keys that the rotation does not read."""
     from transformers import modeling_rope_utils
 
-    class Raising(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "validate" in record.funcName or record.funcName == "_check_received_keys":
-                raise ValueError(record.getMessage())
+    def raising(record: logging.LogRecord) -> bool:
+        if "validate" in record.funcName or record.funcName == "_check_received_keys":
+            raise ValueError(record.getMessage())
+        return True
 
-    logger, handler = logging.getLogger(modeling_rope_utils.__name__), Raising()
+    logger = logging.getLogger(modeling_rope_utils.__name__)
     level = logger.level
     logger.setLevel(logging.WARNING)
-    logger.addHandler(handler)
+    logger.addFilter(raising)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        logger.removeFilter(raising)
         logger.setLevel(level)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ...core.errors import UserError, page
+from ...core.errors import UserError, counted, page
 from ...core.results import DONE, read_mark
 from ...core.section import within
 from ...eval.quality import QualityConfig
@@ -93,8 +93,7 @@ def _goes_on(stage: Planned, folder: Path) -> Finding:
     subject, checkpoints = f"stages.{stage.name}", folder / checkpoint.FOLDER
     state = checkpoint.newest(checkpoints)
     if state is not None:
-        number = f"{state.world_size} rank{'s' * (state.world_size > 1)}"
-        return ok(subject, f"continues from step {state.step}, with {number} as before")
+        return ok(subject, f"continues from step {state.step}, with {counted(state.world_size, 'rank')} as before")
     if any(checkpoints.glob("step-*")):
         return fault(subject, "begun before, and no checkpoint of it can be read", checkpoint.UNUSABLE)
     return ok(subject, "begun before, without a checkpoint: begins at step 0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -137,20 +136,12 @@ def threads(num_ranks: int) -> Finding:
     """Ranks of this node times threads against its cores: two spinning pools on two cores run a hundred times slower
     (measured).
     """
-    cores = num_cores()
+    cores = ranks.num_cores()
     best = max(1, cores // num_ranks)  # which each takes where the variable is not set
     value = os.environ.get("OMP_NUM_THREADS", str(best))
     text = f"{num_ranks} rank(s) of {value} thread(s) on {cores} cores"
     fits = value.isdigit() and 1 <= int(value) <= cores / num_ranks
     return graded(fits, "threads", text, f"export OMP_NUM_THREADS={best}, or start fewer ranks", level="fault")
-
-
-def num_cores() -> int:
-    """Cores that this process may use: affinity, and the quota of a container."""
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file() and (match := re.match(r"(\d+) (\d+)", quota.read_text())):
-        return min(ranks.num_cores(), max(1, int(match[1]) // int(match[2])))
-    return ranks.num_cores()
 
 
 def logins() -> Iterator[Finding]:

@@ -221,7 +221,10 @@ def readable(error: ValidationError, tree: JsonObject, written: Written) -> User
     # Of a key that takes a word or a section, what is wrong with a section says more than that it is no word.
     problems = [p for p in errors if not (p["type"].endswith("_type") and isinstance(p["input"], dict))] or errors
     told = [_said(problem, tree) for problem in problems[:_SHOWN]]
-    lines = [f"{key or 'the recipe'}: {text}" for key, text, _ in told]
+    keys: dict[str, list[str]] = {}  # of each text: one slip may stand at several
+    for key, text, _ in told:
+        keys.setdefault(text, []).append(key)
+    lines = [f"{', '.join(those) or 'the recipe'}: {text}" for text, those in keys.items()]
     lines += [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
     hints = dict.fromkeys(hint for *_, hint in told if hint)
     return UserError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from draftsmith.core import ranks as ranks_module
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import health
 from draftsmith.recipes.config.exit_codes import FAULTS, OK
@@ -46,7 +47,7 @@ def test_versions_against_what_is_required_and_what_was_tested():
     (None, 16, "fault", None), ("many", 1, "fault", "8"), ("0", 1, "fault", "8"),
 ])  # fmt: skip
 def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkeypatch):
-    monkeypatch.setattr(health, "num_cores", lambda: 8)
+    monkeypatch.setattr(ranks_module, "num_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
@@ -59,10 +60,10 @@ def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkey
 def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch):
     quota = tmp_path / "cpu.max"
     quota.write_text("100000 100000\n")
-    monkeypatch.setattr(health, "Path", lambda name: quota)
-    assert health.num_cores() == 1
+    monkeypatch.setattr(ranks_module, "Path", lambda name: quota)
+    assert ranks_module.num_cores() == 1
     quota.write_text("max 100000\n")
-    assert health.num_cores() >= 1
+    assert ranks_module.num_cores() >= 1
 
 
 def test_a_gpu_beside_a_cpu_build_is_a_fault(monkeypatch):
