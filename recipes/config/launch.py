@@ -23,7 +23,6 @@ from .exit_codes import FAULTS, OK
 from .load import Loaded, blamed, leave_at_once, load, read_words
 
 if TYPE_CHECKING:
-    from ...trainers.run.context import Context
     from ...trainers.run.stage import Planned
     from .schema import Recipe
 
@@ -171,7 +170,7 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
                 raise UserError(finding.what, key=finding.subject, hint=hint)
 
 
-def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Iterator[tuple[Planned, Context]]:
+def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Iterator[tuple[Planned, Any]]:
     """The stages that would run, each with the context in which its data is looked at."""
     output, chosen = Path(loaded.recipe.output), loaded.options.stages
     for stage in planned:
@@ -183,8 +182,8 @@ def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Itera
 def make_context(
     loaded: Loaded, command: str, stage: Planned, folder: Path, inputs: Mapping[str, Path],
     stop: Any = None, line: Any = None, *, tell: Callable[[str], None] = say,
-) -> Context:  # fmt: skip
-    """A stage's context. Without `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
+) -> Any:  # fmt: skip
+    """A stage's `Context`. Without `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
 
     Args:
         tell: what a stage says goes there.
