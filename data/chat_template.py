@@ -188,12 +188,12 @@ def _marked(text: str, spans: Spans, pictures: re.Pattern[str], written: Sequenc
     """The text with each picture as its marks, and the spans in it."""
     if not written:
         return text, spans
-    found = list(pictures.finditer(text))
-    if len(found) != len(written):
-        raise UserError(f"the target's chat template writes {len(found)} pictures, and the record has {len(written)}",
+    matches = list(pictures.finditer(text))
+    if len(matches) != len(written):
+        raise UserError(f"the target's chat template writes {len(matches)} pictures, and the record has {len(written)}",
                         hint="write one <image> mark for each image, and name the token in no text")  # fmt: skip
     marked, place, moves = "", 0, []  # (place in the text, how much longer it is up to there)
-    for match, mark in zip(found, written, strict=True):
+    for match, mark in zip(matches, written, strict=True):
         marked += text[place : match.start()] + mark
         place = match.end()
         moves.append((place, len(marked) - place))

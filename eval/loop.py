@@ -242,18 +242,18 @@ class _Run:
         if self.looks is not None:
             self.looks.settle()
         verified = verified.until_end(self.decoding.eos_ids)
-        kept = step.along([0, *(n + 1 for n in verified.path)])
-        verified = replace(verified, step=kept, tree=tree, scores=step.logits)
+        committed = step.along([0, *(n + 1 for n in verified.path)])
+        verified = replace(verified, step=committed, tree=tree, scores=step.logits)
         checked = clock()
         self.target.commit(self.session, verified.path)
         update_s, attention = 0.0, self.visual_attention
         if drafter is not None:
             drafter.accept(verified)
-            told = clock()
+            accepted_at = clock()
             policy.observe(verified)
             if self.watches:
-                self.visual_attention = self.seeing.visual_attention(self.session, kept)
-            update_s = clock() - told
+                self.visual_attention = self.seeing.visual_attention(self.session, committed)
+            update_s = clock() - accepted_at
         self.tokens += [*verified.tokens, verified.bonus]
         most = tree.planned if drafter is None or drafter.max_levels is None else drafter.max_levels
         return Cycle(

@@ -28,11 +28,11 @@ def pictures_of(request: Request) -> tuple[Picture, ...]:
 
 def with_pictures(request: Request, pictures: Sequence[Picture], pixels: Tensor) -> Request:
     """The prompt with its pictures packed otherwise, each into the first tokens of its run; two may be adjacent."""
-    pairs, kept = zip(pictures_of(request), pictures, strict=True), request.modality == TEXT
+    pairs, stays = zip(pictures_of(request), pictures, strict=True), request.modality == TEXT
     if inside := [torch.arange(old.num_tokens) < new.num_tokens for old, new in pairs]:
-        kept[~kept] = torch.cat(inside).to(kept.device)
+        stays[~stays] = torch.cat(inside).to(stays.device)
     return replace(
-        request, ids=request.ids[kept], modality=request.modality[kept], pixels=pixels, pictures=tuple(pictures)
+        request, ids=request.ids[stays], modality=request.modality[stays], pixels=pixels, pictures=tuple(pictures)
     )
 
 

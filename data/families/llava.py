@@ -60,8 +60,8 @@ def tiling(processor: Processor, resizing: Resizing) -> Tiling:
         family, usual, cap = "llava_next", next_resolutions(tile), None
     else:
         family, usual, cap = "llava_onevision", onevision_resolutions(tile), _MAX_TILES
-    own = processor.resolutions if processor.family == family else ()
-    return Tiling(tile, processor.patches, own or usual, resizing.convention, cap)
+    listed = processor.resolutions if processor.family == family else ()
+    return Tiling(tile, processor.patches, listed or usual, resizing.convention, cap)
 
 
 class _Plain(Template):

@@ -162,8 +162,8 @@ def _grey(values: np.ndarray, image: Image.Image) -> Image.Image:
     return Image.fromarray(values).convert("RGB")
 
 
-def _out_of_range(found: str, expected: str) -> BadMedia:
-    return BadMedia(f"a grey image of {found}; expected {expected}", reason="unreadable image",
+def _out_of_range(values: str, expected: str) -> BadMedia:
+    return BadMedia(f"a grey image of {values}; expected {expected}", reason="unreadable image",
                     hint="convert the picture to 8 bits")  # fmt: skip
 
 

@@ -58,10 +58,10 @@ def best_resolution(size: Size, tiling: Tiling) -> Size:
     for pair in tiling.resolutions:
         wide, high = pair if tiling.convention == "original" else (pair[1], pair[0])
         scale = min(wide / width, high / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        wasted = wide * high - kept
-        if kept > most or (kept == most and wasted < least):
-            best, most, least = (wide, high), kept, wasted
+        effective = min(int(width * scale) * int(height * scale), width * height)
+        wasted = wide * high - effective
+        if effective > most or (effective == most and wasted < least):
+            best, most, least = (wide, high), effective, wasted
     return best
 
 

@@ -39,7 +39,7 @@ def moving(rng: random.Random, num_frames: int) -> list[Object]:
     ]
 
 
-def told_early(steps: list[Object], say: Say) -> tuple[str, str]:
+def facts_first(steps: list[Object], say: Say) -> tuple[str, str]:
     """Question and answer, whose second word is a fact in the usual wording."""
     first, last = steps[0], steps[-1]
     lead = say("The", "A", "This", "Once a")
@@ -47,7 +47,7 @@ def told_early(steps: list[Object], say: Say) -> tuple[str, str]:
     return QUESTION, f"{lead} {first.name} starts at the {first.place}, {on} the {last.place} of the board."
 
 
-def told_late(steps: list[Object], say: Say) -> tuple[str, str]:
+def facts_last(steps: list[Object], say: Say) -> tuple[str, str]:
     """Question and answer, whose facts come after `INTRODUCTION`."""
     first, last = steps[0], steps[-1]
     lead, end = say("The", "A", "This", "That"), say("stops at", "comes to")
@@ -230,13 +230,13 @@ def story(rng: random.Random, say: Say) -> Scenario:
 def clip(rng: random.Random, say: Say, num_frames: int = 4) -> Scenario:
     """An object that moves in a straight line from one place to another; the answer begins with what is seen."""
     steps = moving(rng, num_frames)
-    return Scenario([told_early(steps, say)], frames=tuple(Scene((step,)) for step in steps))
+    return Scenario([facts_first(steps, say)], frames=tuple(Scene((step,)) for step in steps))
 
 
 def clip_late(rng: random.Random, say: Say, num_frames: int = 4) -> Scenario:
     """The same kind of clip; the answer begins with an introduction that never changes."""
     steps = moving(rng, num_frames)
-    return Scenario([told_late(steps, say)], frames=tuple(Scene((step,)) for step in steps))
+    return Scenario([facts_last(steps, say)], frames=tuple(Scene((step,)) for step in steps))
 
 
 def sums(rng: random.Random, say: Say) -> Scenario:

@@ -179,8 +179,8 @@ def record(
 
 
 def _folders(about: BenchmarkSet, config: str | None) -> list[str]:
-    own = dict(about.config_folders).get(config or "", "")
-    return [folder.replace("{config}", own) for folder in about.folders]
+    config_folder = dict(about.config_folders).get(config or "", "")
+    return [folder.replace("{config}", config_folder) for folder in about.folders]
 
 
 def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folder: Path) -> str:

@@ -151,13 +151,13 @@ def grow_nodes(
         first: probabilities of the root's children, likeliest first.
         below: the same for each of some nodes of one level.
     """
-    kept: list[Node] = []
+    chosen: list[Node] = []
     newest, ranked = [Node((), 1.0, 1.0)], [first]
     for level in range(1, levels + 1):
         children = [child for node, probs in zip(newest, ranked, strict=True) for child in sizing.children(node, probs)]
-        kept = sizing.first([*kept, *children])
-        newest = [node for node in kept if len(node.path) == level]
+        chosen = sizing.first([*chosen, *children])
+        newest = [node for node in chosen if len(node.path) == level]
         if not newest or level == levels:
             break
         ranked = list(below(newest))
-    return kept
+    return chosen

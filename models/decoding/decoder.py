@@ -135,23 +135,23 @@ class CachedDecoder:
         pictures: Sequence[Picture] = (),
         *,
         pool: int = 1,
-        seen: Any = None,
+        encoded: Any = None,
     ) -> Tensor:
         """Embeddings [R,N,D] of ids [R,N]; runs of image and video tokens are replaced by features of `pixels`.
 
         Args:
             pictures: how the tiles of `pixels` become runs, in row order; none given: each is a plain picture.
             pool: patches of `pool` x `pool` become one feature before the projector; runs are as much shorter.
-            seen: what `see` made of `pixels`; None: the tower runs.
+            encoded: what `see` made of `pixels`; None: the tower runs.
         """
         embeds = self.language_model.get_input_embeddings()(ids)
         if pixels is not None:
             assert modality is not None
-            seen = self.see(pixels, pictures) if seen is None else seen
-            embeds = with_features(embeds, modality, self._features(seen, pictures, pool))
+            encoded = self.see(pixels, pictures) if encoded is None else encoded
+            embeds = with_features(embeds, modality, self._features(encoded, pictures, pool))
         return embeds
 
-    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+    def _features(self, encoded: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
         """[P,D] of the visual tokens, in order, of what `see` made."""
         raise NotImplementedError
 
@@ -172,29 +172,29 @@ class CachedDecoder:
         *,
         mask: Tensor | None = None,
         pool: int = 1,
-        seen: Any = None,
+        encoded: Any = None,
         on_host: tuple[Tensor, Tensor | None] | None = None,
     ) -> PromptRows:
         """Embeds ids [R,T] with their pictures and computes their positions: the input of `run`.
 
         Args:
             mask: [R,T] bool: no padding; None: there is none.
-            pool, seen: as in `embed`.
+            pool, encoded: as in `embed`.
             on_host: modality and mask on the CPU, where the caller has them: nothing then waits for the device.
         """
-        if pixels is not None and seen is None:
-            seen = self.see(pixels, pictures)
-        embeds = self.embed(ids, modality, pixels, pictures, pool=pool, seen=seen)
+        if pixels is not None and encoded is None:
+            encoded = self.see(pixels, pictures)
+        embeds = self.embed(ids, modality, pixels, pictures, pool=pool, encoded=encoded)
         kinds, shown = (modality, mask) if on_host is None else on_host
         real = torch.ones_like(kinds, dtype=torch.bool) if shown is None else shown
         positions, next_position = place_positions(kinds, real, pictures, self.scheme)
         positions = uploaded(positions, embeds.device)
-        deepstack = tuple(part.to(embeds.device) for part in self._deepstack_of(seen))  # the tower may lie elsewhere
+        deepstack = tuple(part.to(embeds.device) for part in self._deepstack_of(encoded))  # the tower may lie elsewhere
         return PromptRows(
             embeds, positions, next_position, mask, (kinds != TEXT).cpu() if deepstack else None, deepstack
         )
 
-    def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
+    def _deepstack_of(self, encoded: Any) -> tuple[Tensor, ...]:
         """What is added after the first layers, of what `see` made (Qwen3-VL)."""
         return ()
 
@@ -219,16 +219,16 @@ class CachedDecoder:
                 prompts.embeds[:, start:stop],
                 cache,
                 prompts.positions[:, :, start:stop],
-                self._seen(prompts, start, stop, wants_weights=bool(attention)),
+                self._visible(prompts, start, stop, wants_weights=bool(attention)),
                 layers=layers,
                 attention=attention if wants_attention else (),
-                more=self._deepstack(prompts, start, stop),
+                more=self._extra_inputs(prompts, start, stop),
             )
             cache.advance(stop - start)
             parts.append(part)
         return parts[0] if len(parts) == 1 else _joined(parts, length)
 
-    def _seen(self, prompts: PromptRows, start: int, stop: int, *, wants_weights: bool) -> Tensor | None:
+    def _visible(self, prompts: PromptRows, start: int, stop: int, *, wants_weights: bool) -> Tensor | None:
         """[R,N,stop] bool: what the places from `start` to `stop` see; None: all up to themselves. Of a packed row that
         is run at once `PackedRow.bounds`, where attention reads them.
         """
@@ -250,7 +250,7 @@ class CachedDecoder:
         """The chunks of a prompt, none of which may cut what must run at once."""
         return pieces
 
-    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
+    def _extra_inputs(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
         """Further inputs of the model for these positions, besides the embeddings."""
         return {}
 
@@ -279,7 +279,7 @@ class CachedDecoder:
             return self._replayed(self.graphs, embeds, cache, positions, mask, tuple(layers))
         if mask is None or mask.dtype == torch.bool:  # else `PackedRow.bounds`
             mask = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
-        return self._seeing(embeds, cache, positions, mask, layers, attention, more)
+        return self._run_masked(embeds, cache, positions, mask, layers, attention, more)
 
     def _replayed(
         self, graphs: Graphs, embeds: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None,
@@ -287,14 +287,14 @@ class CachedDecoder:
     ) -> DecoderStates:  # fmt: skip
         """Run `forward` by a CUDA graph."""
 
-        def run(seen: Tensor, embeds: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-            states = self._seeing(embeds, cache, positions, seen[:, None], layers)
+        def run(visible: Tensor, embeds: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+            states = self._run_masked(embeds, cache, positions, visible[:, None], layers)
             return states.feature, *(states.layers[layer] for layer in layers)
 
-        feature, *kept = graphs(layers, run, cache, mask, (embeds, 1), (positions, -1))
-        return DecoderStates(feature, dict(zip(layers, kept, strict=True)), {})
+        feature, *by_layer = graphs(layers, run, cache, mask, (embeds, 1), (positions, -1))
+        return DecoderStates(feature, dict(zip(layers, by_layer, strict=True)), {})
 
-    def _seeing(
+    def _run_masked(
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip

@@ -113,7 +113,7 @@ class HeadAttention(nn.Module):
             assert mask is None, "passes of training know what they see"
             return cache.attend(q, k, v).transpose(1, 2).flatten(2)
         if cache is not None:
-            k, v = cache.own_layers[0].update(k, v)
+            k, v = cache.kv_layers[0].update(k, v)
         return attend(q, k, v, for_heads(mask)).transpose(1, 2).flatten(2)
 
 

@@ -210,6 +210,6 @@ def upload_tree(
     if tree.tokens.device.type == "cpu":
         ids, *rest = upload(device, np.append(np.int64(root), tree.tokens.numpy()), *arrays)
     else:
-        own, *rest = upload(device, np.array([root]), *arrays)
-        ids = torch.cat([own, tree.tokens.to(device)])
+        root_id, *rest = upload(device, np.array([root]), *arrays)
+        ids = torch.cat([root_id, tree.tokens.to(device)])
     return ids, rest[0], rest[1] if len(rest) > 1 else None

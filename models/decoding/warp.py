@@ -40,8 +40,8 @@ class Warp:
         if self.top_p < 1.0:
             ranked, order = probs.sort(dim=-1, descending=True)
             # A token is kept while the mass before it is below top_p: the most likely one always is.
-            kept = ranked.where(ranked.cumsum(-1) - ranked < self.top_p, 0.0)
-            probs = _normalised(torch.zeros_like(probs).scatter(-1, order, kept))
+            nucleus = ranked.where(ranked.cumsum(-1) - ranked < self.top_p, 0.0)
+            probs = _normalised(torch.zeros_like(probs).scatter(-1, order, nucleus))
         return probs
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -61,9 +61,9 @@ class Warp:
             ranked = _normalised(torch.cat([ranked[..., : self.top_k], zeros], dim=-1))
         if self.top_p < 1.0:
             before = ranked.cumsum(-1) - ranked
-            kept = ranked.where(before < self.top_p, 0.0)
+            nucleus = ranked.where(before < self.top_p, 0.0)
             within = ranked.sum(-1, keepdim=True) >= self.top_p
-            ranked = torch.where(within, _normalised(kept), kept)
+            ranked = torch.where(within, _normalised(nucleus), nucleus)
         return ranked
 
 

@@ -57,13 +57,13 @@ class DflashConfig(DflashSettings):
         """
         shared = {name: value for name, value in self.model_dump().items() if name in DflashConfig.model_fields}
         state = head_state(folder, torch.device("cpu"))
-        own: JsonObject = {"kind": "dflash", "loss": {}, "cut_below": None}
-        own["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
-        start = DflashConfig.model_validate(shared | own).read(folder, target, torch.float32, identity)
+        of_dflash: JsonObject = {"kind": "dflash", "loss": {}, "cut_below": None}
+        of_dflash["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
+        start = DflashConfig.model_validate(shared | of_dflash).read(folder, target, torch.float32, identity)
         ids = start.draft_ids
         head = self.head_class(self.shape(target.shape), None if ids is None else ids.cpu())
-        kept = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
-        left = head.load_state_dict(kept, strict=False).unexpected_keys  # what is missing is this kind's own
+        weights = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
+        left = head.load_state_dict(weights, strict=False).unexpected_keys  # what is missing is this kind's own
         assert not left, f"{left} of a DFlash draft have no place"
         return head.to(target.embedding.device)
 

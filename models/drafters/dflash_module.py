@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ...core.json_types import JsonObject
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, turning
 from ..layer import LayerShape
-from .draft_vocabulary import OwnVocabulary
+from .draft_vocabulary import DraftVocabulary
 
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -155,7 +155,7 @@ class ConfidenceHead(nn.Module):
         return self.proj(outputs)[..., 0].float()
 
 
-class DflashHead(OwnVocabulary):
+class DflashHead(DraftVocabulary):
     """The draft. Its own LM head scores `draft_ids`, [V'] int64 ascending; None: the target's LM head scores all."""
 
     walks = False  # whether a place reads the token before it (`Conditional`)

@@ -113,7 +113,7 @@ class EagleConfig(FusedHeadConfig):
         if not isinstance(module, ImageEagleHead):
             return super().copy_of(module, state)
         copy = ImageEagleHead(module.shape, fc_bias=module.fc.bias is not None)
-        copy.own_embedding = module.own_embedding
+        copy.has_embedding = module.has_embedding
         copy.load_state_dict(state)
         return copy
 

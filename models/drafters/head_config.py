@@ -113,7 +113,7 @@ class DirectHeadConfig(FusedHeadConfig):
             return "direct" if self.train_visual_share else "none"
         return "direct" if self.visual_share and not self.vata else "none"
 
-    def visual_kept(self, *, training: bool) -> float:
+    def visual_fraction(self, *, training: bool) -> float:
         return self.train_visual_share if training else self.visual_share
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:

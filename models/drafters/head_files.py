@@ -109,10 +109,10 @@ def load_head(
     state = head_state(folder, device)
     layer = stored_layer(config, folder, layer, state)
     # Published heads carry a copy of the target's rows; what was trained beside other rows would draft badly.
-    if (own := state.pop(_EMBEDDING, None)) is not None:
-        rows, embedding = min(len(own), len(target.embedding)), target.embedding
-        same_width = own.shape[1:] == embedding.shape[1:]
-        if not same_width or (own[:rows].to(device).float() - embedding[:rows].float()).abs().max() > 1e-2:
+    if (stored := state.pop(_EMBEDDING, None)) is not None:
+        rows, embedding = min(len(stored), len(target.embedding)), target.embedding
+        same_width = stored.shape[1:] == embedding.shape[1:]
+        if not same_width or (stored[:rows].to(device).float() - embedding[:rows].float()).abs().max() > 1e-2:
             problem = "the head brings embeddings that are not the target's"
             raise UserError(problem, where=str(folder), hint="name the target that it was trained for")
     # An EAGLE-3 file without d2t holds the whole vocabulary.

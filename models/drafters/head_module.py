@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from ..decoding.cache import Cache
 from ..decoding.head_layer import DecoderLayer, Rotary, Rotation
 from ..layer import LayerShape
-from .draft_vocabulary import OwnVocabulary
+from .draft_vocabulary import DraftVocabulary
 
 
-class StateHead(OwnVocabulary):
+class StateHead(DraftVocabulary):
     """What training and proposals ask of any head; its output goes to the LM head as it is.
 
     `forward` is that of `FusedHead`.
     """
 
-    model_type = "reading"  # in config.json
+    model_type = "eagle"  # in config.json: one layer, as EAGLE-1's
     # ViSpec's queries and HiViS' step vectors, which config.json names for every head; 0: none.
     num_queries: int = 0
     num_steps: int = 0

@@ -106,7 +106,7 @@ class MirroringDrafter(PublishedDrafter):
                 )  # fmt: skip
         theta: Any = self.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
         bias = not like_llama and (family.qkv_bias or bool(config_value(text, "attention_bias")))
-        groups, own = usual_heads(text)
+        groups, head_dim = usual_heads(text)
         inner = self.intermediate_size or config_value(text, "intermediate_size")
         if inner is None:
             raise UserError(
@@ -122,7 +122,7 @@ class MirroringDrafter(PublishedDrafter):
             input_norm=family.norms_input if input_norm is None else input_norm,
             qkv_bias=bias if qkv_bias is None else qkv_bias,
             qk_rms_norm=family.norms_heads and not like_llama,
-            own_head_dim=own if own * heads != text.hidden_size else None,
+            own_head_dim=head_dim if head_dim * heads != text.hidden_size else None,
             attention_input=2 * text.hidden_size if like_llama else None,
             mrope_section=section, mrope_interleaved=bool(section) and family.mrope_interleaved,
             rope_scaling=scaling,
@@ -161,7 +161,7 @@ class HeadSettings(MirroringDrafter):
     trains_on: ClassVar[str | None] = "states"
     takes_objective: ClassVar[bool] = True
     layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "eagle"
-    own_loss: ClassVar[HeadObjective] = EAGLE_LOSS
+    default_objective: ClassVar[HeadObjective] = EAGLE_LOSS
     # Which class of serving engines runs it, if its settings allow it: EAGLE-1's or EAGLE-3's.
     is_eagle3: ClassVar[bool] = False
     # What enters as the embedding of a visual token; None: no input has one.
@@ -170,7 +170,7 @@ class HeadSettings(MirroringDrafter):
     @property
     def terms(self) -> HeadObjective:
         """What is trained for: the section's objective, or the kind's own."""
-        return self.objective or self.own_loss
+        return self.objective or self.default_objective
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -193,7 +193,7 @@ class HeadSettings(MirroringDrafter):
         """What enters as the embedding of a visual token; None: no input has one."""
         return self.embeds_images if self.visual(training=training) != "none" else None
 
-    def visual_kept(self, *, training: bool) -> float:
+    def visual_fraction(self, *, training: bool) -> float:
         """Share of the visual tokens whose inputs it has."""
         return 1.0
 

@@ -119,8 +119,8 @@ class PeagleHead(Eagle3Head):
 
     def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
         """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""
-        own = self.mask_embedding
-        embed = own if own is not None else embedding[mask_token_id]
+        trained = self.mask_embedding
+        embed = trained if trained is not None else embedding[mask_token_id]
         states = self.fuse(self.mask_hidden)
         return embed.to(self.dtype).expand(rows, count, -1), states.expand(rows, count, -1)
 
@@ -174,11 +174,11 @@ class PeagleTraining(HeadTraining):
         entry = entry.scatter(1, places, numbers).gather(1, anchors)  # [B,A]
         embeds, hidden = head.masks(rows, anchors.shape[1] * masks, self.embedding, config.mask_token_id)
         behind = torch.arange(1, masks + 1, device=anchors.device)
-        own = (positions.gather(1, entry)[..., None] + behind).flatten(1)
-        seen = rollout_mask(layout.real, entry, masks)
+        of_masks = (positions.gather(1, entry)[..., None] + behind).flatten(1)
+        visible = rollout_mask(layout.real, entry, masks)
         made = head(
             torch.cat([filled.embeds, embeds], 1), torch.cat([filled.fused(head), hidden], 1),
-            torch.cat([positions, own], 1), seen,
+            torch.cat([positions, of_masks], 1), visible,
         )  # fmt: skip
         first = made.gather(1, entry[..., None].expand(-1, -1, made.shape[-1]))
         return torch.cat([first[:, :, None], made[:, entries:].unflatten(1, (-1, masks))], dim=2)
@@ -194,9 +194,9 @@ def rollout_mask(real: Tensor, entry: Tensor, masks: int) -> Tensor:
     true = (index[:, None] >= index).expand(rows, -1, -1)
     before = (index <= entry[..., None]).repeat_interleave(masks, 1)  # [B,A*M,N]
     number = torch.arange(entry.shape[1] * masks, device=real.device)
-    own = (number[:, None] // masks == number // masks) & (number[:, None] >= number)
+    of_block = (number[:, None] // masks == number // masks) & (number[:, None] >= number)
     upper = torch.cat([true, true.new_zeros(rows, entries, len(number))], -1)
-    return torch.cat([upper, torch.cat([before, own.expand(rows, -1, -1)], -1)], 1)
+    return torch.cat([upper, torch.cat([before, of_block.expand(rows, -1, -1)], -1)], 1)
 
 
 class PeagleProposal:
@@ -226,11 +226,11 @@ class PeagleProposal:
         last = reader._positions[:, -1:]
         reader._next = last + 1
         positions = torch.cat([reader._positions, last + torch.arange(1, masks + 1, device=device)], dim=1)
-        seen = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
+        visible = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
         true = F.embedding(reader._tokens, self.target.embedding).to(head.dtype)
         outputs = head(
             torch.cat([true, embeds], 1), torch.cat([reader._fused(reader._states), hidden], 1),
-            reader._turned(positions), seen, reader._cache,
+            reader._turned(positions), visible, reader._cache,
         )  # fmt: skip
         reader._cache.advance(count)
         scores = head.draft_scores(outputs[0, count - 1 :], self.target.scores, self.target.embedding.dtype)

@@ -28,7 +28,7 @@ _PATCHED = ("lvlm-m", "lvlm-t", "window", "vispec")
 # Of these, those whose caches hold fewer inputs than the target's.
 _DROP = ("lvlm-t", "window", "vispec")
 PATCHES = "DRAFTSMITH_VLLM_PATCHES"
-ASKED = f"it needs patches of vLLM 0.32 (runner V1), which {PATCHES}=1 switches on: without it vLLM refuses the folder"
+NEEDS = f"it needs patches of vLLM 0.32 (runner V1), which {PATCHES}=1 switches on: without it vLLM refuses the folder"
 
 
 def plugins_name(config: Any) -> str | None:

@@ -158,11 +158,11 @@ class ImageTargetSection(Kinded):
         """Captions to features [t,F]; None where the target reads none."""
         return None
 
-    def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
+    def check_labels(self, prompts: Iterable[tuple[str, int | None]]) -> None:
         """Raises `UserError` where the target is asked by class and has none of these labels (beside captions), or is
         asked by text and a caption is empty.
         """
-        for caption, label in asked:
+        for caption, label in prompts:
             if not caption.strip():
                 raise UserError(f"a prompt without a caption (label {label}), and the target is asked by text",
                                 hint="give prompts with captions: `path`, and no `classes`")  # fmt: skip

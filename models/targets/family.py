@@ -84,7 +84,7 @@ class Family:
     # Whether pictures in engines were compared with ours: engines get none of a family before.
     is_compared: bool = False
     # Whether vLLM's model runner V1 writes draft steps after a picture where earlier keys lie.
-    is_misplaced_in_v1: bool = False
+    v1_misplaces_drafts: bool = False
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         """A model with random weights in the default type."""

@@ -19,7 +19,7 @@ from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch, StepLoss
 from ...core.errors import first_line
 from ...core.section import torch_dtype
-from ...core.states import KeptScores, Taps, TargetStates
+from ...core.states import Taps, TargetStates, TopLogProbs
 from ...data.order import PackingConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import DistillTraining, Teacher
@@ -161,7 +161,7 @@ def lvlm_parts(
             if kept:  # what a regenerate stage gives that kept so many tokens' log-probabilities
                 ids = torch.ones(int(batch.predicting.sum()), kept, dtype=torch.int64)
                 states: TargetStates | None = TargetStates(
-                    kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META)
+                    top_log_probs=TopLogProbs(ids, ids.float(), ids[:, 0].float()).to(META)
                 )
             else:
                 states = module.states(batch)

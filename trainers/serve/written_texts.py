@@ -129,7 +129,7 @@ class Texts:
             for number in asked.keys() - usable.keys():
                 yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
             for (number, request), seed, answer in zip(usable.items(), seeds, written(), strict=True):
-                tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
+                tensors = {"prompt": text_ids(request), **kept_tensors(answer.top_log_probs)}
                 yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
 
         return finish

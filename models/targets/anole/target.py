@@ -173,11 +173,11 @@ class AnoleTarget(GuidedTarget):
         cache.advance(length)
         return DrawingSession(cache, taps, Prompt(ids, mask, positions, self.guidance), mask), states
 
-    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, seen: Tensor | None) -> DecoderStates:
+    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, mask: Tensor | None) -> DecoderStates:
         # Every row counts from its own last prompt token.
         positions = session.prompt.positions[:, -1:] + (places - (session.prompt.ids.shape[1] - 1))
         embeds = self.decoder.embed(ids)
-        return self.decoder.forward(embeds, session.cache, positions, seen, layers=session.taps.layers)
+        return self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
 
     def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
         """States of padding are zero."""

@@ -80,8 +80,8 @@ def _forward(
     rows, count, _ = hidden_states.shape
     if (real := cache_params.real(layer.length, count)) is not None:
         hidden_states = hidden_states * real.to(hidden_states)
-    seen = cache_params.ancestors(layer, attention_mask, count, hidden_states.device)
-    mixed = layer.convolve(self.in_proj_qkv(hidden_states), self.conv1d.weight[:, 0], seen)
+    ancestors = cache_params.ancestors(layer, attention_mask, count, hidden_states.device)
+    mixed = layer.convolve(self.in_proj_qkv(hidden_states), self.conv1d.weight[:, 0], ancestors)
     mixed = F.silu(mixed.to(hidden_states.dtype))
     heads = mixed.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
     wide = torch.promote_types(torch.float32, mixed.dtype)
@@ -93,7 +93,7 @@ def _forward(
     decay = -self.A_log.to(wide).exp() * F.softplus(self.in_proj_a(hidden_states).to(wide) + self.dt_bias)
     beta = self.in_proj_b(hidden_states).sigmoid().to(wide)
     step = Step(_unit(q) * self.head_k_dim**-0.5, _unit(k), v, decay.transpose(1, 2), beta.transpose(1, 2))  # [R,H,N,.]
-    outputs = layer.recur(step, seen).transpose(1, 2).to(mixed.dtype)  # [R,N,H,E]
+    outputs = layer.recur(step, ancestors).transpose(1, 2).to(mixed.dtype)  # [R,N,H,E]
     gate = self.in_proj_z(hidden_states).reshape(-1, self.head_v_dim)
     normed = self.norm(outputs.reshape(-1, self.head_v_dim), gate)
     return self.out_proj(normed.view(rows, count, -1))
