@@ -85,19 +85,16 @@ class SizingRules:
         """Levels of the tree: the depth as a whole number, rounded as `depth_rounding` says."""
         return int(self.depth + (0.5 if self.settings.depth_rounding == "nearest" else _WHOLE))
 
-    def width_at(self, level: int, parent: float) -> float:
-        """W_l of a node at `level` - 1 whose probability is `parent` (the root's is 1)."""
-        if level == 1 and self.settings.first_level == "plain":
-            return self.width
-        return self.width / level * (0.5 + parent)
-
     def threshold_at(self, level: int) -> float:
         """The probability that a node at `level` must exceed to be in the tree."""
         return 0.1 * level / self.depth
 
     def num_children(self, level: int, parent: float) -> int:
-        """At least 1: W_l falls below that from the third level on."""
-        return self._count(self.width_at(level, parent))
+        """Children of a node at `level` - 1 whose probability is `parent` (the root's is 1): W_l, which falls below 1
+        from the third level on, and 1 at least.
+        """
+        plain = level == 1 and self.settings.first_level == "plain"
+        return self._count(self.width if plain else self.width / level * (0.5 + parent))
 
     @property
     def beam(self) -> int:

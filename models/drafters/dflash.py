@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.json_types import JsonMapping, JsonObject
-from ..targets.base import Target, TargetShape
+from ..targets.base import Target
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective, TargetIdentity
 from .dflash_files import dflash_manifest, holds_dflash, load_dflash, save_dflash
 from .dflash_module import DflashHead
@@ -45,7 +45,7 @@ class DflashConfig(DflashSettings):
         head = self.head_class(self.shape(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
         head.begin_as(target)
         if head.mask_embedding is not None:
-            head.mask_embedding.data = target.embedding.float().mean(0).cpu()
+            head.mask_embedding.data.copy_(target.embedding.float().mean(0))
         return head
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> DflashHead:
@@ -95,11 +95,6 @@ class DflashConfig(DflashSettings):
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         proposal = DflashImageProposal if target.shape.draws_images else DflashProposal
         return proposal(cast(DflashHead, module), target, self)
-
-    def empty(self, shape: TargetShape) -> nn.Module:
-        with torch.device("meta"):
-            ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-            return self.head_class(self.shape(shape), ids)
 
     def exports(self, engine: str) -> list[str]:
         return []

@@ -118,7 +118,7 @@ class Dflash2Head(DflashHead):
     def conditioned(
         self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
     ) -> tuple[Tensor, Tensor | None]:
-        """Scores of the candidates with their pairs', and minus infinity elsewhere; see `Conditional`."""
+        """Scores of the candidates with their pairs', and minus infinity elsewhere."""
         best = scores.topk(self.num_candidates, dim=-1)
         rows = len(outputs)
         pairs = self.candidate_selector(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,23 +37,6 @@ class Before(NamedTuple):
     def at(self, index: tuple[Tensor, ...]) -> Before:
         """The same of some places."""
         return Before(self.tokens[index], None if self.above is None else self.above[index])
-
-
-class Conditional(Protocol):
-    """A draft whose places read the token before them."""
-
-    def conditioned(
-        self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
-    ) -> tuple[Tensor, Tensor | None]:
-        """Scores [F,V] of nodes given what stands before them, and what their children carry on [R,F,N].
-
-        Args:
-            scores: [F,V] without it.
-            outputs: [R,F,D] of the backbone at each node's place.
-            state: [R,F,N] that each node's parent carried on; None: a block begins, or nothing is carried.
-            reduce: [R,F,...] of the rows -> [F,...] as guidance joins them.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -158,7 +141,7 @@ class ConfidenceHead(nn.Module):
 class DflashHead(DraftVocabulary):
     """The draft. Its own LM head scores `draft_ids`, [V'] int64 ascending; None: the target's LM head scores all."""
 
-    walks = False  # whether a place reads the token before it (`Conditional`)
+    walks = False  # whether a place reads the token before it (`conditioned`)
     num_candidates = 0  # how many of a place's likeliest tokens a selector chooses from; 0: there is none
 
     def __init__(self, shape: DflashShape, draft_ids: Tensor | None = None):
@@ -212,6 +195,20 @@ class DflashHead(DraftVocabulary):
     def for_loss(self, outputs: Tensor, before: Before) -> Tensor:
         """Outputs [B,A,K,D] of blocks, with what the LM head under a loss reads beside them given the true tokens."""
         return outputs
+
+    def conditioned(
+        self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores [F,V] of nodes given what stands before them, and what their children carry on [R,F,N]; of a draft
+        that `walks`.
+
+        Args:
+            scores: [F,V] without it.
+            outputs: [R,F,D] of the backbone at each node's place.
+            state: [R,F,N] that each node's parent carried on; None: a block begins, or nothing is carried.
+            reduce: [R,F,...] of the rows -> [F,...] as guidance joins them.
+        """
+        raise NotImplementedError
 
     def confidence(self, outputs: Tensor, before: Before) -> Tensor:
         """Logits [...] float32 of acceptance of what stands at places with outputs [...,D]."""

@@ -26,7 +26,7 @@ from ..decoding.rows import Guidance
 from ..decoding.tree import ROOT, Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep, Verified
-from .dflash_module import Before, Conditional, DflashHead, within_grid
+from .dflash_module import Before, DflashHead, within_grid
 from .dflash_settings import DflashSettings
 
 PIECE = 4096  # states of a prompt that are read at once
@@ -58,8 +58,7 @@ class BlockProposal:
         scores, more = self._scored(hidden, last)
         self._answers: Levels | Walk
         if self.head.walks:
-            head: Any = self.head  # a `Conditional`
-            self._answers = Walk(head, scores, hidden, self._warp, last, self._guidance, **more)
+            self._answers = Walk(self.head, scores, hidden, self._warp, last, self._guidance, **more)
         else:
             self._answers = Levels(scores, self._warp)
         return self._answers.root()
@@ -209,7 +208,7 @@ class Walk:
     """
 
     def __init__(
-        self, head: Conditional, scores: Tensor, outputs: Tensor, warp: Warp, first: Tensor, guidance: Guidance,
+        self, head: DflashHead, scores: Tensor, outputs: Tensor, warp: Warp, first: Tensor, guidance: Guidance,
         *, above: Tensor | None = None, step: int = 0,
     ):  # fmt: skip
         self._head, self._scores, self._outputs, self._warp = head, scores, outputs, warp

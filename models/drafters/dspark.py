@@ -161,7 +161,7 @@ class DsparkHead(DflashHead):
     def conditioned(
         self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
     ) -> tuple[Tensor, Tensor | None]:
-        """Scores with the bias; see `Conditional`."""
+        """Scores with the bias."""
         assert self.markov_head is not None
         embedded = self.markov_head.embedded(before).expand(len(outputs), -1, -1)
         factor, state = self.markov_head.factor(embedded, outputs, state)

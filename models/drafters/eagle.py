@@ -138,14 +138,6 @@ class EagleConfig(FusedHeadConfig):
             return ImageEagleProposal(cast(ImageEagleHead, module), target.guided)
         return super().drafter(module, target, options)
 
-    def empty(self, shape: TargetShape) -> nn.Module:
-        if not shape.draws_images:
-            return super().empty(shape)
-        with torch.device("meta"):
-            head = ImageEagleHead(self.layer(shape))
-            head.share_embedding(torch.empty(shape.vocab_size, shape.hidden_size))
-        return head
-
 
 EagleConfig.unread_for_images = frozenset({*EagleConfig.model_fields} - {
     "num_heads", "loss", "kind", "path", "revision", "kv_heads", "intermediate_size", "norm_eps",

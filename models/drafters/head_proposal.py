@@ -213,10 +213,8 @@ class HeadProposal(Recursive):
         return self.head.fuse(states.to(self.head.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
-        return self._read(self._embed(tokens), states, self._turned(positions), mask, depths, None, None)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self._embedding).to(self.head.dtype)
+        embeds = F.embedding(tokens, self._embedding).to(self.head.dtype)
+        return self._read(embeds, states, self._turned(positions), mask, depths, None, None)
 
     def _read(
         self, embeds: Tensor, states: Tensor, positions: Tensor | Rotation, mask: Tensor | None, depths: Tensor,

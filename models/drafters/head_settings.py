@@ -18,7 +18,7 @@ from ...core.json_types import JsonObject
 from ...core.states import Taps
 from ..hub import config_value, rope_of, usual_heads
 from ..layer import STRETCHED, LayerShape, stretched
-from ..targets.base import Target, TargetShape
+from ..targets.base import ShapeAlone, Target, TargetShape
 from ..targets.table import text_of
 from .base import HeadObjective, PublishedDrafter
 from .draft_vocabulary import CountTokens, drafted_ids
@@ -128,6 +128,10 @@ class MirroringDrafter(PublishedDrafter):
             rope_scaling=scaling,
         )  # fmt: skip
 
+    def empty(self, shape: TargetShape) -> nn.Module:
+        with torch.device("meta"):
+            return self.build(ShapeAlone(shape))  # type: ignore[arg-type]
+
 
 class HeadSettings(MirroringDrafter):
     """What all kinds have."""
@@ -236,11 +240,6 @@ class HeadSettings(MirroringDrafter):
         copy = self.module(head.shape, head.ids_on_host)
         copy.load_state_dict(state)
         return copy
-
-    def empty(self, shape: TargetShape) -> nn.Module:
-        with torch.device("meta"):
-            ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-            return self.module(self.layer(shape), ids)
 
     def written_settings(self) -> JsonObject:
         """Settings whose other value is another head; the manifest names them."""

@@ -80,7 +80,7 @@ class ImageTargetSection(Kinded):
     @property
     def num_codes(self) -> int:
         """Tokens of an image."""
-        raise NotImplementedError
+        return self.mirrored().grid ** 2
 
     @property
     def codebook_size(self) -> int:
@@ -146,11 +146,6 @@ class ImageTargetSection(Kinded):
     def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
         """uint8 [B,3,S,S] -> codes [B,n] int64 on the CPU."""
         raise NotImplementedError
-
-    @property
-    def reads_features(self) -> bool:
-        """Whether captions reach it as the features of a text encoder."""
-        return False
 
     def caption_encoder(
         self, folders: Folders, *, device: torch.device

@@ -258,9 +258,16 @@ class LanguageTarget:
     def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
         """States [B,T,D] of a batch's prompts, padded or in one packed row."""
         # Padding is on the right, so a causal pass never attends to it.
-        whole = replace(prompts, mask=None) if row is None else packed_prompts(prompts, row)
-        cache = self.decoder.new_cache(whole.embeds.shape[1])
-        states = self.decoder.run(whole, cache, layers=taps.layers, chunk=self.prefill_chunk)
+        prompts = replace(prompts, mask=None)
+        if row is not None:  # the samples in one row, each with the positions that it has alone
+            prompts = replace(
+                prompts, row=row, embeds=row.pack(prompts.embeds),
+                positions=torch.stack([row.pack(part) for part in prompts.positions]),
+                visual=None if prompts.visual is None else prompts.visual[row.real][None],
+                blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
+            )  # fmt: skip
+        cache = self.decoder.new_cache(prompts.embeds.shape[1])
+        states = self.decoder.run(prompts, cache, layers=taps.layers, chunk=self.prefill_chunk)
         if row is None:
             return states
         layers = {layer: row.spread(part) for layer, part in states.layers.items()}
@@ -278,19 +285,6 @@ class LanguageTarget:
                 f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
                 hint=f"tap visual tokens above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
             )
-
-
-def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
-    """The samples of padded prompts in one row, each with the positions that it has alone."""
-    return replace(
-        prompts,
-        embeds=row.pack(prompts.embeds),
-        positions=torch.stack([row.pack(part) for part in prompts.positions]),
-        mask=None,
-        visual=None if prompts.visual is None else prompts.visual[row.real][None],
-        row=row,
-        blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
-    )
 
 
 def tapped_states(

@@ -8,13 +8,12 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import export_drafter, files_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.base import ShapeAlone, language_shape
 from published_tiny import VOCAB, WIDTH, exported, head_folder, target_config, target_folder
 from safetensors.torch import load_file
 from tensors import same_weights

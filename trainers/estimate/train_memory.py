@@ -23,9 +23,8 @@ from ...core.states import Taps, TargetStates, TopLogProbs
 from ...data.order import PackingConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import DistillTraining, Teacher
-from ...models.drafters.plain_module import ShapeAlone
 from ...models.hub import config_value, is_tied, rope_of
-from ...models.targets.base import TargetShape
+from ...models.targets.base import ShapeAlone, TargetShape
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
 from ...models.targets.table import family_of, image_section, language_section, training_of
 from ..run.stage import Hardware, WholeRecipe

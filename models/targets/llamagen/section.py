@@ -23,7 +23,7 @@ from ...parts import num_parameters
 from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
-from .captions import CaptionIds, TextFeatures, load_text_encoder
+from .captions import TextFeatures, ids_of_sample, load_text_encoder
 from .files import config_in, is_ours, load_llamagen, load_vq
 from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
@@ -129,10 +129,6 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return things | ({"tokenizer"} if self.tokenizer is not None else set())
 
     @property
-    def num_codes(self) -> int:
-        return (self.image_size // self.factor) ** 2
-
-    @property
     def codebook_size(self) -> int:
         return self.model_config_of().vocab_size if self.inline_vq is None else self.inline_vq.codebook_size
 
@@ -193,7 +189,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
     def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
         """Its label, or the features that were written with its codes."""
         if words is not None:
-            return CaptionIds(words, self.model_config_of().num_condition_tokens)
+            return functools.partial(ids_of_sample, words, self.model_config_of().num_condition_tokens)
         if self.condition == "text":
             return _sample_features
         return functools.partial(_sample_label, self.model_config_of().num_classes)
@@ -210,14 +206,10 @@ class LlamaGenTargetConfig(ImageTargetSection):
         vq = self._vq(folders, device)
         return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
 
-    @property
-    def reads_features(self) -> bool:
-        return self.condition == "text"
-
     def caption_encoder(
         self, folders: Folders, *, device: torch.device
     ) -> Callable[[Sequence[str]], list[Tensor]] | None:
-        return text_features(self, folders, device=device).encode if self.reads_features else None
+        return text_features(self, folders, device=device).encode if self.condition == "text" else None
 
     def check_labels(self, prompts: Iterable[tuple[str, int | None]]) -> None:
         if self.condition != "class":

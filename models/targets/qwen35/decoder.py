@@ -34,7 +34,10 @@ class HybridDecoder(QwenDecoder):
         self._window: int = config.linear_conv_kernel_dim - 1
         for layer in self.language_model.layers:
             if (module := getattr(layer, "linear_attn", None)) is not None:
-                _use_our_cache(module)
+                # Over a `HybridCache` it runs as `_forward` has it; over others, and without one, as transformers has.
+                # accelerate puts its hook around what it finds as `_old_forward`.
+                name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+                setattr(module, name, MethodType(_forward, module))
 
     def new_cache(self, capacity: int) -> Cache:
         from .recurrent import HybridCache
@@ -59,13 +62,6 @@ class HybridDecoder(QwenDecoder):
     def _mask_of_layers(self, full: Tensor | None) -> object:
         # Each kind of layer reads its own; given so, transformers makes none itself.
         return {"full_attention": full, RECURS: full}
-
-
-def _use_our_cache(module: nn.Module) -> None:
-    """Let a recurrent layer run over a `HybridCache`; over others, and without one, it runs as transformers has it."""
-    # accelerate puts its hook around what it finds as `_old_forward`.
-    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
-    setattr(module, name, MethodType(_forward, module))
 
 
 def _forward(
