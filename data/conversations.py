@@ -26,7 +26,7 @@ from .families.table import ONE_MARK, TEMPLATES, ImageRule, TemplateName
 
 
 class PromptFormat(Section):
-    """How a conversation becomes text. Training and decoding must use the same one."""
+    """The format of prompts. Training and decoding must use the same one."""
 
     # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5); qwen_vl:
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; gemma: Gemma 4,

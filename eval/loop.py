@@ -80,7 +80,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How to decode: everything that stays the same from request to request."""
+    """Decoding settings: everything that stays the same from request to request."""
 
     policy: TreePolicy
     rule: Rule
@@ -95,7 +95,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class EmbeddedRequest:
-    """What the target receives of a request with pictures, for all methods that decode it, and the seconds it took.
+    """The target's input of a request with pictures, for all methods that decode it, and the seconds it took.
 
     The seconds count in the prefill and the whole of every generation that is given it, as if its tower had run there.
     """
@@ -187,7 +187,7 @@ class _Run:
 
     @property
     def room(self) -> int:
-        """How many tokens may still come."""
+        """The number of tokens that may still come."""
         return self.decoding.max_new_tokens - len(self.tokens)
 
     def replayed(self) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Codes:
-    """What a rule may read of a target whose tokens are an image's codes.
+    """The codebook that a rule may read, of a target whose tokens are an image's codes.
 
     Args:
         codebook: [C,D], which lies where p will.
@@ -60,7 +60,7 @@ class RuleSection(Kinded):
 
     @property
     def caution(self) -> str | None:
-        """What a user is warned of above temperature 0; None: nothing."""
+        """The warning above temperature 0; None: none."""
         return None
 
     def check_codebook(self, num_codes: int) -> None:

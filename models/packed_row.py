@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Where the tokens of a batch stand in the row."""
+    """The places of a batch's tokens in the row."""
 
     shape: tuple[int, int]  # B, T
     places: Tensor  # [M] int64 in the flattened batch
@@ -60,7 +60,7 @@ class PackedRow:
         return self.real.nonzero()[:, 0]
 
     def mask_for(self, states: Tensor) -> Tensor:
-        """What our attention reads for these states: `bounds`, or [1,1,M,M] bool where a GPU has no kernel of samples
+        """The mask of our attention over these states: `bounds`, or [1,1,M,M] bool where a GPU has no kernel of samples
         in a row (flash attention, of 16 bits) and would launch one for each.
         """
         return self.bounds if runs_samples(states) else self.mask[None, None]

@@ -37,7 +37,7 @@ def with_pictures(request: Request, pictures: Sequence[Picture], pixels: Tensor)
 
 
 def flat_view(request: Request) -> Request:
-    """What a model without a newline reads: of each image its first tile alone (all of it), clips without newlines."""
+    """The request for a model without a newline: each image's first tile (all of it), clips without newlines."""
     if request.pixels is None or all(picture.newline == "none" for picture in request.pictures):
         return request
     pictures: list[Picture] = []

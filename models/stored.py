@@ -1,4 +1,4 @@
-"""What stored weights say without a model: tied or not, tables that heads are trained beside, and `dtype: auto`.
+"""Facts of stored weights, read without a model: tied or not, tables that heads are trained beside, and `dtype: auto`.
 
 `auto` becomes a type here alone: as the weights are stored on a GPU, float32 on a CPU. A folder's safetensors say what
 they hold; of a Hub id its config.json is asked, so that no weights are fetched for the question.

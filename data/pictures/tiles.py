@@ -1,4 +1,4 @@
-"""How pictures beyond one square tile are cut, and how many tokens they become.
+"""Cuts pictures beyond one square tile, and counts their tokens.
 
 LLaVA-NeXT's `anyres` and LLaVA-OneVision's `anyres_max_9`: the best of a list of resolutions, the picture fitted into
 it on black, cut into tiles; a first tile holds the whole picture squeezed. Everything here is arithmetic on sizes.
@@ -31,7 +31,7 @@ def is_tiled(aspect: Aspect, num_images: int) -> bool:
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a model family tiles with."""
+    """A model family's tiling."""
 
     tile: int  # side of a tile in pixels
     patches: int  # patches along a side of a tile

@@ -17,7 +17,7 @@ from ...core.section import Section
 
 
 class SizingSettings(Section):
-    """What the sizing rules read; numbers are the paper's."""
+    """Settings of the sizing rules; numbers are the paper's."""
 
     # Likeliest tokens that the entropy is taken over, and the most children of a node.
     top_k: int = Field(10, ge=2, le=MOST_NODES)

@@ -31,7 +31,7 @@ _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted
 
 @dataclass(frozen=True)
 class DecoderStates:
-    """What a forward returns: the feature and, where asked for, hidden states of layers and attention weights."""
+    """A forward's outputs: the feature and, on request, hidden states of layers and attention weights."""
 
     feature: Tensor  # [R,N,D] post-final-norm
     layers: dict[int, Tensor]  # layer -> [R,N,D], the state after that many decoder layers
@@ -94,7 +94,7 @@ class CachedDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """The device of inputs."""
         # Under an accelerate device map the embedding says where inputs go.
         return self.language_model.get_input_embeddings().weight.device
 
@@ -156,11 +156,11 @@ class CachedDecoder:
         raise NotImplementedError
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
-        """What the tower makes of pictures, in the family's own layout: one pass serves every pooling."""
+        """The tower's output for pictures, in the family's own layout: one pass serves every pooling."""
         raise NotImplementedError
 
     def num_features(self, pixels: Tensor, pictures: Sequence[Picture]) -> int:
-        """How many visual tokens the tower makes of `pixels`: as many as a prompt must have places for."""
+        """The number of visual tokens of `pixels`: a prompt must have as many places."""
         return len(self._features(self.see(pixels, pictures), pictures, 1))
 
     def prompts(
@@ -195,7 +195,7 @@ class CachedDecoder:
         )
 
     def _deepstack_of(self, encoded: Any) -> tuple[Tensor, ...]:
-        """What is added after the first layers, of what `see` made (Qwen3-VL)."""
+        """The states that are added after the first layers, from the output of `see` (Qwen3-VL)."""
         return ()
 
     def run(
@@ -325,7 +325,7 @@ class CachedDecoder:
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
         more: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
-        """What the model takes of N new positions at `places`, besides these and the cache.
+        """The model's inputs for N new positions at `places`, besides these and the cache.
 
         Args:
             full: [R,1,N,K] bool: what they see; None: as a kernel knows it.
@@ -349,7 +349,7 @@ class CachedDecoder:
         return scores.index_fill_(-1, self._banned, float("-inf")) if len(self._banned) else scores
 
     def capped(self, scores: Tensor) -> Tensor:
-        """What a model makes of its LM head's scores, each by itself."""
+        """The LM head's scores under the model's cap, where it has one."""
         return scores
 
 

@@ -12,7 +12,7 @@ from .cache import Cache, CacheLayer
 
 
 class SizedLayer:
-    """What transformers asks of a layer, by `length` (committed positions) and `capacity`."""
+    """The sizes that transformers reads of a layer: `length` (committed positions) and `capacity`."""
 
     length: int
     capacity: int

@@ -44,7 +44,7 @@ class Places:
         return places - self._shift
 
     def mask(self, count: int, total: int, mask: Tensor | None) -> Tensor | None:
-        """What `count` new tokens, the last of `total` places, may see: `mask` [N,K] over the last K (None: causal).
+        """The mask of `count` new tokens, the last of `total` places: `mask` [N,K] over the last K (None: causal).
 
         Padding is hidden. Without padding the mask is returned unchanged.
         """

@@ -74,7 +74,7 @@ def _normalised(probs: Tensor) -> Tensor:
 
 
 class Distributions:
-    """What N rows of scores [N,V] are decoded from, made where they are read.
+    """The warped distributions of N rows of scores [N,V], computed when they are read.
 
     A rule visits few nodes of a tree, and to warp a row costs as much as a layer of a small target. On a CPU each row
     is warped when it is read; elsewhere all are at once, before the host waits for what it visits.
@@ -98,7 +98,7 @@ class Distributions:
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """Their device."""
         return self._scores.device
 
     def whole(self) -> Tensor:

@@ -56,7 +56,7 @@ class GroupedConvolution(nn.Module):
         nn.init.zeros_(self.kernel_projection.weight)
 
     def forward(self, states: Tensor, corrections: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What enters a sublayer [B,Q,D], mixed, and the corrections [B,Q,2,2,G]; with them, what comes out of it."""
+        """Mixes a sublayer's input [B,Q,D], and returns corrections [B,Q,2,2,G]; given these, mixes its output."""
         side = BEFORE if corrections is None else AFTER
         if corrections is None:
             corrections = self.kernel_projection(states).unflatten(-1, (2, 2, -1))

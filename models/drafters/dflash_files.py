@@ -44,7 +44,7 @@ _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.we
 
 
 def dflash_manifest(config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: object) -> JsonObject:
-    """What stands in `draftsmith.json`; `more` is of the stage."""
+    """The content of `draftsmith.json`; `more` comes from the stage."""
     reads = {
         "numbering": NUMBERING, "state": list(config.shape(shape).taps), "visual_slots": config.visual(training=True)
     }  # fmt: skip
@@ -163,7 +163,7 @@ def _as_native(values: JsonObject, path: Path) -> JsonObject:
 
 
 def settings_of(values: JsonObject, path: Path) -> JsonObject:
-    """What a `config.json`, ours or a published one, says of blocks and layers, under the names of the settings."""
+    """Blocks and layers by a `config.json`, ours or a published one, under the names of the settings."""
     draft = values.get("dflash_config") or {}
     taps, kinds = draft.get("target_layer_ids"), values.get("layer_types")
     merged = values | draft

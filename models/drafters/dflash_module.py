@@ -29,7 +29,7 @@ Reduce = Callable[[Tensor], Tensor]  # guidance over what the rows add to scores
 
 
 class Before(NamedTuple):
-    """What stands before places: [...] ids each."""
+    """The tokens before places: [...] ids each."""
 
     tokens: Tensor  # int64, the token before each
     above: Tensor | None = None  # int64, the code above it in a picture, -1 where none is; None: not read
@@ -41,7 +41,7 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True)
 class DflashShape:
-    """What the weights' shapes follow from, and what a block is."""
+    """The sizes of the weights and of a block."""
 
     layer: LayerShape
     num_layers: int
@@ -60,7 +60,7 @@ class DflashShape:
 
     @property
     def of_kind(self) -> JsonObject:
-        """What a kind that grew out of DFlash adds to these."""
+        """Fields that a derived kind adds to these."""
         of_all = {one.name for one in fields(DflashShape)}
         return {name: value for name, value in vars(self).items() if name not in of_all}
 

@@ -248,7 +248,7 @@ def _places(depths: list[int], device: torch.device) -> slice | Tensor:
 
 
 def likeliest_before(head: Any, scores: Tensor, outputs: Tensor, first: Tensor, guidance: Guidance) -> Before:
-    """What stands before each place [K] on the likeliest path: known before any token is drawn."""
+    """The tokens before each place [K] on the likeliest path: known before any token is drawn."""
     if not head.walks:
         return Before(first.expand(len(scores)))
     walk, tokens = Walk(head, scores, outputs, Warp(), first, guidance), [first]

@@ -33,7 +33,7 @@ from .head_draws import is_blind
 
 @dataclass(frozen=True)
 class Blocks(OnDevice):
-    """Where the blocks of a batch stand; drawn on the CPU."""
+    """The places of a batch's blocks; drawn on the CPU."""
 
     anchors: Tensor  # [B,A] int64 index of each block's first token; 0 where there is no block
     lengths: Tensor  # [B,A] int64 places that have a label: the answer goes on so far, K at most; 0: no block
@@ -75,7 +75,7 @@ def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_drafts: 
 
 @dataclass(frozen=True)
 class Sequences:
-    """What the blocks of a batch are cut from."""
+    """The sequences that the blocks of a batch are cut from."""
 
     ids: Tensor  # [B,T] int64
     loss_mask: Tensor  # [B,T] bool on the CPU: this token is supervised
@@ -85,7 +85,7 @@ class Sequences:
     above: Tensor | None = None  # [B,T] int64 of pictures: the code above the one that follows each, -1: none
 
     def before(self, anchors: Tensor, count: int) -> Before:
-        """What stands before each of the `count` places of blocks after `anchors` [B,A]: [B,A,K] each."""
+        """The tokens before each of the `count` places of blocks after `anchors` [B,A]: [B,A,K] each."""
         places = anchors[..., None] + torch.arange(count, device=anchors.device)
         # Places behind the answer are not trained.
         flat = places.clamp(max=self.ids.shape[1] - 1).flatten(1)
@@ -289,7 +289,7 @@ class Places:
         return goals.at(uploaded(back, goals.scores.device) if fewer else None, ours)
 
     def entries(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Where tokens [C] of the target stand in the draft's vocabulary, and whether they are in it."""
+        """Entries of the target's tokens [C] in the draft's vocabulary, and whether they are in it."""
         if self.ids is None:
             return tokens, torch.ones_like(tokens, dtype=torch.bool)
         return entries(self.ids, tokens)

@@ -1,4 +1,4 @@
-"""What is done with the hidden-state heads of language models: EAGLE, EAGLE-3, Sparrow, MSD, ViSpec, HiViS.
+"""Files, training and drafting of language models' hidden-state heads: EAGLE, EAGLE-3, Sparrow, MSD, ViSpec, HiViS.
 
 They share one layer and differ in what stands at a visual token, so that each ablation of Sparrow's Table 6 is a
 setting (`head_settings.py`): MTP is `mtp_steps`, IVSB is `ivsb`, VATA is `vata`.
@@ -33,7 +33,7 @@ VISUAL_STAGE = HeadObjective(l1=10.0, listmle=0.1)
 
 
 class HeadConfig(HeadSettings):
-    """What is done with any of these heads: files, training, drafting."""
+    """Files, training and drafting of any of these heads."""
 
     starts_outside: ClassVar[bool] = True
 

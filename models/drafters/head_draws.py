@@ -1,4 +1,4 @@
-"""What training draws for a row, from the row's seed: the same draws beside any other rows and on any number of ranks.
+"""Random draws of training, from each row's seed: the same beside any other rows and on any number of ranks.
 
 Letters: B rows, T places, N inputs that a row keeps, D width.
 """

@@ -63,7 +63,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdentity, **more: object) -> JsonObject:
-    """What stands in `draftsmith.json`; `more` is of the stage: command, step, ..."""
+    """The content of `draftsmith.json`; `more` comes from the stage: command, step, ..."""
     return manifest_for(
         config.kind, identity, tokenizer_sha256=identity.tokenizer_sha256, reads=_read_by(config, shape),
         positions={"kind": config.positions, "gap_share": config.gap_share, "gap": config.gap},

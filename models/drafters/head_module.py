@@ -20,7 +20,7 @@ from .draft_vocabulary import DraftVocabulary
 
 
 class StateHead(DraftVocabulary):
-    """What training and proposals ask of any head; its output goes to the LM head as it is.
+    """The interface of all heads to training and proposals; the LM head reads the output as it is.
 
     `forward` is that of `FusedHead`.
     """
@@ -69,7 +69,7 @@ class FusedHead(StateHead):
         self.rotary = Rotary(shape)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
-        """What enters the layer, [B,N,D]; arguments as of `forward`."""
+        """The layer's input [B,N,D]; arguments as of `forward`."""
         return self.fc(torch.cat([embeds, states], dim=-1))
 
     def forward(

@@ -134,7 +134,7 @@ class MirroringDrafter(PublishedDrafter):
 
 
 class HeadSettings(MirroringDrafter):
-    """What all kinds have."""
+    """Settings of all kinds of heads."""
 
     # Null: as the target's.
     qkv_bias: bool | None = None
@@ -173,7 +173,7 @@ class HeadSettings(MirroringDrafter):
 
     @property
     def terms(self) -> HeadObjective:
-        """What is trained for: the section's objective, or the kind's own."""
+        """The training objective: the section's, or the kind's default."""
         return self.objective or self.default_objective
 
     @property
@@ -182,11 +182,11 @@ class HeadSettings(MirroringDrafter):
 
     # ---- what differs between the kinds
     def visual(self, *, training: bool) -> Visual:
-        """What stands at a visual token."""
+        """The head's input at a visual token."""
         raise NotImplementedError
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
-        """Which of the target's layers it is fed."""
+        """The target's layers that it reads."""
         raise NotImplementedError
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
@@ -194,7 +194,7 @@ class HeadSettings(MirroringDrafter):
         raise NotImplementedError
 
     def image_input(self, *, training: bool = True) -> Image | None:
-        """What enters as the embedding of a visual token; None: no input has one."""
+        """The embedding at a visual token; None: no input has one."""
         return self.embeds_images if self.visual(training=training) != "none" else None
 
     def visual_fraction(self, *, training: bool) -> float:

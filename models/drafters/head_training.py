@@ -34,7 +34,7 @@ from .head_settings import HeadSettings, Reads, Visual
 
 @dataclass(frozen=True)
 class Layout(OnDevice):
-    """Which inputs each row keeps."""
+    """The inputs of each row."""
 
     index: Tensor  # [B,N] int64 number of the input; 0 where `real` is False
     real: Tensor  # [B,N] bool
@@ -92,7 +92,7 @@ def layout_of(
 
 @dataclass(frozen=True)
 class Filled:
-    """What the layer reads at the inputs of a layout, beside positions. Pairs are which inputs [B,N] bool, and what
+    """The layer's inputs by a layout, without positions. Pairs are a mask of inputs [B,N] bool, and what
     they hold [B,N,D].
     """
 
@@ -252,7 +252,7 @@ class HeadTraining(BesideTarget):
         return filled, positions
 
     def _skipped(self, trained: Tensor) -> int:
-        """How many inputs of each row no later pass has to run, given [B,N] which ones are trained: under `ttt` later
+        """The number of inputs that no later pass has to run, given [B,N] which ones are trained: under `ttt` later
         passes are read by their own chains alone, so what stands more than a chain before the first trained input
         counts nothing.
         """

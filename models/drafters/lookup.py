@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 class LookupConfig(WeightlessDrafter):
-    """What both kinds share: no weights, no states, any target that answers in words."""
+    """Settings of both kinds: no weights, no states, any target that answers in words."""
 
     # Fewest tokens of a match; nothing is drafted where there is none.
     min_match: int = Field(1, ge=1, le=1024)

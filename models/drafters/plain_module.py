@@ -39,7 +39,7 @@ class ModuleDrafter(PublishedDrafter):
         return manifest_for(self.kind, identity, drafter=self.model_dump(mode="json"), **training)
 
     def sizes(self, module: nn.Module) -> JsonObject:
-        """What `config.json` says of the module, for other programs; empty: there is no such file."""
+        """The content of `config.json`, for other programs; empty: there is no such file."""
         return {}
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:

@@ -79,7 +79,7 @@ class PrunedConfig(DrafterConfig):
     def _loaded(
         self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
     ) -> Any:
-        """What drafts, which several proposals may share: the target itself, or its sibling."""
+        """The drafting model, which several proposals may share: the target itself, or its sibling."""
         assert isinstance(target, LanguageTarget)
         if self.model == "target":
             return target

@@ -84,7 +84,7 @@ class Exported:
 
     @property
     def command(self) -> str:
-        """How the engine is started with it."""
+        """The engine's command with it."""
         target, path = self.target or "TARGET", str(self.folder)
         if self.engine == "vllm":
             config = self.speculative(self.chain) | {"model": path}

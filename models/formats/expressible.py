@@ -1,4 +1,4 @@
-"""What each engine can express of a head: every rule names what the engine would run instead.
+"""The heads that each engine can express: every rule names what the engine would run instead.
 
 Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In all of them the only sign of a
 mismatch is a low acceptance rate.

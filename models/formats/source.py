@@ -48,7 +48,7 @@ CHAIN = 5
 
 @dataclass(frozen=True)
 class Target:
-    """What a drafter was made for."""
+    """The target that a drafter was made for."""
 
     config: PreTrainedConfig
     name: str | None  # None: weights of a run, which have no name
@@ -87,7 +87,7 @@ class Source:
 
     @property
     def layout(self) -> Literal["eagle", "eagle3", "dflash", "medusa"]:
-        """Which file of this folder writes it; vLLM calls the methods so, too."""
+        """The file of this folder that writes it; vLLM calls the methods so, too."""
         assert self.config.layout is not None, "read_source asks"
         eagle3 = self.config.layout == "eagle" and cast(HeadConfig, self.config).is_eagle3
         return "eagle3" if eagle3 else self.config.layout
@@ -209,7 +209,7 @@ def _trained_config(manifest: JsonObject, folder: Path) -> ReadConfig:
 
 
 def unserved(problem: str, reasons: Sequence[str], folder: Path, hint: str) -> UserError:
-    """What is refused, with every reason on a line of its own."""
+    """The error for a refusal, with every reason on its line."""
     return UserError("\n".join([f"{problem}:", *(f"  - {why}" for why in reasons)]), where=str(folder), hint=hint)
 
 

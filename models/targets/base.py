@@ -66,7 +66,7 @@ class TargetStep:
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What a drafter mirrors of its target, known without weights: dry runs count parameters from it."""
+    """The target's sizes that a drafter mirrors, known without weights: dry runs count parameters from them."""
 
     vocab_size: int
     hidden_size: int
@@ -102,7 +102,7 @@ class Target(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go, and where a drafter is loaded."""
+        """The device of inputs, and of a drafter."""
         ...
 
     @property

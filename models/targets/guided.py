@@ -1,4 +1,4 @@
-"""What decoding is the same in every image generator: rows with and without the condition in one batch, guided first.
+"""The decoding that all image generators share: rows with and without the condition in one batch, guided first.
 
 Letters: R rows (1, or 2 under guidance), N nodes with the root, B pictures, T prompt places, D width, V vocabulary.
 """

@@ -86,7 +86,7 @@ class LanguageTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the device of the embedding."""
+        """The device of inputs and of the embedding."""
         return self.decoder.device
 
     @property
@@ -96,7 +96,7 @@ class LanguageTarget:
 
     @property
     def shape(self) -> TargetShape:
-        """What heads mirror of the language model."""
+        """The language model's shape, which heads mirror."""
         return language_shape(self.config)
 
     @property

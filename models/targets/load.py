@@ -1,4 +1,4 @@
-"""Which target a recipe names, and how its weights come onto the device."""
+"""Loads the target that a recipe names, and puts its weights on the device."""
 
 from __future__ import annotations
 

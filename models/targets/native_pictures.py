@@ -1,4 +1,4 @@
-"""What families share whose tower reads pictures whole, one after another (Mistral 3, Pixtral, Gemma 4).
+"""Families whose tower reads each picture at its native size, one after another (Mistral 3, Pixtral, Gemma 4).
 
 Letters: B samples, T places, P patches, C numbers of a patch, D width, n visual tokens.
 """

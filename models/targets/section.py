@@ -1,4 +1,4 @@
-"""What every target of the language tracks has in its section: where its weights come from and how they are held."""
+"""The section of every target of the language tracks: where its weights come from and how they are held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many parameters a model has, by part, without its weights: it is built on the meta device."""
+"""Numbers of parameters, by part, without weights: the model is built on the meta device."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class AnoleTargetConfig(ImageTargetSection):
 
     @property
     def condition(self) -> str:
-        """What it is asked by."""
+        """The kind of condition."""
         return "text"
 
     @property
@@ -139,7 +139,7 @@ class AnoleTargetConfig(ImageTargetSection):
 
 
 def _text_ids(config: AnoleTargetConfig) -> Conditions:
-    """What makes ids [t] of a caption, without special ones."""
+    """A function from a caption to ids [t], without special ones."""
     from transformers import AutoTokenizer
 
     with reading_pretrained(config.path, "cannot load the tokenizer of", key="target.path", weights=False):

@@ -128,7 +128,7 @@ class AnoleTarget(GuidedTarget):
 
     @property
     def shape(self) -> TargetShape:
-        """What heads mirror: sizes, a layer of Chameleon's, and the grid of codes."""
+        """The shape that heads mirror: sizes, a layer of Chameleon's, and the grid of codes."""
         return anole_shape(self.config, self.grid)
 
     @property
@@ -223,7 +223,7 @@ class AnoleTarget(GuidedTarget):
 
 
 def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:
-    """What heads mirror: a layer of Chameleon's, with its norms of queries and keys."""
+    """The shape that heads mirror: a layer of Chameleon's, with its norms of queries and keys."""
     rope = config.rope_parameters or {}
     layer = LayerShape(
         vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_heads=config.num_attention_heads,

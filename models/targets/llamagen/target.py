@@ -43,7 +43,7 @@ class LlamaGenTarget(GuidedTarget):
 
     @property
     def shape(self) -> TargetShape:
-        """What heads mirror: sizes, a layer as in LANTERN's published heads, and the grid of codes."""
+        """The shape that heads mirror: sizes, a layer as in LANTERN's published heads, and the grid of codes."""
         return llamagen_shape(self.config)
 
     @property
@@ -120,7 +120,7 @@ class LlamaGenTarget(GuidedTarget):
 
 
 def llamagen_shape(config: LlamaGenConfig) -> TargetShape:
-    """What heads mirror: as in LANTERN's published ones, a layer with the norm's epsilon of 1e-6."""
+    """The shape that heads mirror: as in LANTERN's published ones, a layer with the norm's epsilon of 1e-6."""
     layer = LayerShape(
         vocab_size=config.vocab_size, hidden_size=config.dim, num_heads=config.num_heads,
         num_kv_heads=config.num_heads, intermediate_size=config.hidden, norm_eps=1e-6,

@@ -99,7 +99,7 @@ class VqTokenizer(nn.Module):
         return F.normalize(self.quantize.embedding.weight.float(), dim=-1)
 
     def pre_quant(self, images: Tensor) -> Tensor:
-        """What is looked up, before normalisation: images [B,3,S,S] in [-1,1] -> [B,E,h,w]."""
+        """Vectors before normalisation and look-up: images [B,3,S,S] in [-1,1] -> [B,E,h,w]."""
         side = self.config.factor
         assert images.shape[-2] % side == 0 and images.shape[-1] % side == 0, (images.shape, side)
         return self.quant_conv(self.encoder(images))

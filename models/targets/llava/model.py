@@ -183,7 +183,7 @@ class LlavaDecoder(CachedDecoder):
 
 
 def _without_first(batch: Batch) -> Batch:
-    """What a decoder asks of a batch, without the first token of each row."""
+    """A batch's inputs of a decoder, without the first token of each row."""
     cut: dict[str, Any] = {
         name: batch.on_host(name)[..., 1:] for name in ("ids", "attention_mask", "loss_mask", "modality")
     }

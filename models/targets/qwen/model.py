@@ -53,14 +53,14 @@ def qwen_config(kind: str, text: JsonObject, vision: JsonObject, ids: TokenIds) 
 
 
 def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
-    """How the family of `config` counts; Qwen2.5-VL alone counts seconds."""
+    """The position scheme of `config`; Qwen2.5-VL alone counts seconds."""
     per_second = config.vision_config.tokens_per_second if config.model_type == "qwen2_5_vl" else None
     return PositionScheme(3, per_second, resume)
 
 
 @dataclass(frozen=True)
 class TowerOutput:
-    """What a tower makes of pictures."""
+    """A tower's features of pictures."""
 
     features: Tensor  # [n,D]
     deepstack: tuple[Tensor, ...]  # [n,D] for each of the first decoder layers (Qwen3-VL)

@@ -82,7 +82,7 @@ FAMILIES = {
 
 
 class QwenSection(SeeingSection):
-    """What Qwen-VL and Qwen3.5 have in common."""
+    """Settings of Qwen-VL and Qwen3.5."""
 
     # Inline configs of a target that a `train` stage with `model: target` makes from scratch; `model_type` of the first
     # may name qwen3_vl_moe_text or qwen3_5_moe_text.

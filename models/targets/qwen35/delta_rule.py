@@ -24,7 +24,7 @@ CHUNK = 64  # places of a chain that are solved at once
 
 @dataclass(frozen=True)
 class Step:
-    """What each place does to the state; in float32 or wider."""
+    """The update of the state at each place; in float32 or wider."""
 
     queries: Tensor  # [R,H,N,K], of length 1 / sqrt(K)
     keys: Tensor  # [R,H,N,K], of length 1
@@ -34,7 +34,7 @@ class Step:
 
 
 class Written(NamedTuple):
-    """What places have written after a committed state; enough to make the state after any path of them."""
+    """Updates written after a committed state; enough to make the state after any path of them."""
 
     keys: Tensor  # [R,H,P,K]
     updates: Tensor  # [R,H,P,E] u

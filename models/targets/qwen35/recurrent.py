@@ -38,7 +38,7 @@ class RecurrentLayer(SizedLayer):
         self.written: Written | None = None  # [.,.,P,.]
 
     def move_to(self, length: int) -> None:
-        """Where the next places stand. After `base` it may move over written places; before it there is no state."""
+        """Sets the next place: after `base` anywhere among written places; before it there is no state."""
         count = 0 if self.written is None else self.written.keys.shape[2]
         assert self.base <= length <= self.base + count or length == 0, (
             f"a recurrent state after {self.base} places cannot go back to {length}"
@@ -146,7 +146,7 @@ class HybridCache(ModelCache):
             self._prompt, self._real = False, None
 
     def ancestors(self, layer: RecurrentLayer, mask: Tensor | None, count: int, device: torch.device) -> Tensor | None:
-        """What `RecurrentLayer.convolve` asks for, from a mask [.,1,N,K] of attention; None there: a chain."""
+        """The ancestors for `RecurrentLayer.convolve`, from a mask [.,1,N,K] of attention; None there: a chain."""
         if self._prompt:
             return None
         if mask is None:

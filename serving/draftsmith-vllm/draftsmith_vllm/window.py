@@ -44,7 +44,7 @@ def patch() -> None:
 
 @dataclass(frozen=True)
 class Window:
-    """What a drafter keeps of each picture.
+    """The inputs that a drafter keeps of each picture.
 
     Args:
         newline: id that stands in its first input; None: that input is not kept.
@@ -60,7 +60,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Remaining:
-    """What stays of one request's inputs in a pass.
+    """The inputs of one request that stay in a pass.
 
     Args:
         places: [n] numbers of the inputs that stay, among all of the request; of its last one in any case.
@@ -76,7 +76,7 @@ class Remaining:
 
 
 def remaining(start: int, count: int, runs: list[tuple[int, int]], window: Window) -> Remaining:
-    """What stays of `count` inputs from `start` on.
+    """The inputs that stay, of `count` from `start` on.
 
     A prompt that is cut inside a picture keeps the pass's last input, or there might be none: the next pass writes over
     it, because it stands where the first input after the picture will.
