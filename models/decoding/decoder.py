@@ -276,23 +276,16 @@ class CachedDecoder:
         """
         plain = not (attention or more or self.always_masks)
         if self.graphs is not None and plain and self.graphs.take(cache, embeds.shape[1]):
-            return self._replayed(self.graphs, embeds, cache, positions, mask, tuple(layers))
+
+            def run(visible: Tensor, embeds: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+                states = self._run_masked(embeds, cache, positions, visible[:, None], layers)
+                return states.feature, *(states.layers[layer] for layer in layers)
+
+            feature, *by_layer = self.graphs(tuple(layers), run, cache, mask, (embeds, 1), (positions, -1))
+            return DecoderStates(feature, dict(zip(layers, by_layer, strict=True)), {})
         if mask is None or mask.dtype == torch.bool:  # else `PackedRow.bounds`
             mask = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
         return self._run_masked(embeds, cache, positions, mask, layers, attention, more)
-
-    def _replayed(
-        self, graphs: Graphs, embeds: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None,
-        layers: tuple[int, ...],
-    ) -> DecoderStates:  # fmt: skip
-        """Run `forward` by a CUDA graph."""
-
-        def run(visible: Tensor, embeds: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-            states = self._run_masked(embeds, cache, positions, visible[:, None], layers)
-            return states.feature, *(states.layers[layer] for layer in layers)
-
-        feature, *by_layer = graphs(layers, run, cache, mask, (embeds, 1), (positions, -1))
-        return DecoderStates(feature, dict(zip(layers, by_layer, strict=True)), {})
 
     def _run_masked(
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],

@@ -66,22 +66,15 @@ def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
     """
     from .model_cache import ModelCache
 
-    joint = ModelCache(len(caches[0].layers), capacity)
-    for layer, like in zip(joint.kv_layers, caches[0].kv_layers, strict=True):
-        keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
-        layer.lazy_initialization(keys, values)
-    fill(joint, caches)
-    return joint
-
-
-def fill(joint: Cache, caches: Sequence[Cache]) -> None:
-    """Copy the committed positions of `caches` into the rows of `joint`; the padding before them must stay masked."""
-    prefix = max(cache.length for cache in caches)
-    joint.crop_to(prefix)
-    for number, layer in enumerate(joint.kv_layers):
-        for row, part in enumerate(cache.kv_layers[number] for cache in caches):
+    joint, prefix = ModelCache(len(caches[0].layers), capacity), max(cache.length for cache in caches)
+    for layer, *parts in zip(joint.kv_layers, *(cache.kv_layers for cache in caches), strict=True):
+        like = parts[0].keys, parts[0].values
+        layer.lazy_initialization(*(part[:, :, :1].expand(len(caches), -1, -1, -1) for part in like))
+        for row, part in enumerate(parts):  # the padding before them must stay masked
             layer.keys[row, :, prefix - part.length : prefix] = part.keys[0, :, : part.length]
             layer.values[row, :, prefix - part.length : prefix] = part.values[0, :, : part.length]
+    joint.crop_to(prefix)
+    return joint
 
 
 def guide(scores: Tensor, scale: float, *, banned: bool = True) -> Tensor:
