@@ -95,7 +95,7 @@ class ImageSubstitutes:
         if mode == "T-text":
             return View(_replaced(request, [self.literal_ids] * len(runs)))
         if mode == "T":
-            return View(_replaced(request, [[self.newline_id]] * len(runs)))
+            return View(without_pictures(request, self.newline_id))
         assert self.captioner is not None and self.encode is not None
         captions = self.captioner.captions(request)
         assert len(captions) == len(runs), f"{len(captions)} captions for {len(runs)} pictures"
@@ -112,6 +112,11 @@ def picture_runs(request: Request) -> list[tuple[int, int]]:
         runs.append((start, start + picture.num_tokens))
         first += picture.num_tokens
     return runs
+
+
+def without_pictures(request: Request, newline_id: int) -> Request:
+    """Mode T: each picture's run of ids becomes one newline, and the pixels go."""
+    return _replaced(request, [[newline_id]] * len(picture_runs(request)))
 
 
 def _replaced(request: Request, words: Sequence[Sequence[int]]) -> Request:

@@ -9,7 +9,7 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, save_lvlm
-from draftsmith.models.drafters.modes import ImageSubstitutes
+from draftsmith.models.drafters.modes import without_pictures
 from draftsmith.models.parts import PARTS, TokenIds
 from draftsmith.models.pictures import pooled_view
 from draftsmith.models.targets.base import Taps
@@ -112,7 +112,7 @@ def test_views_of_a_request():
         torch.cat([asked.ids[:6], asked.ids[7:]]), torch.cat([asked.modality[:6], asked.modality[7:]]), asked.pixels
     )
     assert joined.ids[2:10].tolist() == [IMAGE_ID] * 8
-    blind, pooled = ImageSubstitutes(5).view(joined, "T").request, pooled_view(joined, 2)
+    blind, pooled = without_pictures(joined, 5), pooled_view(joined, 2)
     assert blind.ids.tolist() == [1, 7, 5, 5, *joined.ids[-3:].tolist()]
     assert blind.pixels is None and not blind.modality.any()
     assert pooled.ids.tolist() == [1, 7, IMAGE_ID, IMAGE_ID, *joined.ids[-3:].tolist()]
