@@ -49,11 +49,8 @@ class Summary(SimpleNamespace):
         return bool(self.calls > 0)
 
     def to_json(self) -> JsonObject:
-        """Name -> value of every number; what explains differences, and ViSkip's, only where there are some."""
-        left_out = {"ties", "differences"} if not self.differences else set()
-        left_out |= {"skipped"} if self.skipped is None else set()
-        values = vars(self) | {"accepted_by_depth": [asdict(depth) for depth in self.accepted_by_depth]}
-        return {name: value for name, value in values.items() if name not in left_out}
+        """Name -> value of every number."""
+        return vars(self) | {"accepted_by_depth": [asdict(depth) for depth in self.accepted_by_depth]}
 
 
 def summarize(rows: AnyRows) -> Summary:
@@ -223,11 +220,8 @@ def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) ->
     if len(pairs) < 2:
         return None
     each = {name: tau_of(first) - tau_of(second) for name, (first, second) in pairs.items()}
-    mean = statistics.fmean(each.values())
-    if math.isnan(mean):  # with one of the drafters no cycle was run
-        return SeedDifference(each, mean, (mean, mean), "not measured")
-    half = student_half_width(statistics.stdev(each.values()), len(each))
-    return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
+    mean, low, high = student_interval([*each.values()])
+    return SeedDifference(each, mean, (low, high), verdict((low, high)))
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -247,9 +241,10 @@ def bootstrap(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
     return ends(values)
 
 
-def student_half_width(deviation: float, count: int) -> float:
-    """Half of Student's 95% interval of the mean of `count` values with this standard deviation."""
-    return student_975(count - 1) * deviation / count**0.5
+def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of two values or more, and the ends of Student's 95% interval of it."""
+    mean, half = np.mean(values), student_975(len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return float(mean), float(mean - half), float(mean + half)
 
 
 # 97.5% points of Student's t for 1 to 9 degrees of freedom.
@@ -267,10 +262,8 @@ def student_975(degrees: int) -> float:
 
 def quartiles(values: Sequence[float]) -> Interval:
     """The first and the third, of those values that are numbers."""
-    values = [value for value in values if not math.isnan(value)]
-    if len(values) < 2:
-        return (values[0], values[0]) if values else (math.nan, math.nan)
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    values = [value for value in values if not math.isnan(value)] or [math.nan]
+    low, high = np.quantile(values, [0.25, 0.75]).tolist()
     return low, high
 
 
