@@ -54,9 +54,8 @@ def _rank(number, port, folder, work, bound_s):
     if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
         dist.destroy_process_group()
     ranks.pulse.cache_clear()
-    ranks.watch(bound_s)
     dist.init_process_group("gloo")
-    ranks.joined()
+    ranks.watch(bound_s)
     ranks.pulse().enter("target")
     ranks.barrier()
     try:
@@ -134,43 +133,25 @@ def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
 
 
 def test_a_rank_that_has_left_watches_no_longer():
-    """Else it would end a process that goes on after its run, for ranks that never join."""
+    """Else it would end a process that goes on after its run, for ranks that have ended."""
     before = set(threading.enumerate())
-    heartbeat = Heartbeat(Pulse(), 0, 4, bound_s=60.0, joining="host:1", end=sys.exit)
-    (watch,) = set(threading.enumerate()) - before
-    heartbeat.leave()
-    watch.join(5)
-    assert not watch.is_alive()
+    heartbeat = Heartbeat(Pulse(), 0, 4, dist.HashStore(), bound_s=60.0, end=sys.exit)
+    heartbeat.start()
+    threads = set(threading.enumerate()) - before
+    heartbeat.leave(said=False)
+    for thread in threads:
+        thread.join(5)
+    assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
 
 
-def test_a_rank_that_nobody_joins_says_so_and_ends(tmp_path, capfd):
-    heartbeat = watching(joins=False)
-    heartbeat._clock = 25.0
-    heartbeat._look()
-    heartbeat._look()
-    said = capfd.readouterr().err
-    assert said == "rank 0 has waited 25 s for the other ranks of 4 to join at host:1\n", "once"
-    heartbeat._clock = 61.0
-    with pytest.raises(SystemExit):
-        heartbeat._look()
-    assert capfd.readouterr().err.startswith("error: rank 0 has waited 61 s for the other ranks of 4 to join")
-
-
-def watching(*, joins: bool = True, rank: int = 0, bound_s: float = 60.0) -> Heartbeat:
-    """One of four ranks, without its threads: the test is its clock."""
-    heartbeat = Heartbeat(Pulse(), rank, 4, bound_s=bound_s, joining="host:1", end=sys.exit)
-    heartbeat.stop()
-    heartbeat._store = object() if joins else None
-    heartbeat._look()
-    return heartbeat
+def watching() -> Heartbeat:
+    """Rank 0 of four, without its threads: the test is its clock."""
+    return Heartbeat(Pulse(), 0, 4, dist.HashStore(), bound_s=60.0, end=sys.exit)
 
 
 def waited(heartbeat: Heartbeat, seconds: float, peers: dict[int, _Peer]) -> None:
     """In a meeting since second 0, with the others as they were seen last."""
     with heartbeat._pulse.meeting():
-        heartbeat._clock = heartbeat._answered = 0.0
-        heartbeat._look()
-        heartbeat._clock = heartbeat._answered = 7.0
         heartbeat._look()
         heartbeat._peers, heartbeat._clock, heartbeat._answered = peers, seconds, seconds
         heartbeat._look()
