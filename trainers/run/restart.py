@@ -1,8 +1,8 @@
 """`restart=STAGE` happens once for a command line: what the command has begun is gone on with.
 
 Schedulers and shell loops start the same command again and again, and each start would set aside what the one before
-has trained. A record in the run's folder says which commands have restarted what. It is written before a folder is
-moved, so that a start that is killed in between is completed by the next one.
+has trained. A record in the run's folder says which commands have restarted what. It is written after the last folder
+was moved: a start that is killed in between is not in it, and the next one moves what is left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...core import ranks
@@ -28,8 +28,6 @@ class Restarted:
     """What a command has restarted."""
 
     stage: str
-    kept: dict[str, str]  # stage -> the folder that its old results were moved to
-    moved: bool  # False: moving was begun, and maybe not completed
     when: str = "an unknown date"  # date and time, UTC
 
 
@@ -71,31 +69,17 @@ def free_name(folder: Path) -> str:
 
 def set_aside(output: Path, command: str, stage: str, stale: Collection[str], say: Callable[[str], None]) -> None:
     """Rename the folders of a stage and of all stages that build on it; nothing is deleted. Rank 0 calls."""
-    kept = {name: free_name(output / name) for name in sorted(stale) if (output / name).exists()}
+    for name in sorted(stale, key=lambda name: (name == stage, name)):  # what builds on it first: its inputs are there
+        if (folder := output / name).exists():
+            kept = free_name(folder)
+            os.replace(folder, output / kept)
+            say(f"stage {name}: old results kept in {output / kept}")
     output.mkdir(parents=True, exist_ok=True)
-    entry = Restarted(stage, kept, moved=False, when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
     # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
     others = {name: other for name, other in recorded(output).items() if other.stage not in stale}
-    _write(output, others | {command: entry})
-    complete(output)
-    for name, folder in kept.items():
-        say(f"stage {name}: old results kept in {output / folder}")
-
-
-def complete(output: Path) -> None:
-    """Move what a start that was killed while it moved has left. Rank 0 calls, before a stage's folder is read."""
-    restarts = recorded(output)
-    if all(entry.moved for entry in restarts.values()):
-        return
-    for entry in restarts.values():
-        for name, folder in entry.kept.items() if not entry.moved else ():
-            if (output / name).exists() and not (output / folder).exists():
-                os.replace(output / name, output / folder)
-    _write(output, {command: replace(entry, moved=True) for command, entry in restarts.items()})
-
-
-def _write(output: Path, restarts: dict[str, Restarted]) -> None:
-    write_whole(output / RECORD, json.dumps(asdict(_Record(restarts)), indent=1).encode())
+    entry = Restarted(stage, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+    record = _Record(others | {command: entry})
+    write_whole(output / RECORD, json.dumps(asdict(record), indent=1).encode())
 
 
 def pending_restart(
@@ -106,8 +90,6 @@ def pending_restart(
     say: Callable[[str], None],
 ) -> str | None:
     """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call)."""
-
-    ranks.on_main(complete, output)
     if restart is None:
         return None
     before: Restarted | None = ranks.on_main(recorded, output).get(command_identity(plan, restart, words))
