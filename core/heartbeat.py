@@ -25,7 +25,7 @@ _EVERY_S = 1.0
 _KEY = "draftsmith/beat/{}"
 # What a rank is in. Of steps each rank makes equally many, and each has its bound; of other work nobody knows how long
 # it takes.
-WORKS, STEPS, WAITS, ENDED = "works", "steps", "waits", "ended"
+WORKS, STEPS, WAITS = "works", "steps", "waits"
 
 
 class Pulse:
@@ -123,40 +123,31 @@ class Heartbeat:
         self._signs = -1
         self._peers: dict[int, _Peer] = {}
         self._said: set[tuple[int, bool]] = set()
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         """From now on others see this rank, and it looks at them where it waits."""
-        self._beating.start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
-    def leave(self, *, said: bool) -> None:
-        """The run is over for this rank. Where it ends alone and has `said` why, its last beat tells the others."""
-        if said:
-            self._pulse.state = ENDED
+    def leave(self) -> None:
+        """The run is over for this rank."""
         self._over.set()
-        if said:
-            self._beating.join(2 * _EVERY_S)
 
     def lost(self) -> str:
-        """Which rank has ended, of a run whose connections broke; "" where none has. Takes five seconds where none has
-        said so.
-        """
+        """Which rank has ended, of a run whose connections broke; "" where none has. Takes up to five seconds."""
         self._has_lost = True
-        end, gone = time.monotonic() + 5 * self._every_s, list[int]()
-        while not gone and time.monotonic() < end and not self._is_lost:
-            time.sleep(self._every_s / 5)
-            gone = [rank for rank, peer in self._peers.items() if peer.state == ENDED]
-        if not gone and self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
+        for _ in range(25):
+            if not self._is_lost:
+                time.sleep(self._every_s / 5)
+        gone = [r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s]
+        if self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
             gone = [0]  # which keeps the list of the others
-        gone = gone or [r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s]
         shown = ", ".join(map(str, sorted(gone)[:8])) + ", ..." * (len(gone) > 8)
         return f"rank{'s' * (len(gone) > 1)} {shown}" if gone else ""
 
     def _beat(self) -> None:
-        beat, is_over = 0, False
-        while not is_over:
-            is_over = self._over.wait(self._every_s if beat else 0)
+        beat = 0
+        while not self._over.wait(self._every_s if beat else 0):
             # Of a large run the store would be busy where all ranks read all others all the time.
             looks = self._has_lost or self._clock - self._since > self._tell_s / 3
             ranks = range(self._size) if looks else [self._rank]
@@ -213,9 +204,7 @@ class Heartbeat:
         late = []
         for rank, peer in sorted(self._peers.items()):
             silent, quiet = self._clock - peer.beat_s, self._clock - peer.sign_s
-            if peer.state == ENDED:
-                late.append(_Late(rank, "which has ended and said why", True, quiet, self._tell_s / 3))
-            elif silent > self._silent_s:
+            if silent > self._silent_s:
                 why = f"which has given no sign for {_length(silent)} (it was in {peer.where})"
                 late.append(_Late(rank, why, True, silent, self._bound_s))
             elif peer.number < self._pulse.number:

@@ -200,10 +200,10 @@ def watch(bound_s: float) -> None:
         pulse().heartbeat.start()
 
 
-def leave(*, said: bool) -> None:
-    """This rank ends: its last meeting with the others is over, or it has `said` why it ends without them."""
+def leave() -> None:
+    """This rank ends: its last meeting with the others is over, or it ends without them."""
     if (heartbeat := pulse().heartbeat) is not None:
-        heartbeat.leave(said=said)
+        heartbeat.leave()
 
 
 def lost_by(error: BaseException) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from ...core.errors import UserError
@@ -38,14 +38,6 @@ class QualityConfig(Section):
     weights: dict[WeightName, Place] = Field(default_factory=dict)
     # Images per pass. Moves no result beyond rounding; HPS v2.1 takes 4 GB before the first image.
     batch_size: int = Field(32, ge=1)
-
-    @field_validator("metrics")
-    @classmethod
-    def _once(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
-        twice = sorted({m for m in metrics if metrics.count(m) > 1})
-        if twice:
-            raise ValueError(f"named more than once: {', '.join(twice)}")
-        return metrics
 
 
 @dataclass(frozen=True)

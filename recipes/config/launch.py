@@ -135,7 +135,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         planned, context_maker(loaded, command), output=output, chosen=options.stages, restart=restart, say=say,
         words=words,
     )  # fmt: skip
-    ranks.leave(said=False)
+    ranks.leave()
     ran = options.stages or [*recipe.stages]
     if ranks.is_main() and (last := ending(recipe, loaded.path, ran, shown_place(output))):
         say(last)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch.distributed as dist
 from draftsmith.core import ranks
-from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WORKS, Heartbeat, Pulse, _Peer
+from draftsmith.core.heartbeat import ALONE, STEPS, WORKS, Heartbeat, Pulse, _Peer
 from training import free_port
 
 FORK = multiprocessing.get_context("fork")
@@ -64,7 +64,7 @@ def _rank(number, port, folder, work, bound_s):
         print(f"lost: {ranks.lost_by(error)}", file=sys.stderr)
         os._exit(1)
     ranks.barrier()
-    ranks.leave(said=False)
+    ranks.leave()
     os._exit(0)
 
 
@@ -120,10 +120,10 @@ def test_who_was_suspended_has_not_waited(tmp_path):
     assert [one.code for one in ended] == [0, 0] and not any("error" in one.said for one in ended), ended
 
 
-def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
+def test_a_rank_that_ended_with_a_message_of_its_own_is_named(tmp_path):
     def work(number):
         if number == 1:
-            ranks.leave(said=True)
+            ranks.leave()
             os._exit(2)
         time.sleep(0.5)
         ranks.barrier()
@@ -138,7 +138,7 @@ def test_a_rank_that_has_left_watches_no_longer():
     heartbeat = Heartbeat(Pulse(), 0, 4, dist.HashStore(), bound_s=60.0, end=sys.exit)
     heartbeat.start()
     threads = set(threading.enumerate()) - before
-    heartbeat.leave(said=False)
+    heartbeat.leave()
     for thread in threads:
         thread.join(5)
     assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
@@ -159,8 +159,8 @@ def waited(heartbeat: Heartbeat, seconds: float, peers: dict[int, _Peer]) -> Non
 
 @pytest.mark.parametrize(
     ("state", "is_silent", "bound_s"),
-    # Silent or in a step: the bound. At work of its own: far longer. Ended with a message: soon.
-    [(STEPS, True, 60), (WORKS, True, 60), (STEPS, False, 60), (WORKS, False, 60 * ALONE), (ENDED, True, 20 / 3)],
+    # Silent or in a step: the bound. At work of its own: far longer.
+    [(STEPS, True, 60), (WORKS, True, 60), (STEPS, False, 60), (WORKS, False, 60 * ALONE)],
 )
 def test_how_long_a_rank_is_waited_for(capfd, state, is_silent, bound_s):
     waited(watching(), bound_s, {3: _Peer(0 if is_silent else bound_s, 0, state=state)})
