@@ -30,7 +30,7 @@ def set_aside(output: Path, command: str, stage: str = "note", stale: tuple[str,
 
 def stages(output: Path, *commands: str) -> list[str | None]:
     """What each command has restarted, if anything."""
-    return [None if (before := restart.recorded(output).get(c)) is None else before.stage for c in commands]
+    return [restart.recorded(output).get(command) for command in commands]
 
 
 def test_a_command_goes_on_though_another_one_has_restarted_another_stage(output):
