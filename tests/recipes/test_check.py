@@ -279,7 +279,7 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 2**40 - 2**36, 2**36))
     mine = tmp_path / "sets"
     settings = [f"output={tmp_path / 'run'}", f"stages.images.benchmarks.sets.data.path={mine}"]
-    code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings)
+    code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings, "stages=[text_states,evaluate,images]")
     assert code == FAULTS and line(text, "stages.text_states").startswith("fault")
     assert "fetched from the Hub" in line(text, "stages.evaluate.benchmarks.sets.data")
     assert "suite.json" in line(text, "stages.images.benchmarks.sets.data")
