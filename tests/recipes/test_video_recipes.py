@@ -108,8 +108,8 @@ def test_a_row_of_the_ablation_reads_the_layer_that_the_paper_names():
 def held(recipe, method):
     """What a method's head holds of the visual tokens while it decodes, and what it saw of them in training."""
     config = for_decoding(recipe.stages[method.drafter].drafter or recipe.drafter, **method.settings)
-    share = 0.0 if config.visual(training=False) == "none" else config.visual_kept(training=False)
-    return share, dict(config).get("share_by", "last"), config.visual_kept(training=True)
+    share = 0.0 if config.visual(training=False) == "none" else config.visual_fraction(training=False)
+    return share, dict(config).get("share_by", "last"), config.visual_fraction(training=True)
 
 
 def test_every_row_of_tables_1_and_7_is_measured():

@@ -20,7 +20,7 @@ from draftsmith.models.drafters.dflash_training import above_next, draw_blocks
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.drafters.outside import load_start
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import files_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
@@ -393,7 +393,7 @@ def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
     check_expressible("speculators", source, "all")
     with pytest.raises(UserError, match="no layout for DSpark drafts that was read here; --to speculators has one"):
         check_expressible("vllm", source, "all")
-    write_folder(tmp_path / "there", *lay_out("speculators", source))
+    write_folder(tmp_path / "there", *files_of("speculators", source))
     values = json.loads((tmp_path / "there" / "config.json").read_text())
     assert values["architectures"] == ["DSparkSpeculator"] and values["markov_rank"] == 6
     assert values["sample_from_anchor"] is config.sample_from_anchor
