@@ -13,7 +13,7 @@ from ...data.pictures.videos import visual_tokens
 from ..cells import MethodInfo
 from ..measured_rows import PLAIN, Frame, frame
 from ..summary import AnyRows, Summary, mean, ratio, seconds_of_parts, summarize
-from ..tables import Column, ReportSection, Table, Value, text
+from ..tables import Column, Table, Value, text
 
 TAU_NOTE = (
     "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
@@ -31,12 +31,6 @@ TAU, ESR, DSR = ("tau", "", "tau", ""), ("ESR", "x", "ESR", ""), ("DSR", "x", "D
 TOKENS = ("tokens/s", "", "tokens_per_s", "plain_tokens_per_s")  # end to end
 SAGE_TAU = ("tau (no bonus)", "", "num_accepted", "")
 SAGE_TOKENS, SAGE_SPEEDUP = ("tokens/s", "", "decoded_per_s", "plain_decoded_per_s"), ("speedup", "x", "DSR", "")
-
-
-def video_sections(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> list[ReportSection]:
-    """Those of the papers' tables that were measured."""
-    content = tables(rows, methods)
-    return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
 
 
 def tables(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> list[Table]:

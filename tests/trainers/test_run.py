@@ -260,16 +260,6 @@ def test_the_hint_names_the_earliest_stage_that_must_run_again(tmp_path):
     fails_with("restart=second runs it again", check_stages, [own], tmp_path, ["second"], None)
 
 
-def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
-    plan = two_stages()
-    run(tmp_path, *plan)
-    with pytest.raises(UserError, match="restart=first sets aside stage first, whose data stage second takes"):
-        check_stages(plan, tmp_path, ["second"], "first")
-    changed = two_stages(seed=7)
-    fails_with(r"stage first was run .* seed was 0, is now 7", check_stages, changed, tmp_path, None, None)
-    check_stages(changed, tmp_path, None, "first")
-
-
 def test_a_restart_that_cannot_run_moves_nothing(tmp_path):
     """What is not restarted may be missing, or of other settings; what is restarted may not be among what runs."""
     first = planned()

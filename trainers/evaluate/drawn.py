@@ -13,11 +13,13 @@ from ...core.batch import ImageRequest
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.results import DATASET_FOLDER
 from ...data.captioned.prompts import ImagePrompt, read_prompts
+from ...eval.cells import Quality, quality_table
 from ...eval.loop import Decoding, generate
 from ...eval.measured_rows import PLAIN, Row, grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
-from ...eval.tables import Column, Table, text
+from ...eval.summary import ratio
+from ...eval.tables import Column, Table
 from ...models.decoding.batched import draw_pictures
 from ...models.decoding.warp import Warp
 from ...models.targets.drawing import Generator
@@ -131,9 +133,7 @@ def draw_untimed(
     return pictures
 
 
-def scores_table(
-    stage: EvaluateSettings, pictures: Pictures, quality: Mapping[float, Mapping[str, JsonMapping]]
-) -> Table:
+def scores_table(stage: EvaluateSettings, pictures: Pictures, quality: Quality) -> Table:
     """A line for each method and temperature: pictures, tau and every metric.
 
     Methods of an exact rule have plain decoding's distribution: they are drawn only where they are asked for.
@@ -141,21 +141,13 @@ def scores_table(
     note = "tau as in every report. Nothing was timed."
     if left_out := [name for name, method in stage.methods.items() if not stage.is_drawn(method)]:
         note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
-    whats = {metric: score for methods in quality.values() for of in methods.values() for metric, score in of.items()}
-    columns = [Column("T", "g", ranked=False), text("method"), Column("n", "d", ranked=False), Column("tau"),
-               *(Column(metric, ".4g") for metric in sorted(whats))]  # fmt: skip
-    lines = []
+    numbers = {}
     for temperature, methods in pictures.items():
         for method, drawn in methods.items():
-            scores = quality[temperature][method]
             # The first token comes from the prefill.
             emitted, cycles = sum(len(p.tokens) - 1 for p in drawn), sum(p.num_cycles for p in drawn)
-            values = [float(scores[metric]["value"]) if metric in scores else None for metric in sorted(whats)]
-            lines.append((temperature, method, len(drawn), emitted / cycles if cycles else None, *values))
-    footnotes = [
-        f"{m}: {s['what']}" + (f" ({s['caution']})" if s.get("caution") else "") for m, s in sorted(whats.items())
-    ]
-    return Table("Pictures", tuple(columns), tuple(lines), note=note, footnotes=tuple(footnotes))
+            numbers[temperature, method] = (len(drawn), ratio(emitted, cycles))
+    return quality_table(quality, (Column("n", "d", ranked=False), Column("tau")), numbers, note)
 
 
 def _judged(
