@@ -185,7 +185,7 @@ def _other_answers(cell: Cell, one: Cell) -> str:
 
 def _at_pictures(cell: Cell, engine: Engine, target: str) -> str:
     """The cause of chains that differ where there are pictures, and on texts do not."""
-    if family_named(target).is_misplaced_in_v1 and engine.runner == "V1":
+    if family_named(target).v1_misplaces_drafts and engine.runner == "V1":
         return (
             "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of "
             "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1). To see the export without it: "

@@ -27,8 +27,7 @@ from ...data.records.mixture import Name
 from ...data.records.skipped import Listed
 from ...data.sources import answered
 from ...models.drafters.lvlm import LvlmConfig
-from ...models.drafters.plain_module import ShapeAlone
-from ...models.targets.base import Taps
+from ...models.targets.base import ShapeAlone, Taps
 from ...models.targets.load import target_config
 from ...models.targets.sizes import empty_model
 from ...models.targets.table import family_of, language_section, training_of

@@ -15,7 +15,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import draft_vocabulary
-from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
+from draftsmith.models.drafters.draft_vocabulary import DraftVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.sizes import parameter_counts
 from draftsmith.trainers.estimate.train_memory import synthetic_batch, target_step
@@ -176,7 +176,7 @@ def check_frozen(llm, target, batch) -> None:
     assert not any(p.requires_grad for p in own.decoder.model.parameters())
 
 
-class Draft(OwnVocabulary):
+class Draft(DraftVocabulary):
     """A draft of these ids of a vocabulary."""
 
     def __init__(self, ids, vocab_size):

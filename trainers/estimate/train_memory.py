@@ -19,13 +19,12 @@ from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch, StepLoss
 from ...core.errors import first_line
 from ...core.section import torch_dtype
-from ...core.states import KeptScores, Taps, TargetStates
+from ...core.states import Taps, TargetStates, TopLogProbs
 from ...data.order import PackingConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import DistillTraining, Teacher
-from ...models.drafters.plain_module import ShapeAlone
 from ...models.hub import config_value, is_tied, rope_of
-from ...models.targets.base import TargetShape
+from ...models.targets.base import ShapeAlone, TargetShape
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
 from ...models.targets.table import family_of, image_section, language_section, training_of
 from ..run.stage import Hardware, WholeRecipe
@@ -161,7 +160,7 @@ def lvlm_parts(
             if kept:  # what a regenerate stage gives that kept so many tokens' log-probabilities
                 ids = torch.ones(int(batch.predicting.sum()), kept, dtype=torch.int64)
                 states: TargetStates | None = TargetStates(
-                    kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META)
+                    top_log_probs=TopLogProbs(ids, ids.float(), ids[:, 0].float()).to(META)
                 )
             else:
                 states = module.states(batch)

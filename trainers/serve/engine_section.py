@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ...core.files import unwritable
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import FINGERPRINT
 from ...core.states import Taps
-from ...data.families.processor import Processor
+from ...data.dataset import ConversationDataset
 from ...data.states.samples import StatesSamples
 from ...eval.engines.program import find_python, version_of
 from ...models.decoding.warp import Warp
@@ -130,30 +130,17 @@ class VllmEngine(TargetEngine):
         return self.identity | {"version": version_of("vllm", python)}
 
     def open_answers(
-        self,
-        context: Context,
-        processor: Processor,
-        warp: Warp,
-        ends: Sequence[int],
-        never: Collection[int],
-        *,
-        max_length: int,
-        most_pictures: int,
+        self, context: Context, dataset: ConversationDataset, target: LanguageTarget, warp: Warp, ends: Sequence[int]
     ) -> BeginAnswers:
+        most_pictures = int(dataset.column("images").max())
         process = context.opened.enter_context(engine_process(
-            self, context, key="engine", layers=None, max_length=max_length, most_pictures=most_pictures
+            self, context, key="engine", layers=None, max_length=dataset.config.max_length, most_pictures=most_pictures
         ))  # fmt: skip
-        return ServedAnswers(process, processor, partial(self.sampling, warp), ends, never).begin
+        sampling, never = partial(self.sampling, warp), target.decoder.banned
+        return ServedAnswers(process, dataset.processor, sampling, ends, never).begin
 
     def open_states(
-        self,
-        context: Context,
-        samples: StatesSamples,
-        target: LanguageTarget,
-        processor: Processor,
-        wanted: Taps,
-        *,
-        key: str,
+        self, context: Context, samples: StatesSamples, target: LanguageTarget, wanted: Taps, *, key: str
     ) -> StatesElsewhere:
         target.check(wanted)
         data = samples.dataset
@@ -168,7 +155,7 @@ class VllmEngine(TargetEngine):
         ))  # fmt: skip
         with context.stop.together():  # and not inside a step, which a stop does not end
             process.start()
-        return StatesElsewhere(self.ahead, ServedStates(process, target, processor, wanted, layers).begin)
+        return StatesElsewhere(self.ahead, ServedStates(process, target, data.processor, wanted, layers).begin)
 
 
 class VllmEvaluation(VllmEngine):

@@ -24,7 +24,7 @@ from ...core.states import Taps, TargetStates
 from ...data.families.processor import Processor
 from ...models.decoding.batched import Written
 from ...models.hub import num_deepstack
-from ...models.targets.language import kept_states
+from ...models.targets.language import tapped_states
 from .engine_answers import Asked, Job
 from .engine_process import EngineProcess
 
@@ -96,7 +96,7 @@ class ServedStates:
         feature = decoder.language_model.norm(by_layer[decoder.num_layers])
         positions, _ = place_positions(batch.modality, mask, _pictures(batch), decoder.scheme)
         layers = {layer: by_layer[layer] for layer in self.taps.layers}
-        return kept_states(batch.to(device), self.taps, feature, layers, positions.to(device))
+        return tapped_states(batch.to(device), self.taps, feature, layers, positions.to(device))
 
 
 def check_layers(engine: str, layers: Sequence[int], config: PreTrainedConfig) -> None:

@@ -61,10 +61,7 @@ class Texts:
             raise UserError(problem, hint=f"keep {most} or fewer: 64 already hold nearly all of the mass")
         self.engine = engine.installed_identity(f"stages.{context.name}.engine")
         self.batch_size = batch_size
-        self.served = engine.open_answers(
-            context, self.processor, warp, self.ends, self.target.decoder.banned,
-            max_length=data.max_length, most_pictures=int(self.dataset.column("images").max()),
-        )  # fmt: skip
+        self.served = engine.open_answers(context, self.dataset, self.target, warp, self.ends)
         # Where the recipe names no number: what a killed process loses. An engine is handed a whole shard at once.
         self.per_shard = 512 if self.served else max(64, batch_size)
         self._ends: Counter[str] = Counter()  # why the answers of this process stopped -> how many
@@ -129,7 +126,7 @@ class Texts:
             for number in asked.keys() - usable.keys():
                 yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
             for (number, request), seed, answer in zip(usable.items(), seeds, written(), strict=True):
-                tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
+                tensors = {"prompt": text_ids(request), **kept_tensors(answer.top_log_probs)}
                 yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
 
         return finish

@@ -130,7 +130,7 @@ class CacheStage(Stage):
         builder = Builder(
             samples, counts, target, wanted, store, folder,
             SeededCollate(processor.pad_id, processor.image_size, seed=0), self.batch_size,
-            self.engine.open_states(context, samples, target, processor, wanted, key="engine"),
+            self.engine.open_states(context, samples, target, wanted, key="engine"),
         )  # fmt: skip
         size = builder.size(np.arange(len(samples)), target.config.hidden_size)
         deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))

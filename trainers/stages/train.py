@@ -32,7 +32,7 @@ from ..train.on_records import check_positions, open_records
 from ..train.on_states import open_heads, training_order
 from ..train.settings import (
     CodesSettings,
-    HeadSettings,
+    HeadTrainSettings,
     RecordsSettings,
     StatesSettings,
     other_drafters,
@@ -103,7 +103,7 @@ def take_data(wanted: dict[str, str | None], key: str, name: str | None) -> None
         wanted["data"] = name
 
 
-class TrainHead(HeadSettings, TrainStage):
+class TrainHead(HeadTrainSettings, TrainStage):
     """What is trained with the target's states, of records or of codes."""
 
     def runs_target(self) -> dict[str, str]:
