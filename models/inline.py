@@ -39,15 +39,8 @@ _PART = "partial_rotary_factor"
 _EXAMPLES = "llama and clip_vision_model, for example"
 
 
-def _checked(values: JsonObject, *, uneven: bool = False) -> JsonObject:
-    new_config(values, uneven=uneven)
-    return values
-
-
-def _checked_t5(values: JsonObject) -> JsonObject:
-    from transformers import T5Config
-
-    made(values, T5Config)
+def _checked(values: JsonObject, *, uneven: bool = False, model_type: str | None = None) -> JsonObject:
+    new_config(values, uneven=uneven, model_type=model_type)
     return values
 
 
@@ -56,7 +49,7 @@ InlineModel = Annotated[JsonObject, AfterValidator(_checked)]
 # That of a family whose layers may differ in their sizes.
 UnevenModel = Annotated[JsonObject, AfterValidator(functools.partial(_checked, uneven=True))]
 # That of a T5 encoder, whose model_type need not be said.
-InlineT5 = Annotated[JsonObject, AfterValidator(_checked_t5)]
+InlineT5 = Annotated[JsonObject, AfterValidator(functools.partial(_checked, model_type="t5"))]
 
 
 def inline_config(values: JsonObject, key: str, *, uneven: bool = False) -> PreTrainedConfig:
@@ -65,26 +58,27 @@ def inline_config(values: JsonObject, key: str, *, uneven: bool = False) -> PreT
         return new_config(values, uneven=uneven)
 
 
-def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
+def new_config(values: JsonObject, *, uneven: bool = False, model_type: str | None = None) -> PreTrainedConfig:
     """transformers' config of what a recipe spells out. Raises `Refused` for keys and values that it cannot mean.
 
     Args:
         uneven: its layers may differ in their sizes; who asks for it reads them layer by layer.
+        model_type: the only one that it may have, and then need not say.
     """
     from transformers import CONFIG_MAPPING
 
-    named = values.get("model_type")
+    named = values.get("model_type", model_type)
     if named is None:
-        raise Refused("", "an inline config needs model_type", f"add it: {_EXAMPLES}")
-    if text_at(named) not in CONFIG_MAPPING:
-        near = " or ".join(map(repr, nearest(str(named), CONFIG_MAPPING)))
-        hint = f"did you mean {near}?" if near else f"write {_EXAMPLES}"
+        raise Refused("", "an inline config needs model_type", "add model_type: llama or clip_vision_model")
+    if text_at(named) not in CONFIG_MAPPING or model_type not in (None, named):
+        near = nearest(str(named), list(CONFIG_MAPPING) if model_type is None else [model_type])
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"write {model_type or _EXAMPLES}"
         raise Refused("model_type", f"transformers knows no model {shown_value(named)!r} here", hint)
     return made(values, CONFIG_MAPPING[named], uneven=uneven)
 
 
 def made(values: JsonObject, config_class: type[PreTrainedConfig], *, uneven: bool = False) -> PreTrainedConfig:
-    """The same of a model whose class is known, so that `model_type` may be left out."""
+    """The same of a part of a model whose class follows from the family."""
     named = values.get("model_type", config_class.model_type)
     if named != config_class.model_type:
         problem = f"should be {config_class.model_type}, and is {shown_value(named)!r}"
@@ -125,19 +119,19 @@ def _rope_warnings_raised() -> Iterator[None]:
     """transformers only warns of a rotation that it does not know, and of keys that the rotation does not read."""
     from transformers import modeling_rope_utils
 
-    def raising(record: logging.LogRecord) -> bool:
-        if "validate" in record.funcName or record.funcName == "_check_received_keys":
-            raise ValueError(record.getMessage())
-        return True
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "validate" in record.funcName or record.funcName == "_check_received_keys":
+                raise ValueError(record.getMessage())
 
-    logger = logging.getLogger(modeling_rope_utils.__name__)
+    logger, handler = logging.getLogger(modeling_rope_utils.__name__), Raising()
     level = logger.level
     logger.setLevel(logging.WARNING)
-    logger.addFilter(raising)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeFilter(raising)
+        logger.removeHandler(handler)
         logger.setLevel(level)
 
 
