@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...core.errors import UserError, did_you_mean
 from ...core.files import open_data
-from ...core.results import check_sums, read_sums
+from ...core.results import SUMS, check_sums, read_sums
 from ..config.finding import Finding, fault, report, tried
 from ..config.load import leave_at_once, load
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
@@ -109,9 +109,10 @@ def _file_findings(folder: Path, allow_import: bool) -> Iterator[Finding]:
     from ...eval.published import read_published
 
     def sums() -> str:
-        number = len(read_sums(folder))
+        if not (folder / SUMS).is_file():
+            raise UserError(f"{folder / SUMS} is missing: nothing shows whether a file was changed")
         check_sums(folder)
-        return f"{number} files, as they were published"
+        return f"{len(read_sums(folder))} files, as they were published"
 
     def manifest() -> str:
         section = read_published(folder, allow_import=allow_import)
