@@ -60,7 +60,7 @@ def test_two_ranks_say_it_once(tmp_path):
     ("train demo/lvlm stages=[pretrain, finetune] seed=1", "without blanks, or in quotes"),
     ("evaluate runs/nothing", "no recipe 'runs/nothing'"),
     ("recipe=a recipe=b", "2 recipes: a and b\n"),
-    ("logs nowhere.jsonl out", "check its name"),
+    ("logs nowhere.jsonl out", "file not found\n  where: nowhere.jsonl"),
     ("doctor --ranks 0", "1 or more"),
     ("compare nowhere/run", "no such folder"),
     ("demo vidoe", "did you mean 'video'"),
