@@ -161,11 +161,11 @@ def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]
     for name, samples in built["samples"].items():
         for sample in samples:
             record = sample["record"]
-            asked = record["conversations"][0]["value"].replace("<image>", "").strip()
+            question = record["conversations"][0]["value"].replace("<image>", "").strip()
             shown = " ".join(f"![]({quote(path)})" for path in pictures(record))
             answers = {f"**{plain(model)}**": answer for model, answer in sample["answers"].items()}
             answers = {"reference": record["references"][0], **answers}
-            lines += [f"### {plain(name)}: {plain(str(record['id']))}", "", shown, "", f"> {_flat(asked)}", ""]
+            lines += [f"### {plain(name)}: {plain(str(record['id']))}", "", shown, "", f"> {_flat(question)}", ""]
             lines += [*(f"- {who}: {_flat(answer) or '(nothing)'}" for who, answer in answers.items()), ""]
     return "\n".join(lines)
 
