@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError, causes
-from .heartbeat import BOUND_S, WAITS, Heartbeat, Pulse
+from .heartbeat import WAITS, Heartbeat, Pulse
 from .secrets import redact
 
 if TYPE_CHECKING:
@@ -191,25 +191,19 @@ def pulse() -> Pulse:
     return Pulse()
 
 
-def watch(bound_s: float = BOUND_S) -> None:
+def watch(bound_s: float) -> None:
     """From now on this rank, where it waits for others, says for which, and ends after `bound_s` seconds without any
-    sign of them. Called before the group exists; `joined` once it does.
+    sign of them. All ranks call, once the group exists.
     """
-    if world_size() > 1 and pulse().heartbeat is None:
-        place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-        pulse().heartbeat = Heartbeat(pulse(), rank(), world_size(), bound_s=bound_s, joining=place)
+    if world_size() > 1:
+        pulse().heartbeat = Heartbeat(pulse(), rank(), world_size(), _store().clone(), bound_s=bound_s)
+        pulse().heartbeat.start()
 
 
-def joined() -> None:
-    """The group exists."""
+def leave() -> None:
+    """This rank ends: its last meeting with the others is over, or it ends without them."""
     if (heartbeat := pulse().heartbeat) is not None:
-        heartbeat.join(_store().clone())
-
-
-def leave(*, said: bool) -> None:
-    """This rank ends: its last meeting with the others is over, or it has `said` why it ends without them."""
-    if (heartbeat := pulse().heartbeat) is not None:
-        heartbeat.leave() if said else heartbeat.stop()
+        heartbeat.leave()
 
 
 def lost_by(error: BaseException) -> str | None:

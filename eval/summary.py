@@ -59,7 +59,7 @@ def summarize(rows: AnyRows) -> Summary:
     Times in ms are medians over answers of each answer's median; times in s are means over answers. Speedups are
     against plain decoding of the same target in the same run, of a token: sampled answers differ in length.
     """
-    answers = ordered(frame(rows))
+    answers = frame(rows).sort_values([*KEY], key=lambda column: column.astype(str))  # the bootstrap counts on it
     assert len(answers), "no request to summarize"
     cycles, totals = cycles_of(answers), answers.sum(numeric_only=True)
     # An answer without a cycle has no times of one: its zeros would pull every median down.
@@ -81,7 +81,7 @@ def summarize(rows: AnyRows) -> Summary:
         "requests": len(requests),
         "answers": len(answers),  # of all drafters: several decode the same requests
         "tau": tau,
-        "tau_interval": bootstrap(requests.num_emitted, requests.num_cycles),  # 95%, over resampled requests
+        "tau_interval": ends(*resampled([(requests.num_emitted, requests.num_cycles)])),  # 95%, over resampled requests
         "tau_mean_of_requests": (with_cycles.num_emitted / with_cycles.num_cycles).mean(),
         "num_accepted": cycles.accepted.mean(),  # in a cycle, without the bonus token (SAGE's tau)
         "acceptance_rate": ratio(totals.num_accepted, totals.num_drafted),  # of the drafted levels
@@ -131,11 +131,6 @@ def summarize(rows: AnyRows) -> Summary:
                    if len(skipped) else None,
     }  # fmt: skip
     return Summary(**{name: n.item() if isinstance(n, np.generic) else n for name, n in numbers.items()})
-
-
-def ordered(answers: Frame) -> Frame:
-    """By `KEY`, numbers as text."""
-    return answers.sort_values([*KEY], key=lambda column: column.astype(str))
 
 
 def seconds_of_parts(answers: Frame) -> dict[str, float]:
@@ -233,14 +228,6 @@ def mean(values: Sequence[float | None]) -> float | None:
 # ---- Of plain numbers: one bootstrap over requests, Student's t over seeds, quartiles
 
 
-def bootstrap(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
-    """95% interval of sum(parts) / sum(wholes) over resampled requests; both in the order of `ordered`."""
-    if not len(parts):
-        return (math.nan, math.nan)
-    (values,) = resampled([(parts, wholes)])
-    return ends(values)
-
-
 def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean of two values or more, and the ends of Student's 95% interval of it."""
     mean, half = np.mean(values), student_975(len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
@@ -297,6 +284,7 @@ def resampled(ratios: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list
 
 
 def ends(values: np.ndarray) -> Interval:
+    """Of 95% of the values, NaN left out."""
     values = np.sort(values[~np.isnan(values)])
     if not len(values):
         return (math.nan, math.nan)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from ...core.errors import UserError
@@ -23,7 +23,6 @@ from .extractors import Extractor, Folder, Picture, embed, extract
 from .metric_weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
-LOWER_IS_BETTER = ("fid", "fid_of_reader")  # of all results; a distance by other features has a name of its own
 Extractors = Mapping[Metric, Extractor]
 
 
@@ -39,14 +38,6 @@ class QualityConfig(Section):
     # Images per pass. Moves no result beyond rounding; HPS v2.1 takes 4 GB before the first image.
     batch_size: int = Field(32, ge=1)
 
-    @field_validator("metrics")
-    @classmethod
-    def _once(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
-        twice = sorted({m for m in metrics if metrics.count(m) > 1})
-        if twice:
-            raise ValueError(f"named more than once: {', '.join(twice)}")
-        return metrics
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -58,10 +49,6 @@ class Measured:
     # Standard error of a mean over images; of the inception score the deviation between parts; None: not known.
     spread: float | None = None
     caution: str | None = None  # why the number must not be read as it stands
-
-    def __str__(self) -> str:
-        spread = "" if self.spread is None else f" ± {self.spread:.4g}"
-        return f"{self.what}, n={self.n}: {self.value:.4f}{spread}" + (f" ({self.caution})" if self.caution else "")
 
 
 def check(config: QualityConfig, extractors: Extractors | None = None) -> None:

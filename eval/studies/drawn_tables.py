@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ...core.json_types import JsonObject
 from ..tables import Column, ReportSection, Table, Value, text
 from .drawn_cells import AnalysisConfig, CellStatistics
 
@@ -42,8 +43,9 @@ def drawn_section(
     lines: list[tuple[Value, ...]] = []
     for name, statistics in {**encoded, **{f"drawn, T = {t:g}": s for t, s in by_temperature.items()}}.items():
         s = statistics.summary()
-        lines.append((name, s["pictures"], s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"],
-                      s["expected_acceptance"], s["first_draft_exact"], s["first_draft_lantern"][-1][-1]))  # fmt: skip
+        keys = ("pictures", "head_top1", "head_top3", "target_top1", "target_top10", "expected_acceptance",
+                "first_draft_exact")  # fmt: skip
+        lines.append((name, *(s[key] for key in keys), s["first_draft_lantern"][-1][-1]))
     note = (f"Drawn pictures are plain decoding's; the head reads the target's features. {COLD} A first draft's chance "
             "is the probability that the rule accepts the head's first draft of a cell, whether or not a cycle starts "
             "there.")  # fmt: skip
@@ -86,35 +88,24 @@ def kinds_of(contrast: Tensor) -> Tensor:
     return torch.bucketize(contrast, torch.tensor(LIMITS), right=True)
 
 
-def by_place(statistics: CellStatistics, contrast: Tensor) -> dict[str, dict[str, float]]:
+def by_place(statistics: CellStatistics, contrast: Tensor) -> dict[str, JsonObject]:
     """Place -> means over the cells of that kind; places that no picture has are left out.
 
     Args:
         contrast: [I,n] of the pictures that were read.
     """
     kinds = kinds_of(contrast)
-    drafted, result = kinds[:, -statistics.exact.shape[1] :], {}
-    for number, place in enumerate(PLACES):
-        here, there = kinds == number, drafted == number
-        if there.any():
-            result[place] = {
-                "share": float(here.float().mean()),
-                "target_top1": float(statistics.top1[here].mean()),
-                "target_top10": float(statistics.top10[here].mean()),
-                "head_top1": float((statistics.rank_best[there] == 1).float().mean()),
-                "first_draft_exact": float(statistics.exact[there].mean()),
-                "first_draft_lantern": float(statistics.accept[:, -1, -1][there].mean()),
-            }
-    return result
+    places = [(place, kinds == number) for number, place in enumerate(PLACES)]
+    return {place: statistics.means(here) for place, here in places if here[:, 1:].any()}
 
 
-def places_table(by_temperature: Mapping[float, Mapping[str, Mapping[str, float]]], widest: str) -> Table:
+def places_table(by_temperature: Mapping[float, Mapping[str, JsonObject]], widest: str) -> Table:
     """A line for each temperature and place."""
     heads = ("share of cells", "target top-1", "target top-10", "head top-1", "first draft's chance, exact",
              f"first draft's chance, {widest}")  # fmt: skip
-    lines: tuple[tuple[float | str, ...], ...] = tuple(
-        (t, place, *of.values()) for t, places in by_temperature.items() for place, of in places.items()
-    )
+    keys = ("share", "target_top1", "target_top10", "head_top1", "first_draft_exact")
+    lines = tuple((t, place, *(means[key] for key in keys), means["first_draft_lantern"][-1][-1])
+                  for t, places in by_temperature.items() for place, means in places.items())  # fmt: skip
     note = (f"The standard deviation of a cell's pixels (0 to 255) decides: flat below {LIMITS[0]:g}, edge from "
             f"{LIMITS[1]:g} on, texture between. {COLD}")  # fmt: skip
     columns = (Column("T", "g"), text("place"), *(Column(head, ".1%") for head in heads))

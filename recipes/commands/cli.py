@@ -91,7 +91,7 @@ def _ended(arguments: list[str], only_prints: bool) -> int:
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         elif not ranks.has_group() and _outlives_its_launcher(_OTHERS_S):
             print(redact(f"rank {ranks.rank()}: error: {error}"), file=sys.stderr, flush=True)
-        ranks.leave(said=True)
+        ranks.leave()
         return MISTAKE
     except Stopped as stopped:
         say(f"{stopped}: the same command continues from there")
@@ -105,13 +105,13 @@ def _ended(arguments: list[str], only_prints: bool) -> int:
             # Met wherever a file of the run is opened: no fault of ours.
             problem = UserError(str(error.strerror).lower(), where=str(error.filename), hint=_FILE)
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
-            ranks.leave(said=True)
+            ranks.leave()
             return MISTAKE
         if _is_of_another_rank(error):
             return CRASH
         # Printed here and not by Python: messages of libraries hold addresses and keys.
         print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
-        ranks.leave(said=True)
+        ranks.leave()
         return CRASH
 
 

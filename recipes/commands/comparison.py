@@ -8,7 +8,7 @@ method needs more than one training: runs that differ only in their seed get a r
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,8 +24,13 @@ from ...eval.tables import markdown as table_markdown
 from ...trainers.publish.lineage import trained_by
 from ..config.schema import Recipe
 
-# Of a stage's numbers, those that the table shows, and which end of them is the good one.
-BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
+# Of a stage's numbers, those that the table shows: which of them, and how it is written. Validation shows the best.
+SHOWN: dict[str, tuple[str, Callable[[list[float]], float], str]] = {
+    "loss": ("loss (last)", lambda values: values[-1], ".4f"),
+    "val_loss": ("val_loss (best)", min, ".4f"),
+    **{n: (f"{n} (best)", max, ".4f") for n in ("val_accuracy", "val_top1", "tau", "tau_T0", "tau_T1")},
+    "samples_per_s": ("samples/s (median)", statistics.median, ",.1f"),
+}
 MIB, OWN_TARGET, _WEIGHTS = 2**20, "trained in this run", "model*.safetensors"
 _SEED = str(Recipe.model_fields["seed"].default)  # of a recipe that names none: `recipe.yaml` does not write it down
 _FREE = ("seed", "output")  # what may differ between runs of one recipe
@@ -217,19 +222,16 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def training_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """stage, metric, each run's value: the last of a number that falls or rises, the best where it is validated."""
+    """stage, metric, each run's value, as `SHOWN` has it."""
     rows = []
     for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
         of_stage = [run.curves.get(stage, {}) for run in runs]
         last = [max((points[-1][0] for points in curves.values()), default=None) for curves in of_stage]
         rows.append([stage, "steps", *("-" if step is None else f"{step:,}" for step in last)])
-        for metric in dict.fromkeys(name for curves in of_stage for name in curves if name == "loss" or name in BEST):
+        for metric, (label, chosen, form) in SHOWN.items():
             points = [[value for _, value in curves.get(metric, [])] for curves in of_stage]
-            shown = [f"{BEST[metric](some) if metric in BEST else some[-1]:.4f}" if some else "-" for some in points]
-            rows.append([stage, f"{metric} ({'best' if metric in BEST else 'last'})", *shown])
-        if any("samples_per_s" in curves for curves in of_stage):
-            speeds = [[v for _, v in curves.get("samples_per_s", [])] for curves in of_stage]
-            rows.append([stage, "samples/s (median)", *(f"{statistics.median(s):,.1f}" if s else "-" for s in speeds)])
+            if any(points):
+                rows.append([stage, label, *(f"{chosen(values):{form}}" if values else "-" for values in points)])
     return rows
 
 

@@ -1,4 +1,4 @@
-"""`draftsmith demo`: a demo recipe through the DeepSpeed launcher, on a CPU; a real model is fetched first."""
+"""`draftsmith demo`: a demo recipe on up to two ranks of this machine; a real model is fetched first."""
 
 from __future__ import annotations
 

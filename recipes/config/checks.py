@@ -11,8 +11,8 @@ from pathlib import Path
 from ...core.errors import UserError, page
 from ...core.results import DONE, read_mark
 from ...core.section import within
-from ...eval.quality import QualityConfig
-from ...eval.quality import check as check_quality
+from ...eval.quality.measure import QualityConfig
+from ...eval.quality.measure import check as check_quality
 from ...trainers.run.context import check_engine
 from ...trainers.run.matching import begun, made_nothing, stage_state
 from ...trainers.run.restart import built_on

@@ -74,7 +74,7 @@ def shown_place(output: str | Path) -> str:
 
 
 def run_recipe(arguments: Sequence[str], command: str) -> int:
-    """Run (or dry-run) a recipe's stages. Returns 0; 3 where a dry run does not fit; 143 where the launcher has ended.
+    """Run (or dry-run) a recipe's stages. Returns 0; 3 where a dry run does not fit.
 
     Args:
         command: for records, without secrets.
@@ -109,9 +109,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ...trainers.train.engine import init_distributed
 
     redact_output()
-    if not end_with_launcher():
-        print("the launcher of this rank has ended: nothing is begun", file=sys.stderr, flush=True)
-        return 143
+    end_with_launcher()
     output = Path(recipe.output)
     RunLock(output, say=say)
     for name in options.stages or recipe.stages:
@@ -137,7 +135,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         planned, context_maker(loaded, command), output=output, chosen=options.stages, restart=restart, say=say,
         words=words,
     )  # fmt: skip
-    ranks.leave(said=False)
+    ranks.leave()
     ran = options.stages or [*recipe.stages]
     if ranks.is_main() and (last := ending(recipe, loaded.path, ran, shown_place(output))):
         say(last)

@@ -7,7 +7,6 @@ import pytest
 from command_line import prints
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
-from draftsmith.recipes.config.plan import plan
 from ranks_run import MAIN, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,32 +32,6 @@ def test_extends_goes_one_level_and_kind_changes_drop_old_keys():
     assert other.tree["target"] == {"kind": "llava_next", "path": "llava-hf/llava-v1.6-vicuna-7b-hf"}
     changed = load(["recipe=demo/lvlm-from-nothing", "stages.world.splits.train.caption=7"])
     assert changed.recipe.stages["world"].splits["train"]["caption"] == 7
-
-
-def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
-    """Wherever in the section they are named: training data, benchmarks, validation."""
-    files = {name: tmp_path / f"{name}.json" for name in ("finetune", "bench", "val")}
-    for path in files.values():
-        path.write_text("[]")
-
-    def prints():
-        loaded = load(
-            [
-                "recipe=llava15-68m",
-                f"stages.finetune.data.path={files['finetune']}",
-                f"stages.finetune.validation={{data: {{path: {files['val']}}}, every: 5}}",
-                f"stages.evaluate.benchmarks=[{{name: b, data: {{path: {files['bench']}}}}}]",
-            ],
-        )
-        return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
-
-    base = prints()
-    for name, stages in {"bench": {"evaluate"}, "val": {"finetune", "evaluate"},
-                         "finetune": {"finetune", "evaluate"}}.items():  # fmt: skip
-        before = prints()
-        files[name].write_text("[{}]")
-        after = prints()
-        assert {n for n in base if after[n] != before[n]} == stages
 
 
 WRONG = ("recipe=demo/lvlm-from-nothing", "sede=1")

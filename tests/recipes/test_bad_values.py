@@ -248,16 +248,6 @@ def test_a_value_that_cannot_be_meant_is_refused(recipe, words, settings, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistyped_split_under_restart_moves_nothing(tmp_path):
-    done = tmp_path / "run" / "pretrain" / "model.safetensors"
-    done.parent.mkdir(parents=True)
-    done.write_text("weights")
-    words = ["recipe=demo/lvlm", f"output={tmp_path / 'run'}", f"{TRAIN}.data.path=trian", "restart=pretrain"]
-    caught = fails_with(f"{TRAIN}.data takes 'trian' of stage world", run_recipe, words, "a test")
-    assert "did you mean 'train'" in caught.hint and f"command line: {TRAIN}.data.path=trian" in caught.where
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [done]
-
-
 def test_a_published_draft_of_a_folder_is_described_by_its_own_config(tmp_path, capsys):
     config = load(["recipe=demo/lvlm-from-nothing"]).recipe
     config.drafter.config_beside(target_shape(config)).save_pretrained(tmp_path)

@@ -61,12 +61,6 @@ def test_circles_are_named(tmp_path):
         load([written(tmp_path, "c", "extends: a\n").replace("c.yaml", "a.yaml")])
 
 
-def test_what_is_extended_is_one_name_that_exists(tmp_path):
-    for value, told in (("[a, b]", "not one name"), ("llava15-69m", "llava15-68m")):
-        with pytest.raises(UserError, match=told):
-            load([written(tmp_path, "mine", f"extends: {value}\n")])
-
-
 ORDERED = "extends: llava15-68m\nstages: {look: {kind: publish}}\norder: [%s]\n"
 
 

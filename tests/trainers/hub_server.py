@@ -290,15 +290,6 @@ class HubServer(http.server.ThreadingHTTPServer):
         """Call `action` before each such request is answered."""
         self.actions.append((method, path, action))
 
-    def stand_in(self, monkeypatch, **more: object) -> None:
-        """Be the Hub of huggingface_hub in this process; `more`: other constants of it."""
-        constants = {
-            "ENDPOINT": self.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
-            "HUGGINGFACE_CO_URL_TEMPLATE": self.address + "/{repo_id}/resolve/{revision}/{filename}",
-        }  # fmt: skip
-        for name, value in (constants | more).items():
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-
     def __enter__(self):
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self

@@ -18,7 +18,8 @@ from ...core.json_types import JsonObject
 from ...data.captioned.items import decode_image
 from ...data.captioned.prompts import ImagePrompt
 from ...data.captioned.sources import TarSource, read, usable
-from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
+from ...eval.quality.extractors import Extractor, as_is
+from ...eval.quality.measure import Measured, QualityConfig, check, measure
 from ..readers import Reader, captioned
 
 MOST_REAL = 5000  # pictures of the synthetic dataset that are read, the prompts' own first

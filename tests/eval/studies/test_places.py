@@ -1,11 +1,10 @@
 """Kinds of places in pictures against pictures whose places are known, and numbers by place against brute force."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from draftsmith.data.shapes.captioned import Figure, Textures, draw_figures
+from draftsmith.eval.studies.drawn_cells import CellStatistics
 from draftsmith.eval.studies.drawn_tables import by_place, contrasts, kinds_of, places_table
 
 FLAT, TEXTURE, EDGE = range(3)
@@ -45,10 +44,11 @@ def test_means_by_place_are_those_of_its_cells():
     generator = torch.Generator().manual_seed(0)
     kinds = torch.randint(0, 2, (3, 9), generator=generator)  # no edges
     contrast = torch.tensor([1.0, 20.0])[kinds]
-    statistics = SimpleNamespace(
+    statistics = CellStatistics(
         top1=torch.rand(3, 9, generator=generator), top10=torch.rand(3, 9, generator=generator),
         rank_best=torch.randint(1, 4, (3, 8), generator=generator), exact=torch.rand(3, 8, generator=generator),
-        accept=torch.rand(3, 2, 2, 8, generator=generator),
+        accept=torch.rand(3, 2, 2, 8, generator=generator), size=torch.ones(3, 2, 2, 8), overlap=torch.ones(3, 8),
+        rank_drawn=torch.ones(3, 8), bounds=(), first=None,
     )  # fmt: skip
     places = by_place(statistics, contrast)
     assert set(places) == {"flat", "texture"}
@@ -61,7 +61,7 @@ def test_means_by_place_are_those_of_its_cells():
             [float(v[i, c]) for i, c in drafted] for v in (statistics.exact, statistics.accept[:, -1, -1])
         )
         assert places[name]["first_draft_exact"] == pytest.approx(np.mean(exact))
-        assert places[name]["first_draft_lantern"] == pytest.approx(np.mean(lantern))
+        assert places[name]["first_draft_lantern"][-1][-1] == pytest.approx(np.mean(lantern))
         ranked = [int(statistics.rank_best[i, c]) == 1 for i, c in drafted]
         assert places[name]["head_top1"] == pytest.approx(np.mean(ranked))
     table = places_table({1.0: places}, "k=4, delta=0.4")

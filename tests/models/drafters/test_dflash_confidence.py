@@ -16,6 +16,7 @@ from draftsmith.models.drafters.dflash_proposal import confident_levels
 from draftsmith.models.drafters.dflash_settings import DflashConfidence
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from heads_tiny import config_of
+from tensors import check_travels
 from tiny import request as ask
 
 
@@ -163,10 +164,9 @@ def test_settings():
 
 def test_it_travels_and_a_draft_without_it_is_refused(big, tmp_path):
     config, head = draft(big, confidence={})
+    check_travels(config, head, big, tmp_path)
     identity = TargetIdentity({"kind": "llava", "path": "some/model"}, "abc")
-    config.save(head, tmp_path, config.manifest(big, identity))
-    back = replace_cut(config, 0.5).load(tmp_path, big, identity=identity)
-    assert all(torch.equal(value, back.state_dict()[key]) for key, value in head.state_dict().items())
+    replace_cut(config, 0.5).load(tmp_path, big, identity=identity)
     assert {*head.state_dict()} >= {"confidence_head.proj.weight", "confidence_head.proj.bias"}
     assert config.count(big.shape) == {"trainable": sum(p.numel() for p in head.parameters())}
     with pytest.raises(Exception, match=r"confidence_head\.proj"):

@@ -28,7 +28,7 @@ from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of
 from published_tiny import target_config
-from tensors import check_gradients, gradients_of, loud, same_weights
+from tensors import check_gradients, check_travels, gradients_of, loud, same_weights
 from tiny import request as ask
 from torch.nn import functional as F
 from visual_tiny import code_batch, greedy, llamagen, plain, request, step_of, target
@@ -316,12 +316,7 @@ def test_pictures_are_the_targets_and_learnt():
 @pytest.mark.parametrize("name", KINDS)
 def test_drafts_travel(big, tmp_path, name):
     config, head = draft(big, **DSPARK | KINDS[name])
-    manifest = config.manifest(big, TargetIdentity({"kind": "llava"}))
-    assert manifest["method"] == "dspark"
-    config.save(head, tmp_path / "draft", manifest)
-    again = config.load(tmp_path / "draft", big)
-    for key, value in head.state_dict().items():
-        assert torch.equal(again.state_dict()[key], value), key
+    check_travels(config, head, big, tmp_path / "draft")
     for other in ({"markov_head_type": "vanilla" if "rnn" in str(KINDS[name]) else "rnn"}, {"markov_rank": 5},
                   {"sample_from_anchor": not config.sample_from_anchor}):  # fmt: skip
         changed = DsparkConfig.model_validate(config.model_dump() | other)
