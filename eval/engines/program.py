@@ -120,7 +120,7 @@ def run_program(
 
     Args:
         folder: exists; requests, answers and the log are kept in it.
-        asked: what the program is to do; written as `asked.json`.
+        job: what the program is to do; written as `asked.json`.
         timeout_s: after which it is taken for hung.
     """
     (folder / "asked.json").write_text(json.dumps(job))

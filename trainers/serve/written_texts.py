@@ -34,7 +34,7 @@ class Texts:
     Args:
         form: how prompts are rendered.
         max_new_tokens: of an answer.
-        kept: log-probabilities that are kept at each token; 0: none are.
+        top: log-probabilities that are kept at each token; 0: none are.
         batch_size: requests that are answered together.
     """
 
