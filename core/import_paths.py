@@ -166,10 +166,9 @@ def code_of(path: str) -> dict[str, str]:
     if packages := metadata.packages_distributions().get(top):
         code["package"] = f"{packages[0]} {metadata.version(packages[0])}"
     folders = [Path(place) for place in loaded(f"{top}:__path__") or ()]
-    alone = Path(loaded(f"{name}:__file__") or "")
     files = {file.relative_to(folder).as_posix(): file for folder in folders for file in folder.rglob("*")
              if file.suffix in _CODE and file.is_file() and "__pycache__" not in file.parts}  # fmt: skip
-    if not files and alone.is_file():
+    if not files and (alone := Path(loaded(f"{name}:__file__") or "")).is_file():
         files = {alone.name: alone}
     if files:
         # Runs compare it with what they began with: another way of hashing would stop those.

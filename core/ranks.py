@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError, causes
@@ -79,8 +81,11 @@ def check_own_gpu() -> None:
 
 
 def num_cores() -> int:
-    """Cores that this process may run on: its affinity, or all where the system keeps none."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: its affinity (all where the system keeps none), and a container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    match = re.match(r"(\d+) (\d+)", quota.read_text()) if quota.is_file() else None
+    return cores if match is None else min(cores, max(1, int(match[1]) // int(match[2])))
 
 
 def is_main() -> bool:

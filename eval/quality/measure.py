@@ -51,14 +51,22 @@ class Measured:
     caution: str | None = None  # why the number must not be read as it stands
 
 
-def check(config: QualityConfig, extractors: Extractors | None = None) -> None:
-    """Raises `UserError` for weights or real images that are not there; metrics of `extractors` need none."""
+def check(
+    config: QualityConfig, extractors: Extractors | None = None, reference: Sequence[Picture] | None = None
+) -> None:
+    """Raises `UserError` for weights or real images that are not there; metrics of `extractors` need no weights.
+
+    Args:
+        reference: real images in place of the recipe's folder.
+    """
     for metric in config.metrics:
-        if metric not in (extractors or {}):
-            for name in NEEDS[metric]:
-                find(metric, name, config.weights)
-    if config.reference is not None:
-        Folder(config.reference)
+        for name in () if metric in (extractors or {}) else NEEDS[metric]:
+            find(metric, name, config.weights)
+        if metric in ("fid", "precision_recall"):
+            real = Folder(config.reference) if reference is None and config.reference is not None else reference
+            if real is None or not len(real):
+                problem = f"the metric {metric!r} compares with real images, and there are none"
+                raise UserError(problem, where="reference", hint="name a folder of real images")
 
 
 def measure(
@@ -80,15 +88,12 @@ def measure(
         extractors: networks in place of the published ones, by metric.
     """
     extractors = extractors or {}
-    check(config, extractors)
     if not len(images):
         raise UserError("there are no generated images to measure", hint="generate some first")
+    check(config, extractors, reference)
     if reference is None and config.reference is not None:
         reference = Folder(config.reference)
     for metric in config.metrics:
-        if metric in ("fid", "precision_recall") and (reference is None or not len(reference)):
-            problem = f"the metric {metric!r} compares with real images, and there are none"
-            raise UserError(problem, where="reference", hint="name a folder of real images")
         if metric in ("clip", "hpsv2") and (captions is None or len(captions) != len(images)):
             count = "none" if captions is None else len(captions)
             problem = f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}"

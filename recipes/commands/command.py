@@ -35,7 +35,7 @@ class Command:
     examples: tuple[tuple[str, str], ...]  # command, what it does
     arguments: tuple[Argument, ...]
     run: Callable[[argparse.Namespace], int]
-    only_prints: bool = False  # so that it may end where nobody reads on (`| head`)
+    only_prints: bool = False  # so that output which cannot be written is an error
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The parsed words. Raises `UserError` for what the command does not take."""

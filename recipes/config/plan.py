@@ -91,36 +91,25 @@ def _maker(
     stage, thing = recipe.stages[name], needed.split("/")[0]
     planned = [p for p in earlier if thing in p.stage.makes()]
     misfits = stage.misfits(needed, planned, inputs)
-    makers = [p.name for p in planned]
-    fitting = [maker for maker in makers if maker not in misfits]
-    if wanted in fitting:
-        return wanted
+    fitting = [p.name for p in planned if p.name not in misfits]
+    if wanted in fitting or (wanted is None and fitting):
+        return wanted or fitting[-1]
     if wanted is None:
-        if fitting:
-            return fitting[-1]
         if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
             return None
+        reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
+        problem = f"needs a {thing} and no earlier stage makes one" + f" that fits: {reasons}" * bool(reasons)
         outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
-        problem = f"needs a {thing} and no earlier stage makes one"
-        hint: str | None = f"put the stage that makes it before this one{outside}"
-        if makers:
-            reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
-            problem = f"needs a {thing}, and none of the earlier stages' is it: {reasons}"
-            hint = "name one (from=STAGE, or methods: {NAME: {drafter: STAGE}}), or put one that fits before this stage"
+        hint = f"put one before it, or name one (from=STAGE, or methods: {{NAME: {{drafter: STAGE}}}}){outside}"
     else:
-        names = [p.name for p in earlier]
-        if wanted in misfits:
-            why = misfits[wanted]
-            hint = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
-        elif wanted in names:
-            why, hint = "makes none", did_you_mean(wanted, makers)
+        methods = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
+        hint = did_you_mean(wanted, [other for other in (*methods, *fitting) if other != wanted])
+        why = "is no earlier stage"
+        if any(p.name == wanted for p in earlier):
+            why = misfits.get(wanted, "makes none")
         elif wanted in recipe.stages and wanted != name:
-            why, hint = "runs later", f"list all stages in `order`, or give what reads {wanted!r} a stage of its own"
-        else:
-            near = makers or names
-            if isinstance(stage, EvaluateStage) and thing == "drafter":
-                near = [*(other for other in (*stage.methods, *stage.drafters) if other != wanted), *near]
-            why, hint = "is no earlier stage", did_you_mean(wanted, near)
+            why = "runs later"
+            hint = f"list all stages in `order`, or give what reads {wanted!r} a stage of its own"
         problem = f"takes its {thing} from {wanted!r}, which {why}"
     raise UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
 

@@ -19,8 +19,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.recipes import resolved
 from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.files import find_recipe, recipe_names
 from draftsmith.recipes.config.launch import run_recipe
-from draftsmith.recipes.config.load import Written, blamed, checked, find_recipe, load, placed, recipe_names
+from draftsmith.recipes.config.load import Written, blamed, checked, load, placed
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.models import target_shape
 from fails import fails_with
@@ -195,7 +196,7 @@ REFUSED = {
         ("'captioner' is no model", "stages.text.model=captioner"),
         ("did you mean 'epochs'", "stages.text.epoch=3"),
         ("did you mean 'feature'", "stages.text.objective.featur=3"),
-        ("stages.text.source: unknown key", "stages.text.model=target", "stages.text.trainabel=[projector]"),
+        ("did you mean 'trainable'", "stages.text.model=target", "stages.text.trainabel=[projector]"),
         ("starts from: scratch", "stages.text.drafter={kind: msd}"),
         ("did you mean 'pictures'", f"{SPARROW}.drafter=picturs"),
         ("makes none", f"{SPARROW}.drafter=answers"),

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.config.dry_run import dry_run
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from recorded import first_of_each_folder
 

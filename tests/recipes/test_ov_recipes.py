@@ -8,7 +8,8 @@ from command_line import prints
 from draftsmith.data.pictures.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.stages.train import TrainRecords
 from PIL import Image
 from small_records import talk

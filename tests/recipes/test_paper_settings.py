@@ -1,7 +1,8 @@
 """Settings of training as the papers print them, in every recipe that says it has them."""
 
 import pytest
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 
 LLAVA15 = sorted(name for name in recipe_names() if name.startswith("llava15-"))
 IMAGE_HEADS = [name for name in recipe_names() if name.startswith(("eagle-llamagen-", "eagle-anole-"))]

@@ -10,7 +10,8 @@ from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.load import target_config
-from draftsmith.recipes.config.load import FOLDER, load
+from draftsmith.recipes.config.files import FOLDER
+from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 
 HEADS = ("pictures", "base", "mtp", "half", "blind")  # of the ablation

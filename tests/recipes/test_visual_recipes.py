@@ -2,7 +2,8 @@
 
 import pytest
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 
 DEMO = "recipe=demo/visual-ar"
