@@ -77,10 +77,10 @@ def shown_value(value: object) -> str:
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, then what led to it, each once."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
         yield error
-        seen.append(error)
+        chain.append(error)
         error = error.__cause__ or error.__context__
 
 

@@ -184,11 +184,11 @@ class Heartbeat:
         if self._pulse.state not in (WAITS, STEPS) or waited < self._tell_s / 3:
             return
         late = self._late()
-        told = {(one.rank, one.is_silent) for one in late}
+        silent = {(one.rank, one.is_silent) for one in late}
         what = f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where}"
         speaker = min({*range(self._size)} - {one.rank for one in late})  # the first that waits, for all of them
-        if waited > self._tell_s and not told <= self._said and self._rank == speaker:
-            self._said |= told
+        if waited > self._tell_s and not silent <= self._said and self._rank == speaker:
+            self._said |= silent
             print(f"{what}, for {_reasons(late)}", file=sys.stderr, flush=True)
         if over := [one for one in late if min(waited, one.quiet_s) > one.bound_s]:
             cure = "the same command continues, and engine.wait_minutes sets how long ranks wait"

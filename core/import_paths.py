@@ -63,11 +63,11 @@ class Kinded(Section):
         if base not in words if base is not None else len(words) > 1:
             raise Refused("kind", f"{cls.__name__} does not say which of {', '.join(words) or 'no kinds'} it is",
                           'write base_kind: ClassVar[str] = "..." in the class')  # fmt: skip
-        own = f"{cls.__module__}:{cls.__qualname__}"
-        kind = given.get("kind", own)
+        import_path = f"{cls.__module__}:{cls.__qualname__}"
+        kind = given.get("kind", import_path)
         # Another path to the same class (`my_package:HydraConfig`) stays as it is written.
-        if isinstance(kind, str) and kind != own and loaded(kind) is not cls:
-            raise Refused("kind", f"{kind!r} is not this class", f"write {own}, or leave it out")
+        if isinstance(kind, str) and kind != import_path and loaded(kind) is not cls:
+            raise Refused("kind", f"{kind!r} is not this class", f"write {import_path}, or leave it out")
         return {**given, "kind": kind}
 
 

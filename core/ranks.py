@@ -201,8 +201,8 @@ def watch(bound_s: float) -> None:
     sign of them. All ranks call, once the group exists.
     """
     if world_size() > 1:
-        pulse().heartbeat = Heartbeat(pulse(), rank(), world_size(), _store().clone(), bound_s=bound_s)
-        pulse().heartbeat.start()
+        heartbeat = pulse().heartbeat = Heartbeat(pulse(), rank(), world_size(), _store().clone(), bound_s=bound_s)
+        heartbeat.start()
 
 
 def leave() -> None:

@@ -137,8 +137,8 @@ def damage(folder: Path, listed: Mapping[str, FileSum], is_read: Callable[[str],
     pick up and that nobody listed.
     """
     added = [name for name in _loadable(folder) if name not in listed and name not in (DONE, BEGUN) and is_read(name)]
-    found = faults(folder, {name: entry for name, entry in listed.items() if is_read(name)})
-    return found + [Fault(name, "is not one of its files") for name in added]
+    damaged = faults(folder, {name: entry for name, entry in listed.items() if is_read(name)})
+    return damaged + [Fault(name, "is not one of its files") for name in added]
 
 
 def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:

@@ -80,7 +80,7 @@ class Taps:
         return tuple(sorted({*self.text_layers, *self.visual_layers}))
 
     @property
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """The fields that decide what a cache holds, under the names that its manifest uses."""
         return {
             "feature": self.feature,

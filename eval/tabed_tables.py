@@ -85,14 +85,14 @@ def tables(rows: Sequence[Row], plan: Plan) -> list[Table]:
     def first(line: tuple[str, str], names: Sequence[str]) -> list[float | None]:
         return [taus.get((*line, name, FIRST)) for name in names]
 
-    body = [(*line, *(own := first(line, benchmark)), mean(own), *first(line, ood)) for line in lines]
+    body = [(*line, *(on_sets := first(line, benchmark)), mean(on_sets), *first(line, ood)) for line in lines]
     turns = [_table("First turn", [*columns, *(plan.column(name, "OOD") for name in ood)], body)]
     if plan.dependent or plan.free:
         body = []
         for line in lines:
-            own = [mean([taus.get((*line, name, task)) for task in plan.dependent]) for name in benchmark]
+            on_sets = [mean([taus.get((*line, name, task)) for task in plan.dependent]) for name in benchmark]
             free = [mean([taus.get((*line, name, task)) for name in benchmark]) for task in plan.free]
-            body.append((*line, *own, mean(own), *free))
+            body.append((*line, *on_sets, mean(on_sets), *free))
         turns.append(_table("Second turn", [*columns, *(Column(task, group="NLP") for task in plan.free)], body))
 
     # Averages alone (table 2), and speedups over all first turns: expected by equation 1, by the loop, measured.

@@ -161,9 +161,9 @@ def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]
     for name, samples in built["samples"].items():
         for sample in samples:
             record = sample["record"]
-            asked = record["conversations"][0]["value"].replace("<image>", "")
+            question = record["conversations"][0]["value"].replace("<image>", "")
             shown = " ".join(f"![]({quote(path)})" for path in pictures(record))
-            answers = {"question": asked, "reference": record["references"][0], **sample["answers"]}
+            answers = {"question": question, "reference": record["references"][0], **sample["answers"]}
             lines += [f"### {plain(name)}: {plain(str(record['id']))}", "", shown, ""]
             lines += [
                 *(f"- **{plain(who)}**: {plain(said.strip()) or '(nothing)'}" for who, said in answers.items()),

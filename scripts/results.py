@@ -311,9 +311,9 @@ def textures() -> Rows:
             if method == PLAIN:
                 row += ["1", "1.00x"]
             elif method in methods_of(TEXTURES, t):
-                found = cells_of(TEXTURES, method, temperature=t)
-                row[0] = named(found[0])
-                row += [mean_of(taus(found)), speeds(found)]
+                cells = cells_of(TEXTURES, method, temperature=t)
+                row[0] = named(cells[0])
+                row += [mean_of(taus(cells)), speeds(cells)]
             else:
                 row += ["-"] * 4
                 continue

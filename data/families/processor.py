@@ -191,10 +191,11 @@ class PictureFamily:
         """The content of `processor_config.json` beside the class."""
         return {}
 
-    def new(self, tokenizer: PreTrainedTokenizerFast, kind: str = "", **settings: Any) -> Processor:
-        """A processor for a model that the project makes itself, for pictures of `image_size` pixels in patches of
-        `patch_size`, with `image_mean` and `image_std` of pixels in [0, 1] and what else a family's own `new` names.
-        The tokenizer gets the marks that it lacks; `kind` is the target's.
+    def new(
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
+    ) -> Processor:
+        """A processor for a model that the project makes itself, for pictures of `image_size` pixels with `image_mean`
+        and `image_std` of pixels in [0, 1]. The tokenizer gets the marks that it lacks; `kind` is the target's.
         """
         raise NotImplementedError(f"the project makes no target of {self.name}")
 

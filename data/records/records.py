@@ -126,17 +126,17 @@ def open_records(path: Path, cache: Path) -> RecordFile:
 
 def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], RecordFile]) -> RecordFile:
     """The index that `cache` keeps under `name`, or else the one that `index` makes."""
-    kept = cache / f"{name}-{_FORMAT}.npz"
+    index_file = cache / f"{name}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # The first of several ranks makes the index; the others wait and take it.
-    with locked(kept.with_suffix(".lock")):
-        arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
+    with locked(index_file.with_suffix(".lock")):
+        arrays = read_arrays(index_file, {**COLUMNS, "extra": np.str_})
         if arrays is None:
             records = index()
             extra = {field.name: getattr(records, field.name) for field in fields(_Extra)}
-            write_arrays(kept, records.columns | {"extra": np.array(json.dumps(extra))})
+            write_arrays(index_file, records.columns | {"extra": np.array(json.dumps(extra))})
             return records
-    held = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(kept), hint="delete the file")
+    held = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(index_file), hint="delete the file")
     return RecordFile(**vars(held), reader=reader, columns=arrays)
 
 

@@ -158,9 +158,9 @@ def disagreements(rows: Sequence[Row], ours: Sequence[Row]) -> tuple[list[str], 
     cold = [row for row in rows if row.temperature == 0 and row.method != PLAIN]
     of_ours = grouped(ours, *_PLACE, "method", "drafter")
     for place, of_engine in grouped(cold, *_PLACE, "method", "drafter", "concurrency").items():
-        own = of_ours.get(place[:-1], [])
-        names = {row.request for row in own} & {row.request for row in of_engine}
-        theirs, mine = (tau_of(row for row in some if row.request in names) for some in (of_engine, own))
+        beside = of_ours.get(place[:-1], [])
+        names = {row.request for row in beside} & {row.request for row in of_engine}
+        theirs, mine = (tau_of(row for row in some if row.request in names) for some in (of_engine, beside))
         if math.isnan(theirs) or math.isnan(mine):
             continue
         count += 1

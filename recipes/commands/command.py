@@ -77,6 +77,6 @@ SETTINGS = Argument(
 def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
     name = options.name.removeprefix("recipe=")
-    if (own := Path(name) / "recipe.yaml").is_file():
-        return [f"recipe={own}", f"output={name}", *options.settings]
+    if (beside := Path(name) / "recipe.yaml").is_file():
+        return [f"recipe={beside}", f"output={name}", *options.settings]
     return [f"recipe={name}", *options.settings]

@@ -112,10 +112,10 @@ def _costs(run: Run, drafters: Sequence[str]) -> tuple[JsonObject, str]:
     return dict(zip(_COSTS, (memory, steps, samples, hours, gpu_hours, rank_hours), strict=True)), ""
 
 
-def boards(found: Sequence[Entry]) -> list[Table]:
+def boards(entries: Sequence[Entry]) -> list[Table]:
     """A table for each target, set of requests, temperature and length, the fastest exact method first."""
     groups: dict[str, list[Entry]] = {}
-    for e in found:
+    for e in entries:
         groups.setdefault(f"Leaderboard: {_where(e)}, target {e.target}", []).append(e)
     return [_board(title, members, LEADERBOARD if not n else "") for n, (title, members) in enumerate(groups.items())]
 
@@ -172,17 +172,17 @@ def over_seeds(runs: Sequence[Run]) -> list[Table]:
         text("method"), text("tau of each seed"), Column("tau [95%]", kind="interval"), text("measured in each run"),
         Column("measured [range]", unit="x", kind="interval"), Column("same tokens", kind="count"),
     )  # fmt: skip
-    found: dict[str, dict[str, list[Cell]]] = {}  # title -> method -> its cell in each run
+    by_title: dict[str, dict[str, list[Cell]]] = {}  # title -> method -> its cell in each run
     counts = {}
     for by_seed in (by_seed for by_seed in alike.values() if len(by_seed) > 1):
         seeds = f"Over seeds {', '.join(map(str, sorted(by_seed)))}"
         for _, run in sorted(by_seed.items()):
             for stage, cell in ((stage, cell) for stage, each in run.evaluations.items() for cell in each):
                 title = f"{seeds}: {_where(cell)}" + (f" (stage {stage})" if len(run.evaluations) > 1 else "")
-                found.setdefault(title, {}).setdefault(cell.method, []).append(cell)
+                by_title.setdefault(title, {}).setdefault(cell.method, []).append(cell)
                 counts[title] = len(by_seed)
     tables = []
-    for title, by_method in found.items():
+    for title, by_method in by_title.items():
         rows = tuple(_spread(each) for each in by_method.values() if len(each) == counts[title])
         tables += [Table(title, columns, rows, note=SEEDS, compared=())] if rows else []
     return tables

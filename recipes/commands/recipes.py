@@ -26,10 +26,10 @@ def listing(words: tuple[str, ...] = ()) -> str:
 
 
 def _list(given: argparse.Namespace) -> int:
-    found = listing(tuple(given.words))
-    if not found:
+    listed = listing(tuple(given.words))
+    if not listed:
         raise UserError(f"no recipe with {' and '.join(given.words)}", hint="draftsmith recipes lists all")
-    say(found)
+    say(listed)
     return OK
 
 

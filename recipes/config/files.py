@@ -70,8 +70,8 @@ def sources(path: Path) -> list[tuple[Path, JsonObject]]:
 def with_bases(path: Path) -> JsonObject:
     """The recipe's tree over those of all recipes that it extends."""
     tree: JsonObject = {}
-    for place, own in sources(path):
-        tree = ordered(merge(tree, own, leaves_out=True), place)
+    for place, values in sources(path):
+        tree = ordered(merge(tree, values, leaves_out=True), place)
     return tree
 
 

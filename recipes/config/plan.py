@@ -73,10 +73,10 @@ def _beside_target(trained: Planned, inputs: Mapping[str, str]) -> dict[str, str
     that it was trained with, and the tokenizer of the pictures whose codes it learned.
     """
     codes = trained.maker("codes")
-    own = {"processor": trained.inputs.get("processor"), "vq": None if codes is None else codes.inputs.get("vq")}
+    makers = {"processor": trained.inputs.get("processor"), "vq": None if codes is None else codes.inputs.get("vq")}
     if "text" in trained.stage.makes():
-        own["text"] = trained.name
-    return {thing: maker for thing, maker in own.items() if maker is not None and thing in inputs}
+        makers["text"] = trained.name
+    return {thing: maker for thing, maker in makers.items() if maker is not None and thing in inputs}
 
 
 def _maker(
@@ -174,18 +174,18 @@ def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str
     if held.get("kind") in ("datasets", "webdataset", "coco"):
         return {}
     inner = [_outside(value, written, f"{key}.{name}" if key else name) for name, value in parts(section)]
-    found = {k: v for part in inner for k, v in part.items()}
+    identities = {k: v for part in inner for k, v in part.items()}
     if "from_stage" in held:  # records and shards: `_data_identity`
-        return found
+        return identities
     named = dict(named_weights(held))
     if "metrics" in held:  # of quality: name of a judge's weights -> their path
         named |= {f"weights.{name}": path for name, path in held.get("weights", {}).items()}
     for name, path in named.items():
-        is_own = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
-        found[f"{key}.{name}"] = ABSENT if is_own else weights_identity(Path(shipped_folder(path))) or ABSENT
+        is_written = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
+        identities[f"{key}.{name}"] = ABSENT if is_written else weights_identity(Path(shipped_folder(path))) or ABSENT
     if (index := text_at(held, "class_index")) is not None:
-        found[f"{key}.class_index"] = _path_identity(Path(index))
-    return found
+        identities[f"{key}.class_index"] = _path_identity(Path(index))
+    return identities
 
 
 def _data_identity(section: object) -> list[str]:

@@ -74,13 +74,13 @@ def check_placement(
             )  # fmt: skip
         if not stage.loads_target:
             continue
-        own = plan.own_target
-        target, key = (recipe.target, "target") if own is None else (own, f"{name}.target")
+        stage_target = plan.own_target
+        target, key = (recipe.target, "target") if stage_target is None else (stage_target, f"{name}.target")
         size = dict(target).get(_SIZE, 1)
         if not dry_run:
             check_ranks(size, key=f"{key}.{_SIZE}")
         elif size > 1:
-            config = target_shape(recipe) if own is None else target_config(own, None, network=False)
+            config = target_shape(recipe) if stage_target is None else target_config(stage_target, None, network=False)
             check_cut(config, size, str(target.path), key=f"{key}.{_SIZE}")
         for first, section in (("target", recipe.target), ("drafter", recipe.drafter), (name, stage)):
             for keys, part in walk(None if section is None else section.model_dump(mode="json"), (first,)):

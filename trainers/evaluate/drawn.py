@@ -29,13 +29,13 @@ from ..run.stopping import Stop
 from .drafters import Drafters, Drafting
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
-from .kept_pictures import KeptPicture, codes_of, drawn_once, drawn_tokens, identity_of, keep
 from .measuring import Measuring
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
+from .stored_pictures import StoredPicture, codes_of, drawn_once, drawn_tokens, identity_of, keep
 from .studies import CHECKS_OF_PICTURES, OF_PICTURES
 
-Pictures = Mapping[float, Mapping[str, Sequence[KeptPicture]]]  # temperature -> method -> one of each prompt
+Pictures = Mapping[float, Mapping[str, Sequence[StoredPicture]]]  # temperature -> method -> one of each prompt
 
 
 def run(stage: EvaluateSettings, context: Context) -> None:
@@ -78,7 +78,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             # For tables of quality with the same settings.
             for (temperature, method, drafter), its in grouped(rows, "temperature", "method", "drafter").items():
                 one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
-                drawn = (KeptPicture(tuple(row.tokens), row.num_cycles) for row in its)
+                drawn = (StoredPicture(tuple(row.tokens), row.num_cycles) for row in its)
                 keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
             tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
             quality, shown = _judged(generator, judge, tokens or drawn_tokens(rows), benchmark.shown, context.stop)
@@ -108,23 +108,23 @@ def draw_untimed(
         prompt = prompts[number]
         return generator.request(prompt.caption, prompt.label, prompt.key)
 
-    def plainly(warp: Warp, numbers: Sequence[int]) -> list[KeptPicture]:
+    def plainly(warp: Warp, numbers: Sequence[int]) -> list[StoredPicture]:
         seeds = [measuring.seed(number) for number in numbers]
         drawn = draw_pictures(target, [request(number) for number in numbers], warp, seeds=seeds)
-        return [KeptPicture(tuple(tokens), len(tokens) - 1) for tokens in drawn]
+        return [StoredPicture(tuple(tokens), len(tokens) - 1) for tokens in drawn]
 
-    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> list[KeptPicture]:
+    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> list[StoredPicture]:
         results = (generate(target, drafting.drafter, request(n), decoding, measuring.uniforms(n)) for n in numbers)
-        return [KeptPicture(tuple(result.tokens), len(result.cycles)) for result in results]
+        return [StoredPicture(tuple(result.tokens), len(result.cycles)) for result in results]
 
-    def drawn(temperature: float, by: Drafting | None, draw: object, at_once: int = 1) -> list[KeptPicture]:
+    def drawn(temperature: float, by: Drafting | None, draw: object, at_once: int = 1) -> list[StoredPicture]:
         identity = identity_of(stage, context, temperature, by)
         its = drawn_once(context.folder.parent, identity, prompts, draw, context.stop, batch_size=at_once)
         method = PLAIN if by is None else by.title
         context.say(f"{len(prompts)} pictures of {method} at temperature {temperature:g}")
         return its
 
-    pictures: dict[float, dict[str, list[KeptPicture]]] = {}
+    pictures: dict[float, dict[str, list[StoredPicture]]] = {}
     for temperature in stage.temperatures:
         plain = partial(plainly, measuring.warp(temperature))
         its = pictures[temperature] = {PLAIN: drawn(temperature, None, plain, batch_size)}

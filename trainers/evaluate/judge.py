@@ -128,8 +128,8 @@ def as_captioned(reader: Reader, pictures: Tensor, captions: Sequence[str]) -> f
     with torch.no_grad():
         read_places = reader.read(pictures.to(next(reader.parameters()).device)).cpu()  # [B,4,2]
     truth = torch.stack([captioned(caption) for caption in captions])
-    asked = truth[..., 0] > 0
-    return float(((read_places == truth).all(-1) | ~asked).all(-1).float().mean())
+    named = truth[..., 0] > 0
+    return float(((read_places == truth).all(-1) | ~named).all(-1).float().mean())
 
 
 def real_pictures(tar: Path, size: int, count: int) -> list[Image.Image]:

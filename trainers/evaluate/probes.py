@@ -45,11 +45,11 @@ from ...models.targets.table import image_section
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
-from .kept_pictures import drawn_tokens
 from .measuring import Measuring
 from .probe_settings import Importance
 from .reporting import infos
 from .requests import ConversationSet
+from .stored_pictures import drawn_tokens
 
 PROBING = "while probing, after the report"
 

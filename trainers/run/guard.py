@@ -59,8 +59,8 @@ class RunLock:
                     _take(path, output, say, patience_s).release()
             place.write_text(str(os.getpid()))
         except OSError as error:
-            told = unwritable(Path(error.filename or output), error)
-            raise UserError(told.problem, key="output", where=told.where, hint=told.hint) from error
+            fault = unwritable(Path(error.filename or output), error)
+            raise UserError(fault.problem, key="output", where=fault.where, hint=fault.hint) from error
         atexit.register(self.release)  # keeps the lock as long as the process lives, whoever forgets this object
 
     def release(self) -> None:

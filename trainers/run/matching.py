@@ -216,8 +216,8 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
         )  # fmt: skip
     changes = _changes(planned, folder.parent)
     more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
-    told = "; ".join([*changes[:4], *more])
-    return UserError(f"{problem} with other settings, data or earlier stages: {told}", where=str(folder), hint=hint)
+    summary = "; ".join([*changes[:4], *more])
+    return UserError(f"{problem} with other settings, data or earlier stages: {summary}", where=str(folder), hint=hint)
 
 
 def _shown(values: JsonMapping, key: str) -> str:

@@ -56,9 +56,9 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
     """Rename the folders of a stage and of all stages that build on it; nothing is deleted. Rank 0 calls."""
     for name in sorted(stale, key=lambda name: (name == stage, name)):  # what builds on it first: its inputs are there
         if (folder := output / name).exists():
-            kept = free_name(folder)
-            os.replace(folder, output / kept)
-            say(f"stage {name}: old results kept in {output / kept}")
+            aside = free_name(folder)
+            os.replace(folder, output / aside)
+            say(f"stage {name}: old results kept in {output / aside}")
     output.mkdir(parents=True, exist_ok=True)
     # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
     others = {name: other for name, other in recorded(output).items() if other not in stale}

@@ -128,10 +128,10 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> str:
     for place in (folder, *(place for pattern in SHARED for place in folder.parent.glob(pattern))):
         sweep(place)
     if folder.is_dir() and begun(folder) is None and any(folder.iterdir()):
-        kept = folder.with_name(free_name(folder))
-        os.replace(folder, kept)
+        aside = folder.with_name(free_name(folder))
+        os.replace(folder, aside)
         say(f"stage {planned.name}: {BEGUN} is missing, so the settings of what is there are not known: it is kept in "
-            f"{kept}, and the stage begins anew")  # fmt: skip
+            f"{aside}, and the stage begins anew")  # fmt: skip
     if (mark := begun(folder)) is not None and made_nothing(folder):  # it begins as it is now: what it reads was mended
         if mark.fingerprint != planned.fingerprint:
             forget(folder)

@@ -161,8 +161,8 @@ class CacheStage(Stage):
         if ranks.is_main():
             finish(folder, identity, num_shards=len(deal), measured={"head distribution": measured.loss})
             reader = ShardReader(folder)
-            kept = sum(shard.bytes for shard in reader.shards)
-            context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
+            num_bytes = sum(shard.bytes for shard in reader.shards)
+            context.say(f"{len(reader):,} samples, {shown(num_bytes / len(reader))} each, {shown(num_bytes)} in all")
         ranks.barrier()
 
     def describe(self, plan: Planned) -> list[str]:

@@ -290,9 +290,9 @@ def trained_drafter(planned: Planned) -> DrafterConfig | None:
 def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
     """Stages that train another drafter than the recipe's -> that they do, after "which"; none where it has none."""
     return {
-        maker.name: f"trains a drafter of its own, of kind {own.kind}, and not the recipe's"
+        maker.name: f"trains a drafter of its own, of kind {drafter.kind}, and not the recipe's"
         for maker in makers
-        if (own := trained_drafter(maker)) is not None and maker.recipe.drafter not in (None, own)
+        if (drafter := trained_drafter(maker)) is not None and maker.recipe.drafter not in (None, drafter)
     }
 
 
