@@ -306,7 +306,9 @@ def _files(logs: Sequence[Path]) -> Iterator[tuple[Path, str, Path]]:
     names = Counter[str]()
     for log in logs:
         files = [log]
-        if log.is_dir() and not (files := sorted(path for path in log.rglob("[!.]*") if _NAMES.search(path.name))):
+        if log.is_dir():
+            files = sorted(path for path in log.rglob("[!.]*") if _NAMES.search(path.name) and path.is_file())
+        if not files:
             raise UserError("no log in this folder", where=str(log), hint="logs are named *.jsonl, *.json or *.log")
         for file in files:
             name = str(file.relative_to(log).with_suffix("")) if log.is_dir() else file.stem

@@ -44,7 +44,7 @@ class _Lasting:
 
 def to_nowhere(stream: TextIO) -> None:
     """Lets all that is written to a stream from here on go nowhere, what waits in its buffer too."""
-    with open(os.devnull, "w") as null:
+    with open(os.devnull, "w", encoding="utf-8") as null:
         os.dup2(null.fileno(), stream.fileno())
     stream.flush()
 

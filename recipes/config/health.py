@@ -174,7 +174,7 @@ def threads(num_ranks: int) -> Finding:
 def num_cores() -> int:
     """Cores that this process may use: affinity, and the quota of a container."""
     quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file() and (match := re.match(r"(\d+) (\d+)", quota.read_text())):
+    if quota.is_file() and (match := re.match(r"(\d+) (\d+)", quota.read_text(encoding="utf-8"))):
         return min(ranks.num_cores(), max(1, int(match[1]) // int(match[2])))
     return ranks.num_cores()
 
