@@ -15,6 +15,7 @@ import stat
 import uuid
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -93,7 +94,8 @@ def read_small(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> bytes:
     """
     with _opened(path, hint) as file:
         size = os.fstat(file.fileno()).st_size
-        data = b"" if size > max_bytes else file.read(max_bytes + 1)  # it may grow meanwhile
+        pieces = iter(functools.partial(file.read, 1 << 20), b"")  # one read would take memory for all of the bound
+        data = b"" if size > max_bytes else b"".join(islice(pieces, (max_bytes >> 20) + 2))  # it may grow meanwhile
     _check_size(path, max(size, len(data)), max_bytes, hint)
     return data
 

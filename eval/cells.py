@@ -14,7 +14,7 @@ from .measured_rows import PLAIN, Frame, frame
 from .summary import AnyRows, Summary, summarize
 from .tables import Column, Table, Value, text
 
-RELAXED = "Relaxed acceptance (LANTERN): outputs are not distributed as the target's."
+RELAXED = "Relaxed acceptance: outputs are not distributed as the target's."
 OF_ENGINES = (
     "Lines of an engine: its own times of each request, against its plain decoding with as many requests at once; it "
     "does not tell what drafting and verification take."
@@ -67,7 +67,8 @@ class Cell(Summary):
     """One method on one set of requests: what it was measured on (`PLACE`; `where`: the same in words, as far as a
     report's cells differ in it), `medium`, `method` and its `drafters`, and the numbers of `summarize`.
 
-    `exact`: outputs are compared with plain decoding's. `relaxed`: they are not distributed as the target's.
+    `exact`: outputs are compared with plain decoding's. `relaxed`: by its `rule` they are not distributed as the
+    target's.
     """
 
 
@@ -102,11 +103,12 @@ def cells_of(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> tuple[Cell, ..
     order = {name: number for number, name in enumerate(methods)}
     cells = []
     for (*place, method), some in rows[rows.method != PLAIN].groupby([*PLACE, "method"], sort=False):
-        relaxed = methods.get(method, MethodInfo()).relaxed
+        info = methods.get(method, MethodInfo())
         cells.append(Cell(
             **dict(zip(PLACE, place, strict=True)), where=some.place.iloc[0], medium=some.medium.iloc[0],
             method=method, drafters=tuple(sorted(some.drafter.unique())),
-            exact=not relaxed and not some.temperature.any(), relaxed=relaxed, **vars(summarize(some)),
+            exact=not info.relaxed and not some.temperature.any(), relaxed=info.relaxed, rule=info.rule,
+            **vars(summarize(some)),
         ))  # fmt: skip
     places = list(dict.fromkeys(cell.where for cell in cells))
     return tuple(sorted(cells, key=lambda cell: (places.index(cell.where), order.get(cell.method, -1))))
@@ -139,7 +141,14 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
     if any(cell.engine for cell in cells):
         columns.append((text("engine"), lambda c: c.engine or "our loop"))
         columns.append((Column("at once", "d"), lambda c: c.concurrency))
-    return [*columns, (text("method"), lambda c: c.method)]
+    return [*columns, (text("method"), lambda c: c.method), *rule_column(cells)]
+
+
+def rule_column(cells: Sequence[Cell]) -> list[Measure]:
+    """The rule of each row where some are relaxed: sampled rows show no difference elsewhere."""
+    if not any(cell.relaxed for cell in cells):
+        return []
+    return [(text("rule"), lambda c: f"{c.rule} (relaxed)".strip() if c.relaxed else c.rule)]
 
 
 def methods_table(cells: Sequence[Cell]) -> Table | None:
@@ -152,13 +161,16 @@ def methods_table(cells: Sequence[Cell]) -> Table | None:
         return None
     by_place = {(cell.method, cell.where): cell for cell in cells}
     # What says whether the speed may be believed stands before it, and is seen however many sets there are.
-    columns, lines = [text("method"), Column("identical", kind="count", ranked=False)], []
+    rules = rule_column(cells)
+    columns, lines = [text("method"), *(column for column, _ in rules)], []
+    columns.append(Column("identical", kind="count", ranked=False))
     for place in places:
         columns += [Column("tau", group=place), Column("DSR", unit="x", group=place)]
     for method in methods:
         exact = [cell for cell in cells if cell.method == method and cell.exact]
         same = (sum(s.identical for s in exact), sum(s.answers for s in exact)) if exact else None
-        line: list[Value] = [method, same]
+        one = next(cell for cell in cells if cell.method == method)
+        line: list[Value] = [method, *(value(one) for _, value in rules), same]
         for place in places:
             cell = by_place.get((method, place))
             line += [None, None] if cell is None else [cell.tau, cell.DSR]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -115,9 +115,10 @@ class Lantern:
         needed = self.config.num_neighbours(self.table.num_codes)
         assert self.table.num_neighbours >= needed, (self.table.num_neighbours, needed)
 
-    def __call__(self, tree: Tree, p: Any, uniforms: Sequence[float] = ()) -> Verified:
-        """`p` [N+1,V], row 0 at the root: scores where greedy, else warped probabilities or `Distributions`."""
-        return self._greedy(tree, p) if self.greedy else self._sampling(tree, Distributions.of(p), uniforms)
+    def __call__(self, tree: Tree, p: Tensor | Distributions, uniforms: Sequence[float] = ()) -> Verified:
+        """`p` [N+1,V], row 0 at the root: scores where greedy, else warped probabilities."""
+        p = Distributions.of(p)
+        return self._greedy(tree, p.whole()) if self.greedy else self._sampling(tree, p, uniforms)
 
     def proximity(self, p: Tensor, rows: Tensor, tokens: Tensor) -> Proximity:
         """The sets of `tokens` [N] under the probabilities p[rows] (p [R,V], rows [N])."""

@@ -233,7 +233,7 @@ class _Run:
         tree = no_tree() if drafter is None else self._drafted(drafter)
         drafted = clock()
         step = self.target.verify(self.session, self.tokens[-1], tree)
-        p = step.logits if warp.greedy else Distributions(step.logits, warp)
+        p = Distributions(step.logits, None if warp.greedy else warp)
         scored = clock()
         uniforms: list[float] = []
         if not warp.greedy:

@@ -217,7 +217,7 @@ def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Json, ...], list
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """One line for each row."""
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row.to_json()) + "\n" for row in rows)
 
 

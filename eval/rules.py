@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class Rule(Protocol):
 
     name: str
 
-    def __call__(self, tree: Tree, p: Any, uniforms: Sequence[float]) -> Verified:
-        """`p` [N+1,V], row 0 at the root: scores under greedy decoding, else a tensor or `Distributions`."""
+    def __call__(self, tree: Tree, p: Distributions, uniforms: Sequence[float]) -> Verified:
+        """`p` [N+1,V], row 0 at the root: scores under greedy decoding, else probabilities."""
         ...
 
 
@@ -80,9 +80,9 @@ class Greedy:
 
     name = "greedy"
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Verified:
+    def __call__(self, tree: Tree, p: Tensor | Distributions, uniforms: Sequence[float] = ()) -> Verified:
         """`p` [N+1,V], row 0 at the root: probabilities or scores, only their largest entry counts."""
-        best = likeliest(p)
+        best = likeliest(Distributions.of(p).whole())
         tokens, best_ids = read_with(tree, best)
         return _followed(tree, tokens, lambda node: best_ids[node + 1])
 

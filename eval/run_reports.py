@@ -16,16 +16,16 @@ from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
 from ..core.json_types import JsonMapping, JsonObject, flat, object_at
 from ..core.ranks import notice
 from ..core.results import DONE, check_written, read_mark
-from .cells import Cell, labels
+from .cells import Cell, labels, rule_column
 from .tables import Column, Table, text
 
 REPORT = "report.json"
 COLUMNS = ("measured on", "method", "requests", "tau", "tau 95% low", "tau 95% high", "speedup of decoding",
            "identical")  # fmt: skip
-OUR_LOOP: JsonObject = {"engine": "", "concurrency": 1}  # what earlier reports left out of cells without an engine
-_NEEDED = {"benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "drafters", "requests", "answers",
-           "tau", "tau_interval", "expected_speedup", "DSR", "DSR_spread", "ESR", "identical", "exact",
-           "relaxed"}  # fmt: skip
+NEWER: JsonObject = {"drafters": (), "relaxed": False, "expected_speedup": None, "DSR_spread": None,
+                     "engine": "", "concurrency": 1, "rule": ""}  # than the oldest report  # fmt: skip
+_NEEDED = {"benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "requests", "tau", "tau_interval",
+           "DSR", "ESR", "identical", "exact"}  # fmt: skip
 
 
 def cells(report: JsonMapping) -> list[Cell]:
@@ -36,7 +36,7 @@ def cells(report: JsonMapping) -> list[Cell]:
     """
     if missing := [key for cell in report["cells"] for key in sorted(_NEEDED - cell.keys())]:
         raise KeyError(missing[0])
-    read = [Cell(**OUR_LOOP | cell) for cell in report["cells"]]
+    read = [Cell(**NEWER | {"answers": cell["requests"]} | cell) for cell in report["cells"]]
     label = labels(read)
     for cell in read:
         cell.where = label(cell)
@@ -50,11 +50,13 @@ def readable(cell: Cell) -> list[object]:
 
 def overview(measured: Sequence[Cell]) -> Table:
     """What a model card says of an evaluation; of suites the first turns."""
-    columns = (text("measured on"), text("method"), Column("temperature", "g"), Column("n", "d"),
-               Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),
-               Column("same tokens as plain", kind="count"))  # fmt: skip
+    rules = rule_column(measured)
+    columns = (text("measured on"), text("method"), *(column for column, _ in rules), Column("temperature", "g"),
+               Column("n", "d"), Column("tau [95%]", kind="interval"), Column("decoding", unit="x"),
+               Column("end to end", unit="x"), Column("same tokens as plain", kind="count"))  # fmt: skip
     return Table("", columns, tuple(
-        (c.where, c.method, c.temperature, c.requests, (c.tau, *c.tau_interval), c.DSR, c.ESR, (_same(c), c.answers))
+        (c.where, c.method, *(value(c) for _, value in rules), c.temperature, c.requests, (c.tau, *c.tau_interval),
+         c.DSR, c.ESR, (_same(c), c.answers))
         for c in measured if c.turn in ("", "first")
     ))  # fmt: skip
 

@@ -26,7 +26,7 @@ from ...core.json_types import Json, JsonObject, all_are, listed, object_at, tex
 from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .logged_requests import LeftOut, check_end, parse, read_line
+from .logged_requests import CARRIED, LeftOut, check_end, parse, read_line
 from .record import check_record, num_learned
 
 MOST_BYTES = 256 << 20  # of a line, its pictures included
@@ -183,7 +183,7 @@ def _record(asked: JsonObject, answer: JsonObject | None, name: str, pictures: L
     if answer is not None and not turns[-1]["value"].strip() and "tool_calls" not in turns[-1]:
         raise Unusable("an empty answer")
     shown = {} if not images else {"image": images[0] if len(images) == 1 else images}
-    more = {key: asked[key] for key in ("tools", "chat_template_kwargs") if asked.get(key)}
+    more = {key: asked[key] for key in CARRIED if asked.get(key)}
     record = {"id": name, **shown, **more, "conversations": turns}
     text = json.dumps(record, ensure_ascii=False)
     if text.count(IMAGE_MARK) != len(images):
@@ -307,7 +307,9 @@ def _files(logs: Sequence[Path]) -> Iterator[tuple[Path, str, Path]]:
     names = Counter[str]()
     for log in logs:
         files = [log]
-        if log.is_dir() and not (files := sorted(path for path in log.rglob("[!.]*") if _NAMES.search(path.name))):
+        if log.is_dir():
+            files = sorted(path for path in log.rglob("[!.]*") if _NAMES.search(path.name) and path.is_file())
+        if not files:
             raise UserError("no log in this folder", where=str(log), hint="logs are named *.jsonl, *.json or *.log")
         for file in files:
             name = str(file.relative_to(log).with_suffix("")) if log.is_dir() else file.stem

@@ -171,13 +171,17 @@ def _is_saved(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
+def _any_file(folder: Path, pattern: str) -> bool:
+    return any(path.is_file() for path in folder.rglob(pattern))
+
+
 def _of_files(path: Path) -> Any:
     """The splits of a folder of files, or of a file. Which reader is used never depends on what else lies there."""
     import datasets
 
-    suffixes = [s for s in _FILES if (path.suffix == f".{s}" if path.is_file() else any(path.rglob(f"*.{s}")))]
+    suffixes = [s for s in _FILES if (path.suffix == f".{s}" if path.is_file() else _any_file(path, f"*.{s}"))]
     if not suffixes:
-        tars = path.suffix == ".tar" or any(path.rglob("*.tar"))
+        tars = path.suffix == ".tar" or _any_file(path, "*.tar")
         hint = "tars are read with kind: webdataset" if tars else f"give a folder with {', '.join(_FILES)} files"
         raise UserError("no table files", where=str(path), hint=hint)
     builder = _BUILDERS.get(suffixes[0], suffixes[0])

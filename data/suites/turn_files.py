@@ -17,7 +17,7 @@ PUBLISHED = "published"  # in the suite's folder, a link to the folder of the se
 
 def published_files(name: str, path: Path) -> list[Path]:
     """The files of set `name` at `path`: a file, or a folder that holds them. Raises `UserError` where none is."""
-    files = [path] if path.is_file() else sorted(path.rglob(TURN_SETS[name].files)) if path.is_dir() else []
+    files = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob(TURN_SETS[name].files)))
     if not files:
         raise UserError(f"no {TURN_SETS[name].files} of {name} here", where=str(path), hint=TURN_SETS[name].cure)
     return files
@@ -29,7 +29,7 @@ def set_at(path: Path) -> str | None:
     """
     row: JsonMapping = next(iter(_lines(path)), {}) if path.suffix == ".jsonl" and path.is_file() else {}
     for name, about in TURN_SETS.items():
-        called = path.match(about.files) if path.is_file() else any(path.rglob(about.files))
+        called = path.match(about.files) if path.is_file() else any(map(Path.is_file, path.rglob(about.files)))
         if called or {about.id, "turns", *about.labels.values()} <= row.keys():
             return name
     return None

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from ...core.batch import Request
 from ...core.errors import UserError
@@ -22,7 +21,7 @@ from ...data.conversations import PromptFormat
 from ...data.families.processor import Processor
 from ...data.families.table import TEMPLATES
 from ...models.decoding.tree import Tree
-from ...models.decoding.warp import Warp
+from ...models.decoding.warp import Distributions, Warp
 from ...models.drafters.base import DraftingOptions
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
@@ -39,7 +38,7 @@ from ..pair import open_pair, trained_section
 from ..policies import Chain, Draw
 from ..published import read_request
 from ..published_section import ImageSettings, UserRequest
-from ..rules import Greedy
+from ..rules import Greedy, Verified
 
 TEXTS = (
     "What is in the picture?",
@@ -146,7 +145,7 @@ class Noting:
     emitted: int = 1  # the prefill's token
     name: str = "greedy"
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Any:
+    def __call__(self, tree: Tree, p: Distributions, uniforms: Sequence[float] = ()) -> Verified:
         verified = Greedy()(tree, p, uniforms)
         if tree.num_nodes:
             self.chains[self.emitted] = tree.tokens.tolist()

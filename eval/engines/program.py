@@ -94,7 +94,7 @@ def start_program(
     """Start a program in a session of its own; it is killed when this process ends, however it does. `folder`: its
     argument, and where it runs. `log`: gets what it prints.
     """
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         # -I: nothing of ours, by PYTHONPATH or beside the program, is found before the engine's own modules.
         return subprocess.Popen(
             [python, "-I", "-u", str(_BESIDE), str(program.resolve()), str(folder.resolve())],

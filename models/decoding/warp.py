@@ -81,7 +81,7 @@ class Distributions:
     """
 
     def __init__(self, scores: Tensor, warp: Warp | None = None):
-        """`warp` None: `scores` are the distributions themselves."""
+        """`warp` None: `scores` are the distributions themselves, or what greedy decoding takes the largest of."""
         self._scores, self._warp = scores, warp
         self._all = scores if warp is None else None
         self._rows: dict[int, Tensor] = {}

@@ -87,7 +87,8 @@ def from_ours(engine: Engine, source: Source) -> Files:
 def lost_elsewhere(source: Source) -> list[str]:
     """Notes on what converters of the export to other programs leave out without an error (tried in 2026)."""
     config, shape = cast(Eagle3Config, source.config), source.target.shape
-    taps, usual = config.layers_of(shape), Eagle3Config(kind="eagle3").layers_of(shape)
+    taps, layers = config.layers_of(shape), shape.num_layers
+    usual = (2, layers // 2, layers - 3)  # which a target of few layers cannot have
     notes = [] if taps == usual else [
         f"it joins layers {list(taps)}: a converter that writes none (OpenVINO's) has the engine join {list(usual)}"
     ]  # fmt: skip

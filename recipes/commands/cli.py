@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import locale
 import os
 import shlex
 import signal
@@ -11,7 +14,7 @@ import traceback
 
 from ... import __version__
 from ...core import ranks
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import UserError, causes, did_you_mean, first_line
 from ...core.secrets import redact, redact_argument
 from ...trainers.run.stopping import Stopped
 from ..config.exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
@@ -34,6 +37,13 @@ from . import (
 from .command import Command
 from .output import lasting_output
 
+_LIMITS = (
+    *map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)),
+    "can't start new thread",
+    "can't allocate memory",
+)
+_RAISE = "`ulimit -a` shows them: raise the one that is named (-n: open files, -u: threads, -v and a job's: memory)"
+_IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG}
 _FILE = "remove or rename what stands there, give yourself the right to it, or name another"
 # Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a launcher to end this rank, too.
 _OTHERS_S, _PEER_S = 30.0, 5.0
@@ -63,6 +73,10 @@ COMMANDS: dict[str, Command] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command or a recipe. Returns the exit code, one of `EXIT_CODES`."""
+    if arguments is None and locale.getencoding().lower() not in ("utf-8", "utf8") and not sys.flags.utf8_mode:
+        # Text files, names of files and output are UTF-8 in every locale, also those of libraries and child processes.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The launcher puts its rank before the user's arguments; it also sets LOCAL_RANK, which is read instead.
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]
@@ -102,9 +116,7 @@ def _ended(arguments: list[str]) -> int:
             print("stopped: the same command continues from what is finished", file=sys.stderr, flush=True)
         return STOPPED
     except Exception as error:
-        if isinstance(error, IsADirectoryError | NotADirectoryError | PermissionError) and error.filename:
-            # Met wherever a file of the run is opened: no fault of ours.
-            problem = UserError(str(error.strerror).lower(), where=str(error.filename), hint=_FILE)
+        if (problem := _of_the_machine(error)) is not None:
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
             ranks.leave()
             return MISTAKE
@@ -114,6 +126,17 @@ def _ended(arguments: list[str]) -> int:
         print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
         ranks.leave()
         return CRASH
+
+
+def _of_the_machine(error: Exception) -> UserError | None:
+    """A limit of the machine (`ulimit`), or a file that is in the way, met wherever one is opened: no fault of ours."""
+    limits = [one for one in causes(error) if isinstance(one, MemoryError) or any(text in str(one) for text in _LIMITS)]
+    if limits:
+        what = str(limits[-1]).strip() and first_line(limits[-1])
+        return UserError(f"a limit of this machine: {what or 'no memory is left'}", hint=_RAISE)
+    if isinstance(error, OSError) and error.filename and error.errno in _IN_THE_WAY:
+        return UserError(str(error.strerror).lower(), where=str(error.filename), hint=_FILE)
+    return None
 
 
 def _is_of_another_rank(error: Exception) -> bool:

@@ -39,7 +39,7 @@ class Lasting:
 
     def _lose(self, error: OSError) -> None:
         self.lost = error
-        with open(os.devnull, "w") as null:
+        with open(os.devnull, "w", encoding="utf-8") as null:
             os.dup2(null.fileno(), self._stream.fileno())
         self._stream.flush()  # what waits in its buffer, too, or Python would exit with 120
 

@@ -1,6 +1,7 @@
 """Small files are read in one way: what is wrong with one is said with its name and the cure."""
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,12 @@ def test_a_new_folder_takes_no_other_ones_place(tmp_path: Path) -> None:
     with files.new_folder(place, replace=True) as aside:
         (aside / "mine").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+def test_a_small_file_takes_no_memory_for_all_that_is_allowed(tmp_path):
+    """Or a bound on memory (`ulimit -v`, a job's) ends a run that needs little of it."""
+    (tmp_path / "log").write_bytes(b"x" * 3_000_000)
+    tracemalloc.start()
+    assert files.read_small(tmp_path / "log", hint="", max_bytes=1 << 28) == b"x" * 3_000_000
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()

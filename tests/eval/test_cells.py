@@ -49,6 +49,15 @@ def test_a_relaxed_rule_is_not_held_to_plain_decoding():
     report = build(random_rows(4, identical=False), about={}, methods=methods)
     assert "not distributed as the target's" in report.tables[0].footnotes[0]
     assert report.tables[0].column("identical") == [None] and not any("differ" in line for line in report.findings)
+    assert report.tables[0].column("rule") == ["lantern (relaxed)"] and "LANTERN" not in report.tables[0].footnotes[0]
+
+
+def test_rows_of_exact_and_relaxed_rules_are_told_apart_where_both_are_sampled():
+    methods = METHODS | {"T": MethodInfo(rule="my.rules:Loose"), "EAGLE": MethodInfo(rule="block")}
+    report = build(measured_rows(temperature=1.0, identical=False), about={}, methods=methods)
+    rules = ["exact", "my.rules:Loose (relaxed)", "block"]
+    assert report.tables[0].column("rule") == rules and report.tables[1].column("rule") == rules * 2
+    assert [cell["rule"] for cell in report.to_json()["cells"]] == [methods[name].rule for name in METHODS] * 2
 
 
 def test_quality_of_drawn_pictures_stands_beside_speed():

@@ -9,7 +9,7 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.base import Taps, Verified
 from tiny import EOS, SIZES, llava, proposal, reference, self_draft, target
 from tiny import request as ask
 
@@ -89,6 +89,23 @@ def test_end_token_inside_a_block_and_length_limits(models, sizes):
         assert result.tokens == free[:limit]
         assert result.stop == "length"
         assert sum(c.num_emitted for c in result.cycles) == limit - 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_rule_gets_the_same_type_at_every_temperature(models, sizes, temperature):
+    """A rule of somebody else's reads rows, of scores or of probabilities."""
+
+    class Likeliest:
+        name = "likeliest"
+
+        def __call__(self, tree, p, uniforms):
+            return Verified((), (), int(p.row(0).argmax()))
+
+    big, _ = models
+    decoding = replace(greedy(Chain(2)), rule=Likeliest(), warp=Warp(temperature))
+    asked = ask(1, 1, sizes=sizes)
+    result = generate(target(big), self_draft(big), asked, decoding, torch.Generator().manual_seed(0))
+    assert temperature > 0 or result.tokens == generate(target(big), None, asked, greedy(Chain(2))).tokens
 
 
 def test_tree_verification_equals_one_path_at_a_time(models, sizes):

@@ -1,5 +1,6 @@
 """The command: what each subcommand prints, refuses and exits with; what is shown is a recipe again."""
 
+import errno
 import os
 import shlex
 import shutil
@@ -189,3 +190,17 @@ def test_a_dry_run_of_a_demo_is_this_process_alone_and_of_as_many_ranks_as_would
     said = prints(capsys, ["demo", "lvlm-from-nothing", f"output={output}", "dry_run=true"], OK)
     assert said.startswith(f"dry run: nothing is written, no network is used ({num_ranks()} rank(s))\n")
     assert "stage finetune (train)" in said and not output.exists() and dict(os.environ) == before
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (MemoryError(), "a limit of this machine: no memory is left"),
+    (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/x/a"), "Too many open files"),
+    (RuntimeError("[gloo/socket.cc:24] rv != -1. socket: Too many open files"), "a limit of this machine"),
+    (RuntimeError("can't start new thread"), "can't start new thread"),
+    (OSError(errno.EINVAL, "Invalid argument", "/proc/1/task/1/net"), "where: /proc/1/task/1/net"),  # data.path=/
+    (OSError(errno.ELOOP, "Too many levels of symbolic links", "a"), "too many levels"),
+])  # fmt: skip
+def test_a_limit_of_the_machine_is_one_sentence(error, told, monkeypatch, capfd):
+    monkeypatch.setattr(cli, "_dispatch", raising(error))
+    said = prints(capfd, ["recipes"], MISTAKE)
+    assert told in said and "hint:" in said and "Traceback" not in said

@@ -120,7 +120,7 @@ def test_adaptation_is_written_down_for_adaptive_trees_alone(demo):
 def test_random_neighbours_follow_the_seed_of_the_recipe(demo, tmp_path):
     """Of the control in which neighbours have nothing to do with one another; the seed stands in the table's name."""
     output = branch(demo, tmp_path / "run")
-    few = ["stages.evaluate.methods.LANTERN.rule.metric=random", "stages.evaluate.temperatures=[0.0]"]
+    few = ["stages.evaluate.methods.LANTERN.rule.metric=random", "stages.evaluate.temperatures=[1.0]"]
     run(output, *few, stages=["evaluate"])
     names = [path.name for path in (output / "evaluate" / "neighbours").glob("*-random*.safetensors")]
     assert names and all("-random1-" in name for name in names)

@@ -108,6 +108,7 @@ def test_a_card_does_not_promise_the_targets_output_beside_a_relaxed_rule(tmp_pa
     relaxed = read_evaluation(evaluation(tmp_path / "relaxed", "M", "relaxed"), "mine")
     body = model_card(facts(evaluated=relaxed))
     assert PROMISE not in body and f"(relaxed). {RELAXED}" in body and f"- {RELAXED}" in body
+    assert "| lantern (relaxed) |" in body and "| exact |" in body and "LANTERN" not in body
     assert relaxed.headline.startswith("Best tau: 1.67 (M, "), "the best exact row"
     others = evaluation(tmp_path / "others", "relaxed", "sibling")
     assert PROMISE not in model_card(facts(evaluated=read_evaluation(others, "other"))), "of another's rows, too"

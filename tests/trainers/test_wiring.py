@@ -3,10 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.trainers.evaluate import engine_measuring
-from draftsmith.trainers.evaluate.engine_measuring import ServedMeasuring
 from draftsmith.trainers.evaluate.kept_pictures import identity_of
 from draftsmith.trainers.evaluate.methods import Method
 from draftsmith.trainers.publish.decoding import _decoding
@@ -73,19 +70,3 @@ def test_a_published_manifest_says_how_its_rows_were_decoded():
     decoding = _decoding(stage, None, ["chain"], kind="eagle")
     assert (decoding.top_k, decoding.top_p, decoding.temperature) == (11, 0.83, 0.7)
     assert decoding.max_new_tokens == 64 and decoding.name == "chain" and decoding.tree == chain.tree
-
-
-def test_each_request_of_an_engine_evaluation_has_its_own_seed(monkeypatch):
-    """That of our own loop for the same request, so that an answer can be made again alone."""
-    monkeypatch.setattr(engine_measuring, "engine_job", lambda requests, processor: ([{} for _ in requests], {}))
-    jobs = []
-    measuring = object.__new__(ServedMeasuring)
-    vars(measuring).update(
-        context=SimpleNamespace(seed=3), stage=SimpleNamespace(top_k=0, top_p=1.0), eos_ids=[2],
-        processor=SimpleNamespace(num_token_ids=9),
-        section=SimpleNamespace(sampling=lambda warp, **how: {"seed": how["seed"]}),
-        process=SimpleNamespace(submit=lambda lines, pictures: jobs.extend(lines), wait=lambda name, job: []),
-    )  # fmt: skip
-    request = SimpleNamespace(name="one", ids=torch.tensor([1, 5]))
-    measuring._ask({number: SimpleNamespace(request=request) for number in (0, 4, 7)}, 1.0, 8, 2)
-    assert [line["sampling"]["seed"] for line in jobs] == [3 * 1_000_003 + number for number in (0, 4, 7)]

@@ -73,7 +73,7 @@ def _take(path: Path, output: Path, say: Callable[[str], None], patience_s: floa
     """The lock of one rank. Raises `AnotherRun` where somebody holds it longer than the patience."""
     lock = take_lock(path, timeout_s=0)
     if lock is None:
-        holder = path.read_text() or "unknown"
+        holder = path.read_text(encoding="utf-8") or "unknown"
         say(f"waiting for an earlier run of this directory to end (process {holder})")
         lock = take_lock(path, timeout_s=patience_s)
     if lock is None:

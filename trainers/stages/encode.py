@@ -202,7 +202,7 @@ def usable_pictures(
         note = {"key": refused.key, "reason": refused.reason, "where": refused.where, "detail": refused.detail}
         notes.append(json.dumps(note) + "\n")
     if notes:
-        log.write_text("".join(notes))
+        log.write_text("".join(notes), encoding="utf-8")
 
 
 class _Encoder:

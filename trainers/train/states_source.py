@@ -24,6 +24,7 @@ from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
 from ...data.order import rows_of_rank
+from ...data.records.skipped import Listed, SkippedLog
 from ...data.shards.shards import Sample, claim, finish, finished, shard_path
 from ...data.states.identity import Acceptable
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
@@ -164,8 +165,10 @@ class Cached:
         self.supervised = reader.column("supervised")
 
     def left_out(self) -> str:
-        count, folders = int((self.supervised == 0).sum()), [str(shards.folder.parent) for shards in self.reader.shards]
-        return f"{count:,} cached record(s) supervise nothing: skipped.jsonl in {', '.join(folders)}" if count else ""
+        count = int((self.supervised == 0).sum())
+        logs = [SkippedLog(shards.folder.parent / "skipped.jsonl") for shards in self.reader.shards]
+        why = [f"{listed}: {log.path}" for log in logs if (listed := log.listed()) != Listed()]
+        return "; ".join([*[f"{count:,} cached record(s) supervise nothing"] * bool(count), *why])
 
     def steps(
         self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool

@@ -414,6 +414,35 @@ def test_an_answer_that_cannot_be_read_is_no_question(tmp_path):
         fails_with("an answer of no known form", convert, log, tmp_path / "out")
 
 
+def replaced(tree, value):
+    """The tree once for each of its parts, with the value in its place."""
+    yield value
+    for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        for other in replaced(part, value):
+            copy = tree.copy()
+            copy[key] = other
+            yield copy
+
+
+@pytest.mark.parametrize("form", range(4))
+def test_whatever_stands_in_a_line_is_one_sentence(tmp_path, form):
+    asked, answer = (
+        [said("user", "a")],
+        [choice("b", stop_reason=None) | {"message": said("assistant", "b", tool_calls=[CALL])}],
+    )
+    line = [
+        {"request": {"messages": asked, "tools": TOOLS, "stop": ["x"], "max_tokens": 9, "extra_body": {"n": 1}},
+         "response": {"model": "m", "choices": answer, "usage": {"completion_tokens": 3}}},
+        {"messages": asked, "model_parameters": {"tools": TOOLS}, "response": PIECES[-5:], "status": "success"},
+        {"input": asked, "output": answer[0]["message"], "modelParameters": {"max_tokens": 9}, "usage": {"output": 3}},
+        {"body": {"messages": asked}, "response": {"status_code": 200, "body": {"choices": answer}}},
+    ][form]  # fmt: skip
+    odd = (None, 0, 1e9, True, "", "{", "[1]", "data: 3", "data: {", [], [None], [[]], {}, {"a": 1}, "\ud800")
+    lines = [one for value in odd for one in replaced(line, value)]
+    found = convert(written(tmp_path, USUAL, *map(json.dumps, lines)), tmp_path / "out", skip=True, models=["m"])
+    assert found.records + sum(found.skipped.values()) >= len(lines) - 3  # an empty list of choices, of messages, ...
+
+
 def test_lines_of_litellm_and_langfuse(tmp_path):
     asked = [said("user", "Is it warm?")]
     lite = {"id": "1", "call_type": "acompletion", "status": "success", "model": "m", "messages": asked,

@@ -458,3 +458,12 @@ def test_a_large_file_counts_by_its_ends_and_when_it_was_written(tmp_path):
             assert file_identity(path) != before, (path.name, place)
     assert file_identity(small) == file_identity(small)
     assert file_identity(small.rename(tmp_path / "other.json")) != file_identity(large)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.json", "x.arrow"])
+def test_a_folder_that_is_called_like_a_table_is_none(tmp_path, name):
+    (tmp_path / "set" / name).mkdir(parents=True)
+    source = TableRecords(kind="datasets", path=str(tmp_path / "set"))
+    fails_with("no table files", source.open, tmp_path / "cache")
+    (tmp_path / "set" / "y.jsonl").write_text(json.dumps({"id": "a", "conversations": talk("a", "b")}))
+    assert len(source.open(tmp_path / "cache")) == 1

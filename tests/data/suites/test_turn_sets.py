@@ -8,7 +8,7 @@ from draftsmith.data.records.record import check_record
 from draftsmith.data.suites.benchmark_hub import chosen, fetch_benchmarks, read_published
 from draftsmith.data.suites.benchmark_sets import TURN_SETS, turn_set
 from draftsmith.data.suites.suite import Suite
-from draftsmith.data.suites.turn_files import published_records
+from draftsmith.data.suites.turn_files import published_records, set_at
 from fails import fails_with
 from PIL import Image
 
@@ -148,3 +148,10 @@ def test_placeholders_damage_and_absence_have_a_cure(tmp_path):
     error = fails_with(r"no mmspec.jsonl of MMSpec here", published_records, "MMSpec", tmp_path / "nowhere")
     assert "killthefullmoon/MMSpec" in str(error.hint)
     fails_with("MMSpec is not on the Hub", fetch_benchmarks, tmp_path / "hub", ["mmspec"])
+
+
+def test_a_folder_that_is_called_like_a_sets_file_is_none(tmp_path):
+    for name, about in TURN_SETS.items():
+        (tmp_path / about.files.replace("*", "x")).mkdir(parents=True)
+        fails_with(f"no .* of {name} here", published_records, name, tmp_path)
+    assert set_at(tmp_path) is None

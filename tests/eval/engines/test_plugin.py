@@ -14,7 +14,9 @@ from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, find_python, run_program
 from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats.export import export_drafter
+from safetensors.torch import load_file, save_file
 from served_heads import save_draft, save_drawn
+from vllm_server import start, wait
 
 pytestmark = [
     pytest.mark.slow,
@@ -151,3 +153,20 @@ def test_a_section_of_another_format_is_refused(target, tmp_path):
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(verify.UserError, match=r"draftsmith.format is 9"):
         verified(folder, tmp_path)
+
+
+def test_a_folder_without_a_weight_is_refused_by_its_name(pair, target, tmp_path):
+    """vLLM leaves linear layers out of its check: without fc nothing that was drafted was accepted."""
+    folder = exported("msd", target, tmp_path)
+    state = load_file(folder / "model.safetensors")
+    del state["fc.weight"]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    (pair / "chat.jinja").write_text("{{ messages }}")
+    speculative = {"method": "eagle", "model": str(folder), "num_speculative_tokens": 3}
+    process, url = start(pair, speculative)
+    with pytest.raises(AssertionError, match="the server ended"):
+        wait(process, url)
+    assert (
+        "model.safetensors lacks fc.weight: export the drafter anew"
+        in (pair / f"{url.rpartition(':')[2]}.log").read_text()
+    )

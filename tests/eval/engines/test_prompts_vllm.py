@@ -82,7 +82,8 @@ def test_a_servers_prompt_has_the_ids_of_training(trained, tmp_path, monkeypatch
             turns = [{"from": "human", "value": "<image>\n" * shows + "Where?"}]
             for form in CASES[case]:
                 ours = encode(turns, form, processor, pictures=layout, open_ended=True).ids
-                assert ours == served, (shows, form.template)
+                # The world's tokenizer has a token that begins a text, which Qwen's own has not.
+                assert ours[form is QWEN_VL :] == served, (shows, form.template)
     finally:
         process.terminate()
         process.wait(300)

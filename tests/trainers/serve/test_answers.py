@@ -4,10 +4,13 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.trainers.evaluate import engine_measuring
+from draftsmith.trainers.evaluate.engine_measuring import ServedMeasuring
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve.engine_answers import Asked, Job, read_answers, read_states
@@ -161,3 +164,19 @@ time.sleep(600)
     kept = tmp_path / "engine-0" / "done" / "000000000.json"
     assert caught.value.where.startswith(str(kept)) and kept.exists()
     assert (tmp_path / "engine-0" / "log.txt").read_text().startswith("what it said")
+
+
+def test_each_request_of_an_engine_evaluation_has_its_own_seed(monkeypatch):
+    """That of our own loop for the same request, so that an answer can be made again alone."""
+    monkeypatch.setattr(engine_measuring, "engine_job", lambda requests, processor: ([{} for _ in requests], {}))
+    jobs = []
+    measuring = object.__new__(ServedMeasuring)
+    vars(measuring).update(
+        context=SimpleNamespace(seed=3), stage=SimpleNamespace(top_k=0, top_p=1.0), eos_ids=[2],
+        processor=SimpleNamespace(num_token_ids=9),
+        section=SimpleNamespace(sampling=lambda warp, **how: {"seed": how["seed"]}),
+        process=SimpleNamespace(submit=lambda lines, pictures: jobs.extend(lines), wait=lambda name, job: []),
+    )  # fmt: skip
+    request = SimpleNamespace(name="one", ids=torch.tensor([1, 5]))
+    measuring._ask({number: SimpleNamespace(request=request) for number in (0, 4, 7)}, 1.0, 8, 2)
+    assert [line["sampling"]["seed"] for line in jobs] == [3 * 1_000_003 + number for number in (0, 4, 7)]

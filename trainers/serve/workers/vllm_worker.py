@@ -103,7 +103,7 @@ def take(path, destination):
     """Move a file of states once it is written: its writer holds the lock until then."""
     lock = Path(f"{path}.lock")
     if lock.is_file():
-        with lock.open() as file:
+        with lock.open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
         lock.unlink()
     os.replace(path, destination)
