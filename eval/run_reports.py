@@ -22,10 +22,10 @@ from .tables import Column, Table, text
 REPORT = "report.json"
 COLUMNS = ("measured on", "method", "requests", "tau", "tau 95% low", "tau 95% high", "speedup of decoding",
            "identical")  # fmt: skip
-NEWER: JsonObject = {"drafters": (), "relaxed": False, "expected_speedup": None, "DSR_spread": None,
-                     "engine": "", "concurrency": 1}  # than the oldest report  # fmt: skip
-_NEEDED = {"benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "requests", "tau", "tau_interval",
-           "DSR", "ESR", "identical", "exact"}  # fmt: skip
+OUR_LOOP: JsonObject = {"engine": "", "concurrency": 1}  # what earlier reports left out of cells without an engine
+_NEEDED = {"benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "drafters", "requests", "answers",
+           "tau", "tau_interval", "expected_speedup", "DSR", "DSR_spread", "ESR", "identical", "exact",
+           "relaxed"}  # fmt: skip
 
 
 def cells(report: JsonMapping) -> list[Cell]:
@@ -36,7 +36,7 @@ def cells(report: JsonMapping) -> list[Cell]:
     """
     if missing := [key for cell in report["cells"] for key in sorted(_NEEDED - cell.keys())]:
         raise KeyError(missing[0])
-    read = [Cell(**NEWER | {"answers": cell["requests"]} | cell) for cell in report["cells"]]
+    read = [Cell(**OUR_LOOP | cell) for cell in report["cells"]]
     label = labels(read)
     for cell in read:
         cell.where = label(cell)

@@ -37,6 +37,7 @@ _ANSWERED = (("choices",), ("response", "choices"), ("response", "body", "choice
 _HALVES = {"request", "response", "body", "request_body", "response_body"}  # which some write as a string of JSON
 # What a request may hold that makes another prompt of its messages, and no record can say.
 _ELSEWHERE = ("functions", "documents", "chat_template", "continue_final_message")
+_ONE_A_LINE = "one JSON object on each line: jq -c . LOG > log.jsonl, or of a list jq -c '.[]' LOG > log.jsonl"
 _WHOLE = {"None", "stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn"}
 
 
@@ -115,9 +116,9 @@ def _usable(
         try:
             whole = object_at(json.loads(line))
         except (ValueError, RecursionError):
-            raise Unusable("not JSON", "one JSON object on each line") from None
+            raise Unusable("not JSON", _ONE_A_LINE) from None
         if whole is None:
-            raise Unusable("no JSON object", "one JSON object on each line")
+            raise Unusable("no JSON object", _ONE_A_LINE)
         asked, choices = _halves(whole)
         if not choices:
             yield _record(asked, None, f"{log.stem}-{number}", pictures)
@@ -314,15 +315,14 @@ class _Groups:
 
 def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
     """Number, from 1, and bytes of each line that is not blank; None for one of more than `MOST_BYTES`."""
-    if log.exists() and not log.is_file():
-        what = "a folder" if log.is_dir() else "no regular file (a device or a pipe)"
-        raise UserError(f"{what}, and a log is a file of JSON lines", where=str(log), hint="write the log to a file")
-    with open_data(log) as raw:
+    with open_data(log, hint="give a file of JSON lines") as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         try:
             with gzip.open(raw) if is_packed else raw as file:
-                _check_kind(file.read(HEAD), log)  # of the text that was packed
+                if (kind := other_kind(file.read(HEAD))) is not None:  # of the text that was packed
+                    problem = f"{kind[0]}, and a log has one JSON object on each line"
+                    raise UserError(problem, where=str(log), hint=kind[1])
                 file.seek(0)
                 for number, line in enumerate(iter(functools.partial(file.readline, MOST_BYTES + 1), b""), 1):
                     is_long = len(line) > MOST_BYTES
@@ -332,20 +332,3 @@ def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
                         yield number, None if is_long else line.removeprefix(MARK)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"a damaged gzip file: {error}", where=str(log), hint="copy or pack it again") from error
-
-
-def _check_kind(head: bytes, log: Path) -> None:
-    """Raises `UserError` that says what the file is, if it cannot be a log."""
-    kind = other_kind(head)
-    text = head.removeprefix(MARK).lstrip()
-    first = text.split(b"\n", 1)[0].strip()
-    if kind is not None:
-        pass
-    elif text.startswith(b"["):
-        kind = "a JSON array", "write each of its items on a line: jq -c '.[]' LOG > log.jsonl"
-    elif first == b"{":
-        kind = "JSON over several lines", "write each object on one line: jq -c . LOG > log.jsonl"
-    elif text.startswith((b"data:", b"event:")):
-        kind = "a stream of events, which hold pieces of answers", "log whole answers: requests without `stream`"
-    if kind is not None:
-        raise UserError(f"{kind[0]}, and a log has one JSON object on each line", where=str(log), hint=kind[1])

@@ -111,17 +111,17 @@ class ChatServer:
         """vLLM's counters over all its engines: name without `_total`, or name and position as `NAME/0` -> value.
         Empty: the server shows none.
         """
-        found = defaultdict[str, float](float)
+        counts = defaultdict[str, float](float)
         try:
             with self._open("/metrics") as response:
                 text = response.read().decode()
         except UserError:
-            return found
+            return counts
         for line in text.splitlines():
             if (sample := _SAMPLE.fullmatch(line)) is not None:
                 name, position, value = sample.groups()
-                found[name if position is None else f"{name}/{position}"] += float(value)
-        return found
+                counts[name if position is None else f"{name}/{position}"] += float(value)
+        return counts
 
     def _open(self, path: str, body: bytes | None = None) -> Any:
         root = self.url.rstrip("/").removesuffix("/v1")
@@ -133,8 +133,8 @@ class ChatServer:
             return urlopen(Request(root + path, body, headers), timeout=self.timeout_s)
         except HTTPError as error:
             said = error.read().decode(errors="replace")
-            told = re.search(r'"message": ?("(?:[^"\\]|\\.)*")', said)
-            message = json.loads(told[1]) if told else " ".join(said.split())
+            match = re.search(r'"message": ?("(?:[^"\\]|\\.)*")', said)
+            message = json.loads(match[1]) if match else " ".join(said.split())
             problem = f"the server answers {error.code} to {path}: {message[:300]}"
             raise self._error(problem, _DIED if error.code >= 500 else _REFUSED) from error
         except (OSError, HTTPException) as error:

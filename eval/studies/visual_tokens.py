@@ -99,30 +99,12 @@ class _Observer(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
-            self.calls.append(_last_weights(*args, **named))
-        return func(*args, **named)
-
-
-def _last_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """[R,H,K]; of a causal pass the last query sees all keys."""
-    last = query[..., -1:, :].float()
-    shared = key.float().repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    scores = (last @ shared.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if attn_mask is not None:
-        row = attn_mask[..., -1:, :]
-        scores = scores.masked_fill(~row, float("-inf")) if row.dtype == torch.bool else scores + row
-    return scores.softmax(-1).squeeze(-2).cpu()
+            query, key, _, *rest = args
+            # With the identity for values attention gives its weights.
+            values = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], -1)
+            self.calls.append(func(query, key, values, *rest, **(kwargs or {}))[..., -1, :].float().cpu())
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -158,15 +140,10 @@ def importance(
     for question in questions:
         embedded = embed_once(target, question.request)  # one pass of the tower for all layers
         for layer in layers:
-            with unseen_from(target.decoder, _visual(target, question.request), layer):
+            with unseen_from(target.decoder, target.view(question.request).modality != TEXT, layer):
                 answer = generate(target, None, question.request, decoding, embedded=embedded).tokens
             right[layer] += question.is_right(answer)
     return {layer: count / len(questions) for layer, count in right.items()}
-
-
-def _visual(target: LanguageTarget, request: Request) -> Tensor:
-    """[T] bool of the prompt as the target reads it."""
-    return target.view(request).modality != TEXT
 
 
 @torch.inference_mode()

@@ -559,6 +559,8 @@ def test_bad_combinations():
     pruning = {"draw": "sample", "policy": "dynamic", "prunes_by_token": True, "rule": "lantern"}
     for wrong, why in (
         ({"temperature": 1} | pruning, "prunes drawn nodes"),
+        ({"temperature": 1, "draw": "top-k", "policy": "chain", "rule": "greedy"}, "greedy at a temperature above 0"),
+        ({"temperature": 0, "draw": "top-k", "policy": "chain", "rule": "sampling"}, "sampling at temperature 0"),
         ({"temperature": 0, "draw": "top-k", "policy": "chain", "rule": "block"}, "block at temperature 0"),
         ({"temperature": 1, "draw": "top-k", "policy": "chain", "rule": "block"}, "one sampled chain"),
         ({"temperature": 1, "draw": "sample", "policy": "static", "rule": "block"}, "one sampled chain"),
