@@ -164,6 +164,8 @@ class RMSNorm(nn.Module):
         if states.dtype == self.weight.dtype == torch.float32 and states.device.type == "cpu":
             # The same operations in one call, and the same bits.
             return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+        if not torch.is_grad_enabled():
+            return F.rms_norm(states, self.weight.shape, None, self.eps) * self.weight
         wide = states.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
 
