@@ -303,9 +303,10 @@ class Checkpoint:
         beside a single file: readers that take the first and readers that take the others run two models.
         """
         if single := self.file(SINGLE):
-            if (index := Path(self.source) / INDEX).is_file() and Path(self.source).is_dir():
-                files = {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}
-                if files and any((index.parent / name).is_file() for name in files):
+            beside = Path(self.source) / INDEX
+            if beside.is_file():
+                shards = {*read_json(beside, Index, hint=RESTORE).weight_map.values()} - {SINGLE}
+                if any((beside.parent / name).is_file() for name in shards):
                     raise UserError(
                         f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others",
                         where=str(self.source), hint="move the older of the two away",

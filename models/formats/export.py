@@ -178,8 +178,8 @@ def export_drafter(
         name_accelerator()
     penalties = Checkpoint(whose.place, whose.revision).penalties()
     pixels = object_at(read_manifest(folder), "pixels") if prompts == "all" else None
-    notes = (*made.notes, *([penalties] if penalties else []))
-    made = replace(made, notes=notes, unpenalised=bool(penalties), prompt=prompt is not None, pixels=pixels or {})
+    all_notes = (*made.notes, *([penalties] if penalties else []))
+    made = replace(made, notes=all_notes, unpenalised=bool(penalties), prompt=prompt is not None, pixels=pixels or {})
     served = {name: vars(made)[name] for name in _SERVED} | {"overrides": dict(made.overrides)}
     about = {"engine": engine, "prompts": prompts, "notes": made.notes, "tested_with": tested_with(), "served": served}
     with new_folder(destination) as aside:

@@ -13,7 +13,7 @@ import traceback
 
 from ... import __version__
 from ...core import ranks
-from ...core.errors import UserError, causes, did_you_mean, first_line
+from ...core.errors import UserError, causes, did_you_mean
 from ...core.secrets import redact, redact_argument
 from ...trainers.run.stopping import Stopped
 from ..config.exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
@@ -131,7 +131,7 @@ def _of_the_machine(error: Exception) -> UserError | None:
     """A limit of the machine (`ulimit`), or a file that is in the way, met wherever one is opened: no fault of ours."""
     limits = [one for one in causes(error) if isinstance(one, MemoryError) or any(text in str(one) for text in _LIMITS)]
     if limits:
-        what = str(limits[-1]).strip() and first_line(limits[-1])
+        what = str(limits[-1]).strip().partition("\n")[0]
         return UserError(f"a limit of this machine: {what or 'no memory is left'}", hint=_RAISE)
     if isinstance(error, OSError) and error.filename and error.errno in _IN_THE_WAY:
         return UserError(str(error.strerror).lower(), where=str(error.filename), hint=_FILE)
