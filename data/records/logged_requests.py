@@ -164,16 +164,16 @@ def _request(line: JsonObject) -> tuple[JsonObject, bool]:
         half = {"messages": half} if keys == ("input",) and isinstance(half, list) else half
         if list_at(half, "messages") is not None:
             return half, False
-    keys = ", ".join(map(str, line))[:80] or "nothing"
+    names = ", ".join(map(str, line))[:80] or "nothing"
     raise Unusable(
-        "no messages", f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {keys}"
+        "no messages", f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {names}"
     )
 
 
 def _check_fields(request: JsonObject, harmless: Collection[str]) -> None:
     """Raises `Unusable` where a field may have made another prompt of the messages."""
-    unset, known = (None, [], {}, ""), _HARMLESS.union(harmless)
-    odd = [key for key, value in request.items() if value not in unset and key not in known
+    known = _HARMLESS.union(harmless)
+    odd = [key for key, value in request.items() if value not in (None, [], {}, "") and key not in known
            and not (key in _DEFAULTS and value == _DEFAULTS[key])]  # fmt: skip
     choice = request.get("tool_choice")  # without which some servers leave tools out, or all but one
     if request.get("tools") and choice not in (None, "auto", "required") and "tool_choice" not in harmless:
