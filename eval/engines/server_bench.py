@@ -126,16 +126,16 @@ class ChatServer:
         """vLLM's counters over all its engines: name without `_total`, or name and position as `NAME/0` -> value.
         Empty: the server shows none.
         """
-        found = defaultdict[str, float](float)
+        counts = defaultdict[str, float](float)
         try:
             with self._open("/metrics") as response, self._understood():
                 for line in response.read(_MOST_BYTES).decode().splitlines():
                     if (sample := _SAMPLE.fullmatch(line)) is not None:
                         name, position, value = sample.groups()
-                        found[name if position is None else f"{name}/{position}"] += float(value)
+                        counts[name if position is None else f"{name}/{position}"] += float(value)
         except UserError:
-            found.clear()
-        return found
+            counts.clear()
+        return counts
 
     def _open(self, path: str, body: bytes | None = None) -> Any:
         root = self.url.rstrip("/").removesuffix("/v1")

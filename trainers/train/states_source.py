@@ -256,8 +256,8 @@ class _EpochShards:
         folder, store = self.builder.folder, self.builder.store
         done = [index for index in range(self.num_shards) if finished(folder, index)]
         self.source.say(f"states in {store.dtype} of the first epoch: {self.size}, {len(done)} shards are there")
-        kept = sum(shard_path(folder, index).stat().st_size for index in done)
-        ranks.on_main(check_disk, self.builder.folder, self.size.total_bytes - kept)
+        num_bytes = sum(shard_path(folder, index).stat().st_size for index in done)
+        ranks.on_main(check_disk, self.builder.folder, self.size.total_bytes - num_bytes)
         claim(folder, self.identity)
 
     def keep(self, step: int, micro: int, batch: Batch, states: TargetStates) -> None:
