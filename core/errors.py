@@ -84,7 +84,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of another library's error without secrets, and the next where the first ends with a colon; or the
     error's class name where it has no message.
     """

@@ -172,9 +172,8 @@ def _request(line: JsonObject) -> tuple[JsonObject, bool]:
 
 def _check_fields(request: JsonObject, harmless: Collection[str]) -> None:
     """Raises `Unusable` where a field may have made another prompt of the messages."""
-    unset: tuple[Json, ...] = (None, [], {}, "")
     known = _HARMLESS.union(harmless)
-    odd = [key for key, value in request.items() if value not in unset and key not in known
+    odd = [key for key, value in request.items() if value not in (None, [], {}, "") and key not in known
            and not (key in _DEFAULTS and value == _DEFAULTS[key])]  # fmt: skip
     choice = request.get("tool_choice")  # without which some servers leave tools out, or all but one
     if request.get("tools") and choice not in (None, "auto", "required") and "tool_choice" not in harmless:

@@ -32,8 +32,8 @@ def prompt_findings(plan: Planned, context: Context, finished: Collection[str]) 
         if plan.stage.answer_format is not None and (text := context.penalties()):
             findings.append(warning("target", text, "serve so, or take the key out of the file"))
         form, processor = stage.get("format"), context.processor()
-        trains = plan.stage.trains and stage.get("model") == "drafter" and form is not None and form.template != "plain"
-        if trains and processor.tokenizer.chat_template and (part := difference(form, processor)) is not None:
+        trains = plan.stage.trains and stage.get("model") == "drafter" and form and form.template != "plain"
+        if trains and form and processor.tokenizer.chat_template and (part := difference(form, processor)) is not None:
             what = f"prompts part from the target's chat template {part}"
             findings.append(warning(f"stages.{plan.name}.format", what, _TRAIN_ALIKE))
     except UserError as error:
