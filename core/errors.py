@@ -77,14 +77,14 @@ def shown_value(value: object) -> str:
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, then what led to it, each once."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
         yield error
-        seen.append(error)
+        chain.append(error)
         error = error.__cause__ or error.__context__
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of another library's error without secrets, and the next where the first ends with a colon; or the
     error's class name where it has no message.
     """
@@ -100,9 +100,9 @@ def not_loaded(error: Exception) -> str:
     return type(error).__name__ if "weights_only" in line or "Weights only" in line else line
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def nearest(name: str, known: Iterable[str], count: int = 3, likeness: float = 0.5) -> list[str]:
     """The known names most like `name` by their letters, best first; empty where nothing is alike."""
-    return difflib.get_close_matches(name, list(known), count, 0.5)
+    return difflib.get_close_matches(name, list(known), count, likeness)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -181,9 +181,9 @@ def checked(
             key = ".".join(map(str, (*first["loc"], refused.key))).strip(".")
             raise UserError(f"{key}: {refused.problem}", where=where, hint=refused.hint or hint) from error
         problem = ": ".join([".".join(map(str, first["loc"])), first["msg"].replace("Input should be", "expected")])
-        found = "" if first["type"] == "missing" else f", found {_shown(first['input'])}"
+        actual = "" if first["type"] == "missing" else f", found {_shown(first['input'])}"
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise UserError(problem.removeprefix(": ") + found + others, where=where, hint=hint) from error
+        raise UserError(problem.removeprefix(": ") + actual + others, where=where, hint=hint) from error
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> JsonObject:

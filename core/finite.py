@@ -62,13 +62,13 @@ def check_weights(tensors: Mapping[str, Tensor], source: str | Path) -> None:
     Args:
         source: the file, the folder or the Hub id that they were loaded from.
     """
-    seen = set()
+    pointers = set()
     for name, tensor in tensors.items():
         tensor = getattr(tensor, "_local_tensor", tensor)  # of one that is cut over ranks, this rank's part
         # What accelerate has left on the disk is read when it is used; scores are checked then.
-        if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() == 0 or tensor.data_ptr() in seen:
+        if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() == 0 or tensor.data_ptr() in pointers:
             continue
-        seen.add(tensor.data_ptr())  # tied weights have two names
+        pointers.add(tensor.data_ptr())  # tied weights have two names
         # The extremes hold no second tensor of this size, and a NaN is both of them.
         extremes = torch.stack(torch.aminmax(tensor.float() if tensor.element_size() == 1 else tensor))
         if name.endswith(_BOUNDS) and not bool(extremes.isnan().any()):

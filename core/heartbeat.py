@@ -1,8 +1,8 @@
 """What each rank of a run is in, kept in the ranks' store: a rank that waits names the one it waits for, and ends.
 
 torch's groups cannot do this: their time-outs know no rank, end no process that is suspended, and cannot tell a rank
-that works alone from one that was stopped. A thread writes this rank's place every second; another looks at the others
-where this rank waits. Both live as long as the process group.
+that works alone from one that was stopped. One thread writes this rank's place every second and reads the others' while
+this rank waits; another judges what was read, since the first may hang in the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EVERY_S = 1.0
 _KEY = "draftsmith/beat/{}"
 # What a rank is in. Of steps each rank makes equally many, and each has its bound; of other work nobody knows how long
 # it takes.
-WORKS, STEPS, WAITS, ENDED = "works", "steps", "waits", "ended"
+WORKS, STEPS, WAITS = "works", "steps", "waits"
 
 
 class Pulse:
@@ -96,8 +96,8 @@ class _Late(NamedTuple):
 
 
 class Heartbeat:
-    """The two threads of this rank, which waits `bound_s` for another of which nothing comes. Ranks meet at `joining`,
-    for the time before they have a store; `end` ends this process.
+    """Names the ranks that this one waits for, and ends it after `bound_s` in which nothing comes of them. `store` is a
+    connection of its own: one that hangs keeps its other users waiting.
     """
 
     def __init__(
@@ -105,129 +105,95 @@ class Heartbeat:
         pulse: Pulse,
         rank: int,
         world_size: int,
+        store: Any,
         *,
         bound_s: float,
-        joining: str,
         end: Callable[[int], None] = os._exit,  # no exception reaches a thread that waits in a collective
     ):
-        self._pulse, self._rank, self._size, self._joining, self._exit = pulse, rank, world_size, joining, end
+        self._pulse, self._rank, self._size, self._store, self._exit = pulse, rank, world_size, store, end
         self._bound_s = bound_s
         # Shorter ones for a short bound.
         self._tell_s, self._silent_s = min(_TELL_S, bound_s / 3), min(_SILENT_S, bound_s / 4)
         self._every_s = min(_EVERY_S, bound_s / 20)
-        self._store: Any = None
-        self._over, self._next = threading.Event(), threading.Event()
-        # Whether the others' places are read, whether a connection broke, and whether that to the store did.
-        self._looks = self._has_lost = self._is_lost = False
-        # This process's own waking time: while it is suspended it waits for nobody.
+        self._over = threading.Event()
+        # Whether a connection to another rank broke, and whether that to the store did.
+        self._has_lost = self._is_lost = False
+        # Counted in ticks, which stand still while this process is suspended: then it waits for nobody.
         self._clock = self._since = self._answered = 0.0
-        self._mine = (-1, -1)
+        self._signs = -1
         self._peers: dict[int, _Peer] = {}
         self._said: set[tuple[int, bool]] = set()
-        self._beats = 0
+
+    def start(self) -> None:
+        """From now on others see this rank, and it looks at them where it waits."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
-    def join(self, store: object) -> None:
-        """The ranks have met in `store`, a connection of its own: one that waits keeps its other users waiting."""
-        self._write(store)
-        self._answered = self._clock
-        self._store = store
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-
     def leave(self) -> None:
-        """This rank ends by itself and has said why: the next beat tells the others."""
-        self._pulse.state = ENDED
-        before, end = self._beats, time.monotonic() + 2 * _EVERY_S
-        self._next.set()
-        while self._store is not None and not self._is_lost and self._beats == before and time.monotonic() < end:
-            time.sleep(0.01)
-        self.stop()
-
-    def stop(self) -> None:
-        """Nobody looks any more: the run is over."""
+        """The run is over for this rank."""
         self._over.set()
-        self._next.set()
 
     def lost(self) -> str:
-        """Which rank has ended, of a run whose connections broke; "" where none has. Takes five seconds where none has
-        said so.
-        """
-        self._peers, self._looks, self._has_lost = {}, True, True
-        end, gone = time.monotonic() + 5 * self._every_s, list[int]()
-        while not gone and time.monotonic() < end and not self._is_lost:
-            time.sleep(self._every_s / 5)
-            gone = [rank for rank, peer in self._peers.items() if peer.state == ENDED]
-        if not gone and self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
+        """Which rank has ended, of a run whose connections broke; "" where none has. Takes up to five seconds."""
+        self._has_lost = True
+        for _ in range(25):
+            if not self._is_lost:
+                time.sleep(self._every_s / 5)
+        gone = [r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s]
+        if self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
             gone = [0]  # which keeps the list of the others
-        gone = gone or [r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s]
         shown = ", ".join(map(str, sorted(gone)[:8])) + ", ..." * (len(gone) > 8)
         return f"rank{'s' * (len(gone) > 1)} {shown}" if gone else ""
 
-    def _write(self, store: Any) -> None:
-        pulse = self._pulse
-        place = [self._beats, pulse.number, pulse.signs, pulse.state, pulse.where]
-        store.set(_KEY.format(self._rank), json.dumps(place))
-        self._beats += 1
-
     def _beat(self) -> None:
-        while True:
-            self._next.wait(self._every_s)
-            if self._over.is_set():
-                return
-            self._next.clear()
-            ranks = range(self._size) if self._looks else [self._rank]
+        beat = 0
+        while not self._over.wait(self._every_s if beat else 0):
+            # Of a large run the store would be busy where all ranks read all others all the time.
+            looks = self._has_lost or self._clock - self._since > self._tell_s / 3
+            ranks = range(self._size) if looks else [self._rank]
+            pulse = self._pulse
+            place = json.dumps([beat, pulse.number, pulse.signs, pulse.state, pulse.where])
             try:
-                self._write(self._store)
+                self._store.set(_KEY.format(self._rank), place)
                 values = self._store.multi_get([_KEY.format(rank) for rank in ranks])
             except RuntimeError:  # the process that holds the store, rank 0 or its launcher, has ended
                 self._is_lost = True
                 return
+            beat += 1
             now = self._answered = self._clock
-            for rank, value in zip(ranks, values, strict=True):
-                if rank == self._rank:
-                    continue
-                peer = self._peers.setdefault(rank, _Peer(now, now))
+            peers = {rank: self._peers.get(rank, _Peer(now, now)) for rank in ranks}
+            for peer, value in zip(peers.values(), values, strict=True):
                 before = peer.beat, peer.signs
                 peer.beat, peer.number, peer.signs, peer.state, peer.where = json.loads(value)
                 peer.beat_s = now if peer.beat != before[0] else peer.beat_s
                 peer.sign_s = now if peer.signs != before[1] else peer.sign_s
+            del peers[self._rank]
+            self._peers = peers
 
     def _watch(self) -> None:
-        before = time.monotonic()
         while not self._over.wait(self._every_s / 2):
-            now = time.monotonic()
-            self._clock += min(now - before, 2 * self._every_s)
-            before = now
+            self._clock += self._every_s / 2
             if not self._has_lost:  # `lost` looks by itself
                 self._look()
 
     def _look(self) -> None:
-        mine = (self._pulse.number, self._pulse.signs)
-        if mine != self._mine:
-            self._mine, self._since, self._looks = mine, self._clock, False
+        if self._pulse.signs != self._signs:
+            self._signs, self._since = self._pulse.signs, self._clock
             self._said.clear()
         waited = self._clock - self._since
-        what = f"rank {self._rank} has waited {_length(waited)}"
-        if self._store is None:
-            what += f" for the other ranks of {self._size} to join at {self._joining}"
-            if waited > self._tell_s and not self._said:
-                self._said.add((self._rank, True))
-                print(what, file=sys.stderr, flush=True)
-            if waited > self._bound_s:
-                self._end(what)
-            return
         if self._pulse.state not in (WAITS, STEPS) or waited < self._tell_s / 3:
             return
-        if not self._looks:
-            self._peers, self._looks = {}, True
         late = self._late()
-        told, what = {(one.rank, one.is_silent) for one in late}, f"{what} in {self._pulse.where}"
+        silent = {(one.rank, one.is_silent) for one in late}
+        what = f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where}"
         speaker = min({*range(self._size)} - {one.rank for one in late})  # the first that waits, for all of them
-        if waited > self._tell_s and not told <= self._said and self._rank == speaker:
-            self._said |= told
+        if waited > self._tell_s and not silent <= self._said and self._rank == speaker:
+            self._said |= silent
             print(f"{what}, for {_reasons(late)}", file=sys.stderr, flush=True)
         if over := [one for one in late if min(waited, one.quiet_s) > one.bound_s]:
-            self._end(f"{what} for {_reasons(over)}")
+            cure = "the same command continues, and engine.wait_minutes sets how long ranks wait"
+            print(f"error: {what} for {_reasons(over)}, and ends: {cure}", file=sys.stderr, flush=True)
+            self._exit(1)
 
     def _late(self) -> list[_Late]:
         unanswered = self._clock - self._answered
@@ -238,20 +204,13 @@ class Heartbeat:
         late = []
         for rank, peer in sorted(self._peers.items()):
             silent, quiet = self._clock - peer.beat_s, self._clock - peer.sign_s
-            if peer.state == ENDED:
-                late.append(_Late(rank, "which has ended and said why", True, quiet, self._tell_s / 3))
-            elif silent > self._silent_s:
+            if silent > self._silent_s:
                 why = f"which has given no sign for {_length(silent)} (it was in {peer.where})"
                 late.append(_Late(rank, why, True, silent, self._bound_s))
             elif peer.number < self._pulse.number:
                 bound = self._bound_s * (ALONE if peer.state == WORKS else 1)
                 late.append(_Late(rank, f"which lives and is in {peer.where}", False, quiet, bound))
         return late
-
-    def _end(self, what: str) -> None:
-        cure = "the same command continues, and engine.wait_minutes sets how long ranks wait"
-        print(f"error: {what}, and ends: {cure}", file=sys.stderr, flush=True)
-        self._exit(1)
 
 
 def _reasons(late: Collection[_Late]) -> str:

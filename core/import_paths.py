@@ -63,11 +63,11 @@ class Kinded(Section):
         if base not in words if base is not None else len(words) > 1:
             raise Refused("kind", f"{cls.__name__} does not say which of {', '.join(words) or 'no kinds'} it is",
                           'write base_kind: ClassVar[str] = "..." in the class')  # fmt: skip
-        own = f"{cls.__module__}:{cls.__qualname__}"
-        kind = given.get("kind", own)
+        import_path = f"{cls.__module__}:{cls.__qualname__}"
+        kind = given.get("kind", import_path)
         # Another path to the same class (`my_package:HydraConfig`) stays as it is written.
-        if isinstance(kind, str) and kind != own and loaded(kind) is not cls:
-            raise Refused("kind", f"{kind!r} is not this class", f"write {own}, or leave it out")
+        if isinstance(kind, str) and kind != import_path and loaded(kind) is not cls:
+            raise Refused("kind", f"{kind!r} is not this class", f"write {import_path}, or leave it out")
         return {**given, "kind": kind}
 
 
@@ -166,10 +166,9 @@ def code_of(path: str) -> dict[str, str]:
     if packages := metadata.packages_distributions().get(top):
         code["package"] = f"{packages[0]} {metadata.version(packages[0])}"
     folders = [Path(place) for place in loaded(f"{top}:__path__") or ()]
-    alone = Path(loaded(f"{name}:__file__") or "")
     files = {file.relative_to(folder).as_posix(): file for folder in folders for file in folder.rglob("*")
              if file.suffix in _CODE and file.is_file() and "__pycache__" not in file.parts}  # fmt: skip
-    if not files and alone.is_file():
+    if not files and (alone := Path(loaded(f"{name}:__file__") or "")).is_file():
         files = {alone.name: alone}
     if files:
         # Runs compare it with what they began with: another way of hashing would stop those.

@@ -55,15 +55,6 @@ def sentence(text: str) -> Markup:
         return text
     pieces = _MARKS.split(_BREAKS.sub(" ", text).strip())
     shown = "".join(_marked(piece) if number % 2 else plain(piece) for number, piece in enumerate(pieces))
-    return _at_start(shown)
-
-
-def line(text: str) -> Markup:
-    """A text that stands at the start of a line, on one line, each letter as it is."""
-    return _at_start(plain(text.strip()))
-
-
-def _at_start(shown: str) -> Markup:
     if (number := _NUMBERED.match(shown)) is not None:
         return Markup(f"{number[0]}\\{shown[number.end() :]}")
     return Markup("\\" + shown if _BLOCK.match(shown) else shown)

@@ -128,12 +128,12 @@ def one_placeholder_each(ids: Sequence[int], modality: Sequence[int], pictures: 
         modality: of each id.
         pictures: of this row, in order; their runs may stand beside each other.
     """
-    kept, place, left = [], 0, iter(pictures)
+    collapsed, place, left = [], 0, iter(pictures)
     while place < len(ids):
-        kept.append(ids[place])
+        collapsed.append(ids[place])
         place += 1 if modality[place] == TEXT else next(left).num_tokens
     assert next(left, None) is None, "pictures without a run"
-    return kept
+    return collapsed
 
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # as long as each other: one can stand in for the other's place

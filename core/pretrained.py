@@ -255,10 +255,10 @@ def reading_pretrained(
         raise
     except Exception as error:  # tokenizers raises Exception itself
         kind = "" if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: "
-        told = f"{f'{key}: ' if key else ''}{problem} {str(source)!r}: {kind}{first_line(error)}"
+        message = f"{f'{key}: ' if key else ''}{problem} {str(source)!r}: {kind}{first_line(error)}"
         if isinstance(error, ImportError):  # of a quantiser, most often; the message names it
             hint = "install the package that it names, or give weights that need none"
-        raise UserError(told, key=key, where=where or str(source), hint=hint) from error
+        raise UserError(message, key=key, where=where or str(source), hint=hint) from error
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class Checkpoint:
         from transformers.utils import cached_file
 
         try:
-            found = cached_file(
+            cached = cached_file(
                 str(self.source), name, revision=self.revision, _raise_exceptions_for_missing_entries=False
             )
         except (OSError, ValueError) as error:
@@ -289,7 +289,7 @@ class Checkpoint:
                 f"cannot read {name} of {str(self.source)!r}: {first_line(error)}", key=self.key, where=self.where,
                 hint="check the name and the network, or give a directory",
             ) from error  # fmt: skip
-        return Path(found) if found else None
+        return Path(cached) if cached else None
 
     def values(self, name: str = CONFIG) -> JsonObject:
         """What a JSON file says; nothing where there is none."""
@@ -303,9 +303,10 @@ class Checkpoint:
         beside a single file: readers that take the first and readers that take the others run two models.
         """
         if single := self.file(SINGLE):
-            if (index := Path(self.source) / INDEX).is_file() and Path(self.source).is_dir():
-                files = {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}
-                if files and any((index.parent / name).is_file() for name in files):
+            beside = Path(self.source) / INDEX
+            if beside.is_file():
+                shards = {*read_json(beside, Index, hint=RESTORE).weight_map.values()} - {SINGLE}
+                if any((beside.parent / name).is_file() for name in shards):
                     raise UserError(
                         f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others",
                         where=str(self.source), hint="move the older of the two away",

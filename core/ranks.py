@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError, causes
-from .heartbeat import BOUND_S, WAITS, Heartbeat, Pulse
+from .heartbeat import WAITS, Heartbeat, Pulse
 from .secrets import redact
 
 if TYPE_CHECKING:
@@ -79,8 +81,11 @@ def check_own_gpu() -> None:
 
 
 def num_cores() -> int:
-    """Cores that this process may run on: its affinity, or all where the system keeps none."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: its affinity (all where the system keeps none), and a container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    match = re.match(r"(\d+) (\d+)", quota.read_text()) if quota.is_file() else None
+    return cores if match is None else min(cores, max(1, int(match[1]) // int(match[2])))
 
 
 def is_main() -> bool:
@@ -191,25 +196,19 @@ def pulse() -> Pulse:
     return Pulse()
 
 
-def watch(bound_s: float = BOUND_S) -> None:
+def watch(bound_s: float) -> None:
     """From now on this rank, where it waits for others, says for which, and ends after `bound_s` seconds without any
-    sign of them. Called before the group exists; `joined` once it does.
+    sign of them. All ranks call, once the group exists.
     """
-    if world_size() > 1 and pulse().heartbeat is None:
-        place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-        pulse().heartbeat = Heartbeat(pulse(), rank(), world_size(), bound_s=bound_s, joining=place)
+    if world_size() > 1:
+        heartbeat = pulse().heartbeat = Heartbeat(pulse(), rank(), world_size(), _store().clone(), bound_s=bound_s)
+        heartbeat.start()
 
 
-def joined() -> None:
-    """The group exists."""
+def leave() -> None:
+    """This rank ends: its last meeting with the others is over, or it ends without them."""
     if (heartbeat := pulse().heartbeat) is not None:
-        heartbeat.join(_store().clone())
-
-
-def leave(*, said: bool) -> None:
-    """This rank ends: its last meeting with the others is over, or it has `said` why it ends without them."""
-    if (heartbeat := pulse().heartbeat) is not None:
-        heartbeat.leave() if said else heartbeat.stop()
+        heartbeat.leave()
 
 
 def lost_by(error: BaseException) -> str | None:

@@ -14,7 +14,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -41,9 +40,7 @@ BEGUN = "fingerprint.json"
 # what is loaded.
 LOADED = {".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".py", ".jinja"}
 _MOST = 2**30  # bytes of a list: some ten million files
-_THREADS = 4  # that read large files
-# Bytes. Smaller files are not worth a thread, nor a flush: one that a power cut took is told by its checksum.
-_LARGE = 2**20
+_LARGE = 2**20  # bytes; smaller files are not worth a flush: one that a power cut took is told by its checksum
 
 SUMS, CARD = "SHA256SUMS", "README.md"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -99,18 +96,16 @@ class Fault(NamedTuple):
 
 
 def read_mark(path: Path) -> Mark | None:
-    """None: the file is missing, or cannot be read, as after a power cut."""
+    """None: there is none. Raises `UserError` for one that is damaged, as by a disk."""
     stamp = _stamp(str(path))
     return None if stamp is None else _parsed(path, stamp)
 
 
 @lru_cache(maxsize=256)
-def _parsed(path: Path, stamp: Stamp) -> Mark | None:
+def _parsed(path: Path, stamp: Stamp) -> Mark:
     # A list of ten thousands of files is asked for often.
-    try:
-        return read_json(path, Mark, hint="", max_bytes=_MOST)
-    except UserError:
-        return None
+    hint = "put it back as it was, or delete it: the same command then writes it again, or runs its stage again"
+    return read_json(path, Mark, hint=hint, max_bytes=_MOST)
 
 
 def write_mark(path: Path, mark: Mark) -> None:
@@ -120,9 +115,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 def sums_of(folder: Path, names: Iterable[str]) -> dict[str, FileSum]:
     """Name -> size and checksum. Large files are on the disk when this returns."""
-    paths = {name: os.path.join(folder, name) for name in sorted(names)}
-    _read_large(paths.values())
-    return {name: _sum(path) for name, path in paths.items()}
+    return {name: _sum(os.path.join(folder, name)) for name in sorted(names)}
 
 
 def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
@@ -130,9 +123,7 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
 
     A file is read once by this process, as long as its size, times and inode stay.
     """
-    paths = {name: os.path.join(folder, name) for name in listed}
-    _read_large(paths.values())
-    problems = {name: _problem(path, listed[name]) for name, path in paths.items()}
+    problems = {name: _problem(os.path.join(folder, name), entry) for name, entry in listed.items()}
     return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
 
 
@@ -146,8 +137,8 @@ def damage(folder: Path, listed: Mapping[str, FileSum], is_read: Callable[[str],
     pick up and that nobody listed.
     """
     added = [name for name in _loadable(folder) if name not in listed and name not in (DONE, BEGUN) and is_read(name)]
-    found = faults(folder, {name: entry for name, entry in listed.items() if is_read(name)})
-    return found + [Fault(name, "is not one of its files") for name in added]
+    damaged = faults(folder, {name: entry for name, entry in listed.items() if is_read(name)})
+    return damaged + [Fault(name, "is not one of its files") for name in added]
 
 
 def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
@@ -157,9 +148,9 @@ def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
     Raises:
         UserError: the stage has not finished; or a file is missing, was changed or was added. `where` names it.
     """
-    if read_mark(folder / DONE) is None and any((folder / name).exists() for name in (DONE, BEGUN)):
-        problem = f"stage {folder.name} has not finished" + (f": {DONE} cannot be read" * (folder / DONE).exists())
-        raise UserError(problem, where=str(folder), hint="run the recipe's command again, which ends it")
+    if not (folder / DONE).exists() and (folder / BEGUN).exists():
+        raise UserError(f"stage {folder.name} has not finished", where=str(folder),
+                        hint="run the recipe's command again, which ends it")  # fmt: skip
     for stage, inside in ((folder, ""), (folder.parent, f"{folder.name}/")):
         mark = read_mark(stage / DONE)
         listed = {} if mark is None or mark.files is None else mark.files
@@ -182,13 +173,6 @@ def _stamp(path: str) -> Stamp | None:
         return None
     is_file = stat.S_ISREG(about.st_mode)
     return (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino) if is_file else None
-
-
-def _read_large(paths: Iterable[str]) -> None:
-    """Several at once: one thread reads slower than a fast disk."""
-    large = [(path, stamp) for path in paths if (stamp := _stamp(path)) is not None and stamp[0] >= _LARGE]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(_xxh3, *zip(*large, strict=True)) if large else ())
 
 
 def _problem(path: str, written: FileSum) -> str | None:

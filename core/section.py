@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from . import json_types
-from .errors import Refused, did_you_mean
+from .errors import Refused, did_you_mean, nearest
 from .json_types import object_at, text_at
 
 if TYPE_CHECKING:
@@ -43,11 +43,13 @@ class Section(BaseModel):
         try:
             section = check(values)
         except ValidationError as error:
-            for problem in error.errors(include_url=False, include_context=False):
-                if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-                    name = str(problem["loc"][0])
-                    raise Refused(name, "unknown key", did_you_mean(name, fields)) from error
-            raise
+            problems = error.errors(include_url=False, include_context=False)
+            unknown = [str(p["loc"][0]) for p in problems if p["type"] == "extra_forbidden" and len(p["loc"]) == 1]
+            if not unknown:
+                raise
+            # A mistyped key may be what makes others unknown.
+            name = next((name for name in unknown if nearest(name, fields, likeness=0.8)), unknown[0])
+            raise Refused(name, "unknown key", did_you_mean(name, fields)) from error
         given = object_at(values) or {}
         for key, name in fields.items():
             if _is_counted(given.get(key), getattr(section, name)):

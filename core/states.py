@@ -80,7 +80,7 @@ class Taps:
         return tuple(sorted({*self.text_layers, *self.visual_layers}))
 
     @property
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """The fields that decide what a cache holds, under the names that its manifest uses."""
         return {
             "feature": self.feature,
@@ -101,7 +101,7 @@ class Taps:
 
 
 @dataclass(frozen=True)
-class KeptScores(OnDevice):
+class TopLogProbs(OnDevice):
     """The target's likeliest tokens at supervised positions, kept in place of its whole distribution.
 
     The S supervised positions stand in the order of their batch (row by row), the K tokens likeliest first.
@@ -123,7 +123,7 @@ class TargetStates(OnDevice):
     feature: Tensor | None = None  # [B,T,D]
     layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [B,T,D]
     positions: Tensor | None = None  # [R,B,T] int64, the target's own
-    kept: KeptScores | None = None  # log-probabilities that a regenerate stage kept, in place of states
+    top_log_probs: TopLogProbs | None = None  # log-probabilities that a regenerate stage kept, in place of states
     ids: Tensor | None = None  # [B,T] int64; condition tokens that hold no token have id 0
     mask: Tensor | None = None  # [B,T] bool: later positions may attend to it
     num_generated: int = 0  # image codes at the end of each row

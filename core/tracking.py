@@ -146,14 +146,14 @@ class Tracker:
         if not ranks.is_main() or not self.path.is_file():
             return
         with self._attempt("file"):
-            kept, lines = list[bytes](), read_small(self.path, hint="delete it", max_bytes=LOG_BYTES).splitlines()
+            earlier, lines = list[bytes](), read_small(self.path, hint="delete it", max_bytes=LOG_BYTES).splitlines()
             for number, line in enumerate(lines, 1):
                 try:
-                    kept += [line + b"\n"] if int(json.loads(line)["step"]) <= step else []
+                    earlier += [line + b"\n"] if int(json.loads(line)["step"]) <= step else []
                 except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                     if number < len(lines):  # the last may be cut off by a crash, and is logged again
                         notice(f"{self.path}: line {number} cannot be read, and is left out of the log")
-            write_whole(self.path, b"".join(kept))
+            write_whole(self.path, b"".join(earlier))
 
     def finish(self, exit_code: int = 0) -> None:
         """Close the wandb run; on other ranks, or without wandb, does nothing."""

@@ -140,7 +140,7 @@ class _Chat:
         return text
 
     def answer(self, messages: Sequence[JsonMapping], whole: str | None) -> tuple[int, str]:
-        """Where the last answer begins in the text of all (`whole`), and that text; -1: not behind its prompt."""
+        """The begin of the last answer in the text of all (`whole`), and that text; -1: not behind its prompt."""
         prompt = self.text(messages[:-1], asks=True)
         answered = self.text(messages, asks=False) if whole is None else whole
         return (len(prompt) if answered.startswith(prompt) else -1), answered
@@ -176,7 +176,7 @@ def _special(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
 
 
 def _unsaid(turn: JsonMapping, answer: str) -> str | None:
-    """What of a turn does not stand in the text of its answer; blanks do not count."""
+    """The part of a turn that the text of its answer lacks; blanks do not count."""
     text = "".join(answer.split())
     calls = [call["function"]["name"] for call in turn.get("tool_calls") or ()]
     parts = {"text": str(turn["value"]), "reasoning": str(turn.get("reasoning") or "")}
@@ -193,12 +193,12 @@ def _marked(text: str, spans: Spans, pictures: re.Pattern[str], written: Sequenc
     """The text with each picture as its marks, and the spans in it."""
     if not written:
         return text, spans
-    found = list(pictures.finditer(text))
-    if len(found) != len(written):
-        raise UserError(f"the target's chat template writes {len(found)} pictures, and the record has {len(written)}",
+    matches = list(pictures.finditer(text))
+    if len(matches) != len(written):
+        raise UserError(f"the target's chat template writes {len(matches)} pictures, and the record has {len(written)}",
                         hint="write one <image> mark for each image, and name the token in no text")  # fmt: skip
     marked, place, moves = "", 0, []  # (place in the text, how much longer it is up to there)
-    for match, mark in zip(found, written, strict=True):
+    for match, mark in zip(matches, written, strict=True):
         marked += text[place : match.start()] + mark
         place = match.end()
         moves.append((place, len(marked) - place))

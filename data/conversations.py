@@ -27,7 +27,7 @@ from .families.table import ONE_MARK, TEMPLATES, ImageRule, TemplateName
 
 
 class PromptFormat(Section):
-    """How a conversation becomes text. Training and decoding must use the same one."""
+    """The format of prompts. Training and decoding must use the same one."""
 
     # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5); qwen_vl:
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; gemma: Gemma 4,
@@ -98,7 +98,7 @@ def render(
     has_clip: bool = False,
     open_ended: bool = False,
     written: Sequence[str] = (),
-    own_system: str | None = None,
+    family_system: str | None = None,
 ) -> Rendered:
     """Text of a conversation and what of it is supervised. Raises `UserError`: unknown role, roles that do not
     alternate, or a sample that `plain` cannot render.
@@ -108,7 +108,7 @@ def render(
         has_image: there are images or clips, whose marks are placed.
         has_clip: <video> is a mark, too.
         written: of a template that surrounds pictures, what each mark is written as.
-        own_system: the family's system sentence; None: the template's.
+        family_system: the family's system sentence; None: the template's.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
     """
     system = form.system
@@ -131,8 +131,8 @@ def render(
         pairs = [(role, value.strip()) for role, value in pairs]
     if open_ended and form.answer_end == "blank":
         template = replace(template, end=" ")
-    own = template.system if own_system is None else own_system
-    return template.render(pairs, own if system is None else system, open_ended, marks)
+    usual = template.system if family_system is None else family_system
+    return template.render(pairs, usual if system is None else system, open_ended, marks)
 
 
 def _role(turn: JsonObject, form: PromptFormat) -> str:
@@ -188,7 +188,7 @@ def encode(
             raise _needs_chat("tools" if record.get("tools") else "chat_template_kwargs", form)
         rendered = render(
             turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended,
-            written=family.marks(pictures), own_system=family.system,
+            written=family.marks(pictures), family_system=family.system,
         )  # fmt: skip
         rendered = Rendered(rendered.text, _learned(turns, rendered.spans, open_ended))
     marks = MARKS[has_clip]
@@ -291,8 +291,8 @@ def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:
     """
     # The templates of this project end with the tokenizer's own token: `encode` refuses others.
     written = end_of_answers(processor.tokenizer, form.chat_template) if form.template == "chat" else None
-    own = () if written is None else (processor.tokenizer.convert_tokens_to_ids(written),)
-    return tuple(sorted({*processor.generation_ends, processor.eos_id, *own}))
+    written_ids = () if written is None else (processor.tokenizer.convert_tokens_to_ids(written),)
+    return tuple(sorted({*processor.generation_ends, processor.eos_id, *written_ids}))
 
 
 _CHARACTERS = 16  # of the beginning that is tokenized, for each id that there is room for; an id has about four

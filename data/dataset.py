@@ -27,7 +27,7 @@ from .pictures.tiles import Aspect, Convention, Size
 from .pictures.videos import VideoSettings
 from .records.mixture import CURES, Name, RecordSources, Selection, identities
 from .records.record import with_end, without_marks
-from .records.records import RecordFile, id_of, id_problems, name_of
+from .records.records import RecordFile, id_of, name_of, repeated_ids
 from .records.skipped import TEXT_KEPT, Listed, SkippedLog
 
 _LOOKED_AT = 64  # records with pictures whose files are looked for at the start, over all files
@@ -156,7 +156,8 @@ class ConversationDataset:
                 raise self._unusable(file, index, problem)
             notes.append(self._note(file, index, problem))
         for file in self.records:
-            for problem, place in id_problems(file):
+            if (repeated := repeated_ids(file)) is not None:
+                problem, place = repeated
                 if strict:
                     hint = "fix the ids, or set on_error: skip (records are then identified by their position)"
                     raise UserError(problem, where=f"{file}, {place}", hint=hint)

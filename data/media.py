@@ -147,20 +147,20 @@ def check_some(
     """Raises `UserError` where none of several pictures and clips of some records is there, in the two folders, or may
     be read: a wrong folder or setting, and no bad record. What lies inside a table or a tar is in no folder.
     """
-    found: list[MediaFile] = []
+    named: list[MediaFile] = []
     outside: list[BadMedia] = []
     for number in numbers:
         record = file.read(number)
         try:
             for key, folder in zip(("image", "video"), folders, strict=True):
-                found += [located(folder, name, allow_outside=allow_outside) for name in paths(record, key)]
+                named += [located(folder, name, allow_outside=allow_outside) for name in paths(record, key)]
         except BadMedia as error:
             outside.append(error)
     if len(outside) == len(numbers) > 1:
         first = outside[0]
         problem = f"no record of {len(outside)} that were looked at{of} names pictures inside the folder, the first: "
         raise UserError(problem + first.problem, where=first.where, hint=first.hint)
-    files = [path for path in found if isinstance(path, Path)]
+    files = [path for path in named if isinstance(path, Path)]
     if len(set(files)) > 1 and not any(map(is_there, files)):
         hint = "check `images` (and `videos`) of the data section"
         hint += "; where files want folders of their own, write their paths from one that holds them all" if of else ""

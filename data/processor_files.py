@@ -89,7 +89,7 @@ def with_own_image_processor(
 
 
 def _patch_size(source: str | Path, revision: str | None) -> int | None:
-    """Of the tower of the model whose processor this is, as transformers reads its config; None: it has none."""
+    """The patch size of the processor's model, as transformers reads its config; None: it has no tower."""
     from transformers import AutoConfig
 
     vision = Checkpoint(source, revision).values().get("vision_config") or {}
@@ -99,7 +99,7 @@ def _patch_size(source: str | Path, revision: str | None) -> int | None:
 
 
 def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
-    """What the processor's files say, the image processor's part included; the first file that names a thing wins."""
+    """The processor's settings by its files, the image processor's included; the first file that has a key wins."""
     settings: JsonObject = {}
     for file in _FILES:
         values = Checkpoint(source, revision).values(file)

@@ -46,8 +46,9 @@ def chat_template(form: PromptFormat, processor: Processor, *, pictures: bool = 
     own = template.system if family.system is None else family.system
     bos = "" if processor.bos_id is None else tokenizer.bos_token
     mark = str(tokenizer.convert_ids_to_tokens(processor.image_token_id)) if processor.reads_pictures else ""
-    if processor.vision_start_id is not None and family.written is not None and not family.written.fullmatch(mark):
-        mark = mark.join(tokenizer.convert_ids_to_tokens([processor.vision_start_id, processor.vision_end_id]))
+    around = [i for i in (processor.vision_start_id, processor.vision_end_id) if i is not None]
+    if len(around) == 2 and family.written is not None and not family.written.fullmatch(mark):
+        mark = mark.join(tokenizer.convert_ids_to_tokens(around))
     line_break = "" if template.surrounds and not template.keeps_breaks else "\n"
     # Training tokenizes the texts around a picture one by one, and some tokenizers put a blank before each.
     for blank, beside in itertools.product(("", " "), repeat=2):

@@ -25,7 +25,7 @@ from ..core.errors import UserError
 from ..core.fields import MOST_ANSWER, Place, Temperature, TopK, TopP
 from ..core.json_types import JsonObject
 from ..core.section import Section
-from ..core.states import KeptScores, TargetStates
+from ..core.states import TargetStates, TopLogProbs
 from .collate import Sample, collate, empty_sample
 from .dataset import ConversationData, ConversationDataset
 from .shards.shards import ShardReader
@@ -90,7 +90,7 @@ class Row:
     """A sample. It holds only the prompt if the draft still has to write the answer."""
 
     sample: Sample
-    kept: KeptScores | None = None  # at each supervised token
+    top_log_probs: TopLogProbs | None = None  # at each supervised token
     request: Request | None = None  # to be answered by the draft
 
 
@@ -205,12 +205,12 @@ class AnswerCollate:
         batch = collate([row.sample for row in rows], pad_id=self.pad_id, image_size=self.image_size)
         if not self.num_kept:
             return batch
-        nothing = KeptScores(
+        nothing = TopLogProbs(
             torch.zeros(0, self.num_kept, dtype=torch.int64), torch.zeros(0, self.num_kept), torch.zeros(0)
         )
-        kept = [nothing, *(row.kept for row in rows if row.kept is not None)]
-        joined = KeptScores(*(torch.cat([vars(k)[f.name] for k in kept]) for f in fields(KeptScores)))
-        return replace(batch, states=TargetStates(kept=joined))
+        kept = [nothing, *(row.top_log_probs for row in rows if row.top_log_probs is not None)]
+        joined = TopLogProbs(*(torch.cat([vars(k)[f.name] for k in kept]) for f in fields(TopLogProbs)))
+        return replace(batch, states=TargetStates(top_log_probs=joined))
 
 
 SHARDS = "answers"  # folder of them inside a stage's
@@ -240,7 +240,7 @@ def text_ids(request: Request) -> Tensor:
     return request.ids[request.modality == TEXT].to(torch.int32)
 
 
-def kept_tensors(kept: KeptScores | None) -> dict[str, Tensor]:
+def kept_tensors(kept: TopLogProbs | None) -> dict[str, Tensor]:
     """Return the tensors of an answer's record, [n,K], [n,K] and [n] for its n tokens; none without kept scores."""
     if kept is None:
         return {}
@@ -260,7 +260,7 @@ class Answers:
         """Tokens kept at each place; 0: none."""
         return int(self.reader.identity["kept"])
 
-    def read(self, index: int, request: Request) -> tuple[list[int], KeptScores | None]:
+    def read(self, index: int, request: Request) -> tuple[list[int], TopLogProbs | None]:
         """The target's answer to `request`, which is record `index` of the data. Empty if the record was skipped.
         Raises `UserError`: the stored request differs from `request`.
         """
@@ -273,7 +273,7 @@ class Answers:
             raise self._other(f"the prompt of {request.name} is rendered otherwise than when the target answered it")
         kept = None
         if self.num_kept:
-            kept = KeptScores(tensors["top_ids"].long(), tensors["top_log_probs"], tensors["log_rest"])
+            kept = TopLogProbs(tensors["top_ids"].long(), tensors["top_log_probs"], tensors["log_rest"])
         return tensors["ids"].tolist(), kept
 
     def _other(self, problem: str) -> UserError:

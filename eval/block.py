@@ -64,14 +64,14 @@ class Block:
         # Where nothing is owed, the block never ends.
         sums = zip(owed.sum(-1).tolist(), weights[:n], strict=True)
         chances = [s / (s + 1.0 - w) if s > 0 else 0.0 for s, w in sums] + [weights[n]]
-        kept = 0
+        accepted = 0
         for length in range(1, n + 1):
             if float(next(draws)) < chances[length]:
-                kept = length
-        rest = p[n] if kept == n else positive_part(owed[kept], p[kept])
-        path = tuple(range(kept))
+                accepted = length
+        rest = p[n] if accepted == n else positive_part(owed[accepted], p[accepted])
+        path = tuple(range(accepted))
         bonus = inverse_cdf(rest, float(next(draws)))
-        return Verified(path, tuple(int(t) for t in tokens[:kept]), bonus)
+        return Verified(path, tuple(int(t) for t in tokens[:accepted]), bonus)
 
 
 def _check(tree: Tree) -> None:

@@ -6,11 +6,10 @@ them stand tau and ESR, which weigh otherwise. See docs/decisions/departures.md.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from .measured_rows import PLAIN, Frame, Row, frame
-from .summary import AnyRows, speedups, summarize
+from .summary import speedups, summarize
 from .tables import Column, ReportSection, Table, Value, text
 
 NOTE = (
@@ -22,12 +21,6 @@ NOTE = (
 )
 _TITLES = {"category": "By category", "sub_category": "By sub category", "difficulty": "By difficulty",
            "turn": "By turn"}  # fmt: skip
-
-
-def walltime_ratio(rows: AnyRows) -> float:
-    """Mean over rows of end-to-end tokens per second over plain decoding's; NaN without rows."""
-    each = speedups(frame(rows))[1].tolist()
-    return statistics.fmean(each) if each else float("nan")
 
 
 def turns_section(rows: Sequence[Row], notes: Sequence[str] = ()) -> ReportSection | None:
@@ -56,6 +49,7 @@ def _table(label: str, answers: Frame) -> Table | None:
         summary = summarize(some)
         lines.append((
             benchmark, value, *([temperature] if hot else []), *([new] if long else []), method,
-            summary.requests, summary.tau, summary.num_accepted, summary.DSR, summary.ESR, walltime_ratio(some),
+            summary.requests, summary.tau, summary.num_accepted, summary.DSR, summary.ESR,
+            speedups(some)[1].mean(skipna=False),
         ))  # fmt: skip
     return Table(_TITLES[label], columns, tuple(lines), note=NOTE if label == "category" else "")

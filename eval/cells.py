@@ -1,13 +1,13 @@
-"""A cell is one method on one set of requests. Every report has two tables of cells."""
+"""A cell is one method on one set of requests, and the tables of cells that every report has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import Refused
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import JsonMapping
 from ..models.drafters.ensemble import preset
 from ..models.drafters.modes import SHOWN
 from .measured_rows import PLAIN, Frame, frame
@@ -41,12 +41,6 @@ class MethodInfo:
     visual_skip: float | None = None  # ViSkip's threshold
     is_exact: bool = False  # its rule claims it (`RuleSection`); ours are known by name, in reports of before as well
 
-    def to_json(self) -> JsonObject:
-        """Field name -> value; ViSkip's threshold only where it is on, `is_exact` where the rule's name is not ours."""
-        hidden = {"visual_skip"} if self.visual_skip is None else set()
-        hidden |= {"is_exact"} if self.rule in _EXACT or not self.is_exact else set()
-        return {name: value for name, value in asdict(self).items() if name not in hidden}
-
     @property
     def relaxed(self) -> bool:
         """Outputs are not distributed as the target's."""
@@ -76,11 +70,6 @@ class Cell(Summary):
     `exact`: outputs are compared with plain decoding's. `relaxed`: by its `rule` they are not distributed as the
     target's.
     """
-
-    def to_json(self) -> JsonObject:
-        """The cell in report.json."""
-        hidden = {"where"} if self.engine else {"where", "engine", "concurrency"}
-        return {name: value for name, value in super().to_json().items() if name not in hidden}
 
 
 def set_name(place: Any) -> str:
@@ -123,6 +112,15 @@ def cells_of(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> tuple[Cell, ..
         ))  # fmt: skip
     places = list(dict.fromkeys(cell.where for cell in cells))
     return tuple(sorted(cells, key=lambda cell: (places.index(cell.where), order.get(cell.method, -1))))
+
+
+def tables_of(cells: Sequence[Cell], methods: Mapping[str, MethodInfo], quality: Quality) -> list[Table | None]:
+    """The tables of a report that are of its cells."""
+    tables = [methods_table(cells), common_table(cells, methods), cycles_table(cells)]
+    if any(scores for by_method in quality.values() for scores in by_method.values()):
+        speed = {(cell.temperature, cell.method): (cell.tau, cell.DSR) for cell in cells}
+        tables.append(quality_table(quality, (Column("tau"), Column("DSR", unit="x")), speed))
+    return tables
 
 
 # A column, and what stands in it.
@@ -181,7 +179,7 @@ def methods_table(cells: Sequence[Cell]) -> Table | None:
     return Table("Methods", tuple(columns), tuple(lines), note=note, compared=())
 
 
-def common_table(cells: Sequence[Cell], quality: Quality, methods: Mapping[str, MethodInfo]) -> Table:
+def common_table(cells: Sequence[Cell], methods: Mapping[str, MethodInfo]) -> Table:
     """Every cell with its spread."""
     columns: list[Measure] = [
         *_place_columns(cells),
@@ -197,34 +195,38 @@ def common_table(cells: Sequence[Cell], quality: Quality, methods: Mapping[str, 
         (Column("ESR [IQR]", unit="x", kind="interval"), lambda c: (c.ESR, *c.ESR_spread)),
         (Column("prefill", ".0%"), lambda c: c.prefill_share),
     ]
-    metrics = sorted({metric for by_method in quality.values() for of in by_method.values() for metric in of})
+    footnotes = [modes_line(methods[cell.method].mode for cell in cells if cell.method in methods),
+                 RELAXED if any(cell.relaxed for cell in cells) else "",
+                 OF_ENGINES if any(cell.engine for cell in cells) else ""]  # fmt: skip
+    return _table("All results", columns, cells, NOTE, tuple(filter(None, footnotes)))
 
-    def score(temperature: float, method: str, metric: str) -> Value:
-        found = quality.get(temperature, {}).get(method, {}).get(metric)
-        return None if found is None else float(found["value"])
 
-    def score_column(metric: str) -> Measure:
-        return Column(metric, ".4g"), lambda c: score(c.temperature, c.method, metric)
+def _table(
+    title: str, columns: Sequence[Measure], cells: Sequence[Cell], note: str, footnotes: tuple[str, ...] = ()
+) -> Table:
+    lines = tuple(tuple(value(cell) for _, value in columns) for cell in cells)
+    return Table(title, tuple(column for column, _ in columns), lines, note=note, footnotes=footnotes)
 
-    columns += map(score_column, metrics)
-    lines: list[tuple[Value, ...]] = []
-    # With scores, each temperature's lines stand under those of plain decoding.
-    for t in dict.fromkeys(cell.temperature for cell in cells) if metrics else [None]:
-        if t is not None and PLAIN in quality.get(t, {}):
-            shown: dict[str, Value] = {"method": PLAIN, "temperature": t, "benchmark": cells[0].benchmark}
-            shown |= {m: score(t, PLAIN, m) for m in metrics}
-            lines.append(tuple(shown.get(column.name) for column, _ in columns))
-        lines += [tuple(value(cell) for _, value in columns) for cell in cells if t in (None, cell.temperature)]
-    notes = {m: f for by_method in quality.values() for of in by_method.values() for m, f in of.items()}
-    footnotes = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
-            for m, f in sorted(notes.items())]  # fmt: skip
-    if said := modes_line(methods[cell.method].mode for cell in cells if cell.method in methods):
-        footnotes.append(said)
-    if any(cell.relaxed for cell in cells):
-        footnotes.append(RELAXED)
-    if any(cell.engine for cell in cells):
-        footnotes.append(OF_ENGINES)
-    return Table("All results", tuple(c for c, _ in columns), tuple(lines), note=NOTE, footnotes=tuple(footnotes))
+
+def quality_table(
+    quality: Quality, beside: Sequence[Column], numbers: Mapping[tuple[float, str], Sequence[Value]], note: str = ""
+) -> Table:
+    """A line for each method that drew pictures at a temperature, plain decoding's too.
+
+    Args:
+        beside: the columns before those of the metrics.
+        numbers: (temperature, method) -> its values in them; a method that is missing was not measured.
+    """
+    scores = {m: score for methods in quality.values() for of in methods.values() for m, score in of.items()}
+    metrics, missing = sorted(scores), [None] * len(beside)
+    columns = (Column("T", "g", ranked=False), text("method"), *beside, *(Column(m, ".4g") for m in metrics))
+    lines = tuple(
+        (t, method, *numbers.get((t, method), missing), *(float(of[m]["value"]) if m in of else None for m in metrics))
+        for t, methods in quality.items() for method, of in methods.items()
+    )  # fmt: skip
+    footnotes = [f"{m}: {scores[m]['what']}, n = {scores[m]['n']}" + (f" ({why})" if (why := scores[m].get("caution"))
+                 else "") for m in metrics]  # fmt: skip
+    return Table("Pictures", columns, lines, note=note, footnotes=tuple(footnotes))
 
 
 NOTE = (
@@ -256,11 +258,10 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
     ]
     if any(cell.skipped is not None for cell in cells):
         columns.append((Column("skipped by ViSkip", ".1%"), lambda c: c.skipped))
-    lines = tuple(tuple(value(cell) for _, value in columns) for cell in cells)
     note = (
         "Depths and nodes are means over cycles, times are medians of a cycle. Planned depth: the levels that a tree "
         "was planned with (ADT-Tree's d). Kept depth: the levels that were verified, after reranking and up to an end "
         "token (chains and static trees on a GPU go on behind it) or the answer's end. tau / planned depth is "
         "ADT-Tree's alpha."
     )
-    return Table("Cycles: trees and times", tuple(column for column, _ in columns), lines, note=note)
+    return _table("Cycles: trees and times", columns, cells, note)

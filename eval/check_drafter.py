@@ -66,12 +66,12 @@ def check_drafter(
         hint = "give a target that answers in words; draftsmith evaluate measures the others"
         raise UserError("drafters of image generators are not checked here", where="check_drafter", hint=hint)
     checks = _Checks(config, target, steps, tuple(of_pictures))
-    seen, faults = dict[str, str](), dict[str, str]()
+    observed, faults = dict[str, str](), dict[str, str]()
     for number, (name, needs) in enumerate(_NEEDS.items()):
         if (number > 1 and checks.module is None) or faults.keys() & needs:
             continue
         try:
-            seen[name] = getattr(checks, name.replace(" ", "_"))()
+            observed[name] = getattr(checks, name.replace(" ", "_"))()
         except UserError as error:
             faults[name] = error.problem
         except Exception as error:  # the drafter's own code
@@ -83,7 +83,7 @@ def check_drafter(
             hint="help(draftsmith.models.drafters.base.Drafter) says what each call gets and returns, "
             "help(draftsmith.models.drafters.base.DrafterConfig) what the section's verbs do",
         )
-    return seen
+    return observed
 
 
 def tiny_target() -> CausalTarget:
@@ -274,9 +274,9 @@ class _Checks:
         """In a chain, a tree and above temperature 0, in each cycle; the same where the same is asked."""
         chain, tree, sampled = self._drafter(), self._drafter(), self._drafter()
         self._decode(chain, Chain(_LEVELS), Warp())
-        seen = [*chain.q]
+        drawn_q = [*chain.q]
         self._decode(chain, Chain(_LEVELS), Warp())
-        if not _alike(seen, chain.q[len(seen) :]):
+        if not _alike(drawn_q, chain.q[len(drawn_q) :]):
             raise UserError(
                 "of the same request it proposes something else the second time: it draws, or start() and root() do "
                 "not clear what was kept of an earlier request or cycle"

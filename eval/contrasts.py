@@ -109,13 +109,11 @@ def mode_differences(rows: Frame) -> dict[str, tuple[Difference, SeedDifference 
     return differences
 
 
-def trainings_of(rows: Frame, settings: Comparison | None) -> dict[str, tuple[SeedDifference, float]]:
+def trainings_of(rows: Frame, settings: Comparison) -> dict[str, tuple[SeedDifference, float]]:
     """Place and mode (or method) -> tau of the first stages minus tau of the second, with Student's 95% interval over
-    pairs, and the share of requests whose plain answer is the data's word for word; empty without `settings`.
+    pairs, and the share of requests whose plain answer is the data's word for word.
     """
     comparisons: dict[str, tuple[SeedDifference, float]] = {}
-    if settings is None:
-        return comparisons
     for place, some in _of(rows, [*settings.first, *settings.second]).groupby("place", sort=False):
         for mode, (first, second) in _by_mode(_of(some, settings.first), _of(some, settings.second)):
             names = zip(settings.first, settings.second, strict=True)
@@ -131,7 +129,7 @@ def differences(rows: Frame, contrasts: Contrasts, compare: Comparison | None) -
     """What is compared on the same requests: data of report.json, and a line for each difference, with its interval;
     None without one.
     """
-    modes, trainings = mode_differences(rows), trainings_of(rows, compare)
+    modes, trainings = mode_differences(rows), {} if compare is None else trainings_of(rows, compare)
     lines: list[tuple[Value, ...]] = []
     for one in (contrasted := contrasts_of(rows, contrasts)):
         place = f"{one.place}, mode {one.mode}" if one.mode else one.place

@@ -74,9 +74,9 @@ def _exactness(cells: Sequence[Cell]) -> list[str]:
         where = f"at {fault['request']}, token {fault['place']}, by {_gap(fault)}, which is no tie"
     elif fault is not None:
         where = f"at {fault['request']}, where one answer ends at token {fault['place']}"
-    told = f" Of {requests} requests, {ties} differ at near ties of scores." if ties else ""
+    at_ties = f" Of {requests} requests, {ties} differ at near ties of scores." if ties else ""
     return [f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} greedy cells: "
-            f"{first.method}, {first.where}, {where}.{told}"]  # fmt: skip
+            f"{first.method}, {first.where}, {where}.{at_ties}"]  # fmt: skip
 
 
 def _gap(difference: JsonMapping) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.batch import ImageRequest, Request
 from ..core.states import Taps
 from ..models.decoding.tree import Tree
+from ..models.decoding.warp import Distributions
 from ..models.targets.base import Target
 from .loop import Decoding, EmbeddedRequest, generate
 from .rules import Greedy, Verified
@@ -42,8 +43,8 @@ class _Watched(Greedy):
 
     scores: Tensor
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Verified:
-        self.scores = p[0]
+    def __call__(self, tree: Tree, p: Tensor | Distributions, uniforms: Sequence[float] = ()) -> Verified:
+        self.scores = Distributions.of(p).row(0)
         return super().__call__(tree, p, uniforms)
 
 

@@ -132,14 +132,14 @@ class Lantern:
 
     def _sets(self, values: Tensor, known: Tensor) -> Proximity:
         """From p at the members [N,K+1]."""
-        own, near = values[:, :1], values[:, 1 : self.config.reach + 1]
+        mass, near = values[:, :1], values[:, 1 : self.config.reach + 1]
         moved = near.cumsum(-1)
-        cost = moved if self.config.divergence == "tvd" else moved_jsd(own, moved)
-        bound = self.config.delta if self.config.lambda_ is None else self.config.lambda_ * own
+        cost = moved if self.config.divergence == "tvd" else moved_jsd(mass, moved)
+        bound = self.config.delta if self.config.lambda_ is None else self.config.lambda_ * mass
         assert bound is not None
         lends = (cost < bound) if self.config.residual == "paper" else (cost <= bound)
         lends &= known[:, None]
-        return Proximity(own[:, 0] + near.where(lends, 0.0).sum(-1), lends.sum(-1) + 1)
+        return Proximity(mass[:, 0] + near.where(lends, 0.0).sum(-1), lends.sum(-1) + 1)
 
     def _greedy(self, tree: Tree, scores: Tensor) -> Verified:
         """A node counts whose token is the most likely one once A's mass is moved onto it, ties included.
@@ -209,17 +209,17 @@ class Lantern:
         return positive_part(left, codes)
 
 
-def moved_jsd(own: Tensor, moved: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats between p and p with `moved` of it put on a token that has `own`.
+def moved_jsd(mass: Tensor, moved: Tensor) -> Tensor:
+    """Jensen-Shannon divergence in nats between p and p with `moved` of it put on a token that has `mass`.
 
     Only the changed entries count. One that gives v away adds v ln(2) / 2, and the token, with c = own + moved / 2
     and h = moved / 2, ((c - h) ln(1 - h/c) + (c + h) ln(1 + h/c)) / 2. It grows with `moved`, whichever entries gave.
     """
     half = moved / 2
-    middle = own + half
+    middle = mass + half
     limits = torch.finfo(middle.dtype)
     share = (half / middle.clamp(min=limits.tiny)).clamp(max=1 - limits.eps)
-    return (moved * math.log(2) + own * torch.log1p(-share) + (own + moved) * torch.log1p(share)) / 2
+    return (moved * math.log(2) + mass * torch.log1p(-share) + (mass + moved) * torch.log1p(share)) / 2
 
 
 def _on_device(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How to decode: everything that stays the same from request to request."""
+    """Decoding settings: everything that stays the same from request to request."""
 
     policy: TreePolicy
     rule: Rule
@@ -95,7 +95,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class EmbeddedRequest:
-    """What the target receives of a request with pictures, for all methods that decode it, and the seconds it took.
+    """The target's input of a request with pictures, for all methods that decode it, and the seconds it took.
 
     The seconds count in the prefill and the whole of every generation that is given it, as if its tower had run there.
     """
@@ -187,7 +187,7 @@ class _Run:
 
     @property
     def room(self) -> int:
-        """How many tokens may still come."""
+        """The number of tokens that may still come."""
         return self.decoding.max_new_tokens - len(self.tokens)
 
     def replayed(self) -> tuple[int, int]:
@@ -242,18 +242,18 @@ class _Run:
         if self.looks is not None:
             self.looks.settle()
         verified = verified.until_end(self.decoding.eos_ids)
-        kept = step.along([0, *(n + 1 for n in verified.path)])
-        verified = replace(verified, step=kept, tree=tree, scores=step.logits)
+        committed = step.along([0, *(n + 1 for n in verified.path)])
+        verified = replace(verified, step=committed, tree=tree, scores=step.logits)
         checked = clock()
         self.target.commit(self.session, verified.path)
         update_s, attention = 0.0, self.visual_attention
         if drafter is not None:
             drafter.accept(verified)
-            told = clock()
+            accepted_at = clock()
             policy.observe(verified)
             if self.watches:
-                self.visual_attention = self.seeing.visual_attention(self.session, kept)
-            update_s = clock() - told
+                self.visual_attention = self.seeing.visual_attention(self.session, committed)
+            update_s = clock() - accepted_at
         self.tokens += [*verified.tokens, verified.bonus]
         most = tree.planned if drafter is None or drafter.max_levels is None else drafter.max_levels
         return Cycle(

@@ -98,11 +98,11 @@ def open_pair(
         return Pair(generator.target, TargetIdentity(section), generator=generator)
     source = parts.get("target") or str(config.path)
     if processor is None:
-        own = parts.get("processor") or source
-        revision = None if Path(own).is_dir() else config.revision
+        files = parts.get("processor") or source
+        revision = None if Path(files).is_dir() else config.revision
         family = config.picture_family
-        processor = load_processor(own, revision=revision, text_only=config.reads_text_alone, family=family)
-        if own != source:
+        processor = load_processor(files, revision=revision, text_only=config.reads_text_alone, family=family)
+        if files != source:
             processor = replace(processor, generation_ends=Checkpoint(source, config.revision).generation_ends())
     num_ids, image = processor.num_token_ids, processor.image_token_id
     target = load_target(config, source, num_token_ids=num_ids, image_token_id=image, device=device)

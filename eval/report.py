@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..core.json_types import Json, JsonMapping, JsonObject, with_each
 from ..core.markdown import plain
 from ..core.secrets import redact, redact_markdown
 from . import figures
-from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels, methods_table, placed
+from .cells import Cell, MethodInfo, Quality, cells_of, labels, methods_table, placed, tables_of
 from .contrasts import Comparison, Contrasts, differences, drafters_table
 from .findings import binding_sentence, findings, unsteady
 from .measured_rows import PLAIN, Row, frame, write_rows
@@ -24,7 +24,6 @@ from .tables import Figure, Items, Part, ReportSection, Table, html_page, markdo
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
 VERSION = 2  # of report.json
-MANY = 40  # cells above which their table stands after the sections, and what a cycle is made of in report.json alone
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Report:
     methods: Mapping[str, MethodInfo]
     cells: tuple[Cell, ...]
     findings: tuple[str, ...]
-    tables: tuple[Table, ...]  # the common one first
+    tables: tuple[Table, ...]
     sections: tuple[ReportSection, ...] = ()
     quality: Quality = field(default_factory=dict)
     data: JsonMapping = field(default_factory=dict)  # differences and comparisons
@@ -45,7 +44,7 @@ class Report:
         values = {
             "version": VERSION,
             "about": dict(self.about),
-            "methods": {name: info.to_json() for name, info in self.methods.items()},
+            "methods": {name: asdict(info) for name, info in self.methods.items()},
             "findings": list(self.findings),
             "cells": [cell.to_json() for cell in self.cells],
             "quality": {f"{t:g}": dict(methods) for t, methods in self.quality.items()},
@@ -95,13 +94,11 @@ def build(
     assert cells, "nothing was drafted"
     single = answers[(answers.turn == "") & (answers.method != PLAIN)]  # of suites their own tables say more
     data, effects = differences(single, contrasts or {}, compare)
-    each = (methods_table(cells), common_table(cells, quality or {}, methods), cycles_table(cells),
-            drafters_table(single), effects)  # fmt: skip
-    tables = [table for table in each if table is not None]
+    tables = [*tables_of(cells, methods, quality or {}), drafters_table(single), effects]
     data |= {"binding": dict(binding)} if binding else {}
     sentences = (*findings(cells), *binding_sentence(binding), *unsteady(answers),
                  *(f"**Warning**: {text}." for text in warnings))  # fmt: skip
-    return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
+    return Report(about, methods, cells, sentences, tuple(filter(None, tables)), tuple(sections), quality or {}, data)
 
 
 def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
@@ -154,17 +151,10 @@ def _figures(folder: Path, cells: Sequence[Cell]) -> list[Figure]:
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    many = len(report.cells) > MANY
-    first = methods_table(report.cells) is not None  # then it stands before those of cells
-    behind = first + (1 if many else 2)
-    overview, cells, more = report.tables[:first], report.tables[first:behind], report.tables[first + 2 :]
-    order: tuple[Sequence[Part], ...] = (cells, drawn, more, report.sections)
-    if many:
-        order = (drawn, more, report.sections, cells)
     trees = (f"{name}: {line}" for name, info in report.methods.items() if (line := described(info)))
     measured = Items((*(f"{key}: {value}" for key, value in report.about.items()), *trees))
     how = ReportSection("How it was measured", (measured,))
-    parts = [Items(report.findings), *overview, *(part for group in order for part in group), how]
+    parts: list[Part] = [Items(report.findings), *report.tables, *drawn, *report.sections, how]
     lines = [line for part in parts for line in markdown(part)]
     return "\n".join([f"# {plain(title(report))}", "", *lines])
 

@@ -37,7 +37,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Codes:
-    """What a rule may read of a target whose tokens are an image's codes.
+    """The codebook that a rule may read, of a target whose tokens are an image's codes.
 
     Args:
         codebook: [C,D], which lies where p will.
@@ -60,7 +60,7 @@ class RuleSection(Kinded):
 
     @property
     def caution(self) -> str | None:
-        """What a user is warned of above temperature 0; None: nothing."""
+        """The warning above temperature 0; None: none."""
         return None
 
     def check_codebook(self, num_codes: int) -> None:
@@ -148,8 +148,8 @@ def _drawn_from_p(tree: Tree, p: Distributions, uniforms: Iterable[float]) -> Ve
     if p.one_by_one:
         return _followed(tree, tree.tokens.tolist(), lambda node: inverse_cdf(p.row(node + 1), float(next(draws))))
     by_depth = [float(u) for u in itertools.islice(draws, tree.num_levels + 1)]
-    own = torch.tensor([by_depth[0], *(by_depth[depth] for depth in tree.depths)], dtype=torch.float64)
-    tokens, ids = read_with(tree, _at_uniforms(p.whole(), uploaded(own, p.device)))
+    by_node = torch.tensor([by_depth[0], *(by_depth[depth] for depth in tree.depths)], dtype=torch.float64)
+    tokens, ids = read_with(tree, _at_uniforms(p.whole(), uploaded(by_node, p.device)))
     return _followed(tree, tokens, lambda node: ids[node + 1])
 
 
@@ -173,8 +173,8 @@ def _at_tokens(tree: Tree, p: Distributions) -> tuple[list[int], list[tuple[floa
     assert tree.draft_probs is not None
     n, ids = tree.num_nodes, tree.tokens.to(p.device)
     rows = torch.tensor([tree.parents, tree.parent_rows], device=p.device)
-    own, drawn = p.whole()[rows[0] + 1, ids].double(), tree.draft_probs[rows[1], ids].double()
-    joined = torch.cat([ids.double(), own, drawn]).tolist()  # the first synchronisation
+    target_probs, drawn = p.whole()[rows[0] + 1, ids].double(), tree.draft_probs[rows[1], ids].double()
+    joined = torch.cat([ids.double(), target_probs, drawn]).tolist()  # the first synchronisation
     return [int(t) for t in joined[:n]], list(zip(joined[n : 2 * n], joined[2 * n :], strict=True))
 
 

@@ -49,11 +49,8 @@ class Summary(SimpleNamespace):
         return bool(self.calls > 0)
 
     def to_json(self) -> JsonObject:
-        """Name -> value of every number; what explains differences, and ViSkip's, only where there are some."""
-        left_out = {"ties", "differences"} if not self.differences else set()
-        left_out |= {"skipped"} if self.skipped is None else set()
-        values = vars(self) | {"accepted_by_depth": [asdict(depth) for depth in self.accepted_by_depth]}
-        return {name: value for name, value in values.items() if name not in left_out}
+        """Name -> value of every number."""
+        return vars(self) | {"accepted_by_depth": [asdict(depth) for depth in self.accepted_by_depth]}
 
 
 def summarize(rows: AnyRows) -> Summary:
@@ -62,7 +59,7 @@ def summarize(rows: AnyRows) -> Summary:
     Times in ms are medians over answers of each answer's median; times in s are means over answers. Speedups are
     against plain decoding of the same target in the same run, of a token: sampled answers differ in length.
     """
-    answers = ordered(frame(rows))
+    answers = frame(rows).sort_values([*KEY], key=lambda column: column.astype(str))  # the bootstrap counts on it
     assert len(answers), "no request to summarize"
     cycles, totals = cycles_of(answers), answers.sum(numeric_only=True)
     # An answer without a cycle has no times of one: its zeros would pull every median down.
@@ -84,7 +81,7 @@ def summarize(rows: AnyRows) -> Summary:
         "requests": len(requests),
         "answers": len(answers),  # of all drafters: several decode the same requests
         "tau": tau,
-        "tau_interval": bootstrap(requests.num_emitted, requests.num_cycles),  # 95%, over resampled requests
+        "tau_interval": ends(*resampled([(requests.num_emitted, requests.num_cycles)])),  # 95%, over resampled requests
         "tau_mean_of_requests": (with_cycles.num_emitted / with_cycles.num_cycles).mean(),
         "num_accepted": cycles.accepted.mean(),  # in a cycle, without the bonus token (SAGE's tau)
         "acceptance_rate": ratio(totals.num_accepted, totals.num_drafted),  # of the drafted levels
@@ -134,11 +131,6 @@ def summarize(rows: AnyRows) -> Summary:
                    if len(skipped) else None,
     }  # fmt: skip
     return Summary(**{name: n.item() if isinstance(n, np.generic) else n for name, n in numbers.items()})
-
-
-def ordered(answers: Frame) -> Frame:
-    """By `KEY`, numbers as text."""
-    return answers.sort_values([*KEY], key=lambda column: column.astype(str))
 
 
 def seconds_of_parts(answers: Frame) -> dict[str, float]:
@@ -223,11 +215,8 @@ def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) ->
     if len(pairs) < 2:
         return None
     each = {name: tau_of(first) - tau_of(second) for name, (first, second) in pairs.items()}
-    mean = statistics.fmean(each.values())
-    if math.isnan(mean):  # with one of the drafters no cycle was run
-        return SeedDifference(each, mean, (mean, mean), "not measured")
-    half = student_half_width(statistics.stdev(each.values()), len(each))
-    return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
+    mean, low, high = student_interval([*each.values()])
+    return SeedDifference(each, mean, (low, high), verdict((low, high)))
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -239,17 +228,10 @@ def mean(values: Sequence[float | None]) -> float | None:
 # ---- Of plain numbers: one bootstrap over requests, Student's t over seeds, quartiles
 
 
-def bootstrap(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
-    """95% interval of sum(parts) / sum(wholes) over resampled requests; both in the order of `ordered`."""
-    if not len(parts):
-        return (math.nan, math.nan)
-    (values,) = resampled([(parts, wholes)])
-    return ends(values)
-
-
-def student_half_width(deviation: float, count: int) -> float:
-    """Half of Student's 95% interval of the mean of `count` values with this standard deviation."""
-    return student_975(count - 1) * deviation / count**0.5
+def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of two values or more, and the ends of Student's 95% interval of it."""
+    mean, half = np.mean(values), student_975(len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return float(mean), float(mean - half), float(mean + half)
 
 
 # 97.5% points of Student's t for 1 to 9 degrees of freedom.
@@ -267,10 +249,8 @@ def student_975(degrees: int) -> float:
 
 def quartiles(values: Sequence[float]) -> Interval:
     """The first and the third, of those values that are numbers."""
-    values = [value for value in values if not math.isnan(value)]
-    if len(values) < 2:
-        return (values[0], values[0]) if values else (math.nan, math.nan)
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    values = [value for value in values if not math.isnan(value)] or [math.nan]
+    low, high = np.quantile(values, [0.25, 0.75]).tolist()
     return low, high
 
 
@@ -304,6 +284,7 @@ def resampled(ratios: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list
 
 
 def ends(values: np.ndarray) -> Interval:
+    """Of 95% of the values, NaN left out."""
     values = np.sort(values[~np.isnan(values)])
     if not len(values):
         return (math.nan, math.nan)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .figures import BLUE, panel_grid, save, styled
+from .figures import COLORS, drawing
 from .measured_rows import Row, frame
 from .summary import mean, ratio, summarize
-from .tables import Column, Figure, ReportSection, Table, Value, text
+from .tables import Column, Figure, Items, ReportSection, Table, Value, text
 
 FIRST = "first"
 AVERAGE = "Avg."
@@ -65,9 +65,10 @@ def tabed_section(folder: Path, rows: Sequence[Row], plan: Plan, *, notes: Seque
     """
     suite_tables = tables(rows, plan)
     draw_tables(folder / "suite.png", suite_tables)
-    remarks = [*notes, *_notes(rows, plan)]
-    listed = ["\n".join(f"- {note}" for note in remarks)] if remarks else []
-    return ReportSection("TABED's suite", (*suite_tables, NOTE, *listed, Figure("suite.png", "The tables.")), "suite")
+    substitutes = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]
+    remarks = [f"Local substitutes, not the published sets: {', '.join(substitutes)}."] if substitutes else []
+    listed = Items((*notes, *remarks))
+    return ReportSection("TABED's suite", (*suite_tables, NOTE, listed, Figure("suite.png", "The tables.")), "suite")
 
 
 def tables(rows: Sequence[Row], plan: Plan) -> list[Table]:
@@ -84,14 +85,14 @@ def tables(rows: Sequence[Row], plan: Plan) -> list[Table]:
     def first(line: tuple[str, str], names: Sequence[str]) -> list[float | None]:
         return [taus.get((*line, name, FIRST)) for name in names]
 
-    body = [(*line, *(own := first(line, benchmark)), mean(own), *first(line, ood)) for line in lines]
+    body = [(*line, *(on_sets := first(line, benchmark)), mean(on_sets), *first(line, ood)) for line in lines]
     turns = [_table("First turn", [*columns, *(plan.column(name, "OOD") for name in ood)], body)]
     if plan.dependent or plan.free:
         body = []
         for line in lines:
-            own = [mean([taus.get((*line, name, task)) for task in plan.dependent]) for name in benchmark]
+            on_sets = [mean([taus.get((*line, name, task)) for task in plan.dependent]) for name in benchmark]
             free = [mean([taus.get((*line, name, task)) for name in benchmark]) for task in plan.free]
-            body.append((*line, *own, mean(own), *free))
+            body.append((*line, *on_sets, mean(on_sets), *free))
         turns.append(_table("Second turn", [*columns, *(Column(task, group="NLP") for task in plan.free)], body))
 
     # Averages alone (table 2), and speedups over all first turns: expected by equation 1, by the loop, measured.
@@ -117,39 +118,22 @@ def _table(
     return Table(title, (text("draft"), text("method"), *columns), tuple(lines), source, note, compared=("draft",))
 
 
-def _notes(rows: Sequence[Row], plan: Plan) -> list[str]:
-    far: dict[str, list[str]] = {}
-    for row in rows:
-        if row.turn and row.details.get("beyond_positions"):
-            far.setdefault(row.method, []).append(f"{row.benchmark} ({row.turn})")
-    notes = [
-        f"**Requests beyond the draft's positions** in {method}: {', '.join(dict.fromkeys(places))}. The "
-        "draft was not trained for such lengths."
-        for method, places in far.items()
-    ]
-    substitutes = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]
-    if substitutes:
-        notes.append(f"Local substitutes, not the published sets: {', '.join(substitutes)}.")
-    return notes
-
-
-@styled
 def draw_tables(path: Path, tables: Sequence[Table]) -> None:
     """The tables below each other as one picture, for slides: best bold and blue, second best in italics."""
     width, heights = 3 + 0.78 * max(len(table.columns) - 2 for table in tables), [len(t.rows) + 2 for t in tables]
-    figure, panels = panel_grid(len(tables), 1, (width, 0.26 * sum(heights)), height_ratios=heights)
-    for panel, table in zip(panels[:, 0], tables, strict=True):
-        panel.axis("off")
-        panel.set_title(table.title, loc="left", weight="bold")
-        shown = [[c.shown(v) for c, v in zip(table.columns, row, strict=True)] for row in table.rows]
-        heads = [column.heading.replace(" (", "\n(") for column in table.columns]
-        drawn = panel.table(shown, colLabels=heads, cellLoc="center", bbox=(0, 0, 1, 1), edges="horizontal")
-        drawn.auto_set_font_size(False)
-        drawn.set_fontsize(7)
-        for number, marks in enumerate(table.marks(), 1):
-            for place, mark in enumerate(marks):
-                if mark == "best":
-                    drawn[number, place].get_text().set(weight="bold", color=BLUE)
-                elif mark == "second":
-                    drawn[number, place].get_text().set(style="italic")
-    save(figure, path)
+    height = 0.26 * sum(heights) / len(tables)
+    with drawing(path, len(tables), width, height, per_row=1, height_ratios=heights) as (_, panels):
+        for panel, table in zip(panels[:, 0], tables, strict=True):
+            panel.axis("off")
+            panel.set_title(table.title, loc="left", weight="bold")
+            shown = [[c.shown(v) for c, v in zip(table.columns, row, strict=True)] for row in table.rows]
+            heads = [column.heading.replace(" (", "\n(") for column in table.columns]
+            drawn = panel.table(shown, colLabels=heads, cellLoc="center", bbox=(0, 0, 1, 1), edges="horizontal")
+            drawn.auto_set_font_size(False)
+            drawn.set_fontsize(7)
+            for number, marks in enumerate(table.marks(), 1):
+                for place, mark in enumerate(marks):
+                    if mark == "best":
+                        drawn[number, place].get_text().set(weight="bold", color=COLORS[0])
+                    elif mark == "second":
+                        drawn[number, place].get_text().set(style="italic")

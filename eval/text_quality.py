@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ..core.errors import UserError
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.markdown import line, plain
+from ..core.markdown import plain
 from . import tables
 from .tables import Column, Table, Value
 
@@ -161,15 +161,12 @@ def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]
     for name, samples in built["samples"].items():
         for sample in samples:
             record = sample["record"]
-            asked = record["conversations"][0]["value"].replace("<image>", "").strip()
+            question = record["conversations"][0]["value"].replace("<image>", "")
             shown = " ".join(f"![]({quote(path)})" for path in pictures(record))
-            answers = {f"**{plain(model)}**": answer for model, answer in sample["answers"].items()}
-            answers = {"reference": record["references"][0], **answers}
-            lines += [f"### {plain(name)}: {plain(str(record['id']))}", "", shown, "", f"> {_flat(asked)}", ""]
-            lines += [*(f"- {who}: {_flat(answer) or '(nothing)'}" for who, answer in answers.items()), ""]
+            answers = {"question": question, "reference": record["references"][0], **sample["answers"]}
+            lines += [f"### {plain(name)}: {plain(str(record['id']))}", "", shown, ""]
+            lines += [
+                *(f"- **{plain(who)}**: {plain(said.strip()) or '(nothing)'}" for who, said in answers.items()),
+                "",
+            ]
     return "\n".join(lines)
-
-
-def _flat(text: str) -> str:
-    """What a record or a model says, in one line, letter by letter."""
-    return line(" ".join(text.split()))

@@ -89,13 +89,13 @@ def folded(
     """Attend as `attend`, with the H/G query heads of a group as H/G times as many queries of their key-value head;
     without a mask all see all keys.
     """
-    count, groups, seen = q.shape[2], q.shape[1] // k.shape[1], mask
+    count, groups, visible = q.shape[2], q.shape[1] // k.shape[1], mask
     if mask is not None:
-        seen = mask if mask.dim() == 4 else mask[None, None]
-        assert seen.shape[1] == 1, "one mask for all heads"
-        seen = seen[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [R,1,H/G*N,K]
+        visible = mask if mask.dim() == 4 else mask[None, None]
+        assert visible.shape[1] == 1, "one mask for all heads"
+        visible = visible[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [R,1,H/G*N,K]
     queries = q.unflatten(1, (-1, groups)).flatten(2, 3)  # [R,G,H/G*N,E]
-    mixed = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, scale=scale, dropout_p=dropout)
+    mixed = F.scaled_dot_product_attention(queries, k, v, attn_mask=visible, scale=scale, dropout_p=dropout)
     return mixed.unflatten(2, (groups, count)).flatten(1, 2)
 
 
@@ -132,10 +132,10 @@ def check_takes_masks(config: PreTrainedConfig) -> None:
 def use_grouped(config: PreTrainedConfig) -> None:
     """Run a decoder of transformers with grouped heads over `attend`, where it would run sdpa, by its own config."""
     if any(heads != config.num_attention_heads for heads, _ in kv_shapes(config)):
-        use_own(config)
+        use_attend(config)
 
 
-def use_own(config: Any) -> None:
+def use_attend(config: Any) -> None:
     """Run a decoder of transformers over `attend`, where it would run sdpa."""
     run_over(config, GROUPED, attend)
 
@@ -153,13 +153,13 @@ def run_over(config: Any, name: str, attention: Callable[..., Tensor], *reads: s
         config._attn_implementation = name
 
 
-def causal_among(seen: Tensor) -> Tensor:
-    """[B,N,N] bool: each place sees those up to itself but padding, where `seen` [B,N] is False. Padding sees itself:
-    no row of the attention is empty.
+def causal_among(visible: Tensor) -> Tensor:
+    """[B,N,N] bool: each place sees those up to itself but padding, where `visible` [B,N] is False. Padding sees
+    itself: no row of the attention is empty.
     """
-    length = seen.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
-    return (causal & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=seen.device)
+    length = visible.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=visible.device).tril()
+    return (causal & visible[:, None]) | torch.eye(length, dtype=torch.bool, device=visible.device)
 
 
 def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -171,9 +171,9 @@ def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def behind_all(mask: Tensor, rows: int, total: int) -> Tensor:
     """[R,1,N,total] bool: `mask` [N,K] or [R,N,K] over the last K places; those before them are seen."""
-    seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
-    full = torch.ones(rows, 1, seen.shape[-2], total, dtype=torch.bool, device=mask.device)
-    full[..., total - mask.shape[-1] :] = seen
+    visible = mask if mask.dim() == 2 else mask.unsqueeze(1)
+    full = torch.ones(rows, 1, visible.shape[-2], total, dtype=torch.bool, device=mask.device)
+    full[..., total - mask.shape[-1] :] = visible
     return full
 
 

@@ -17,7 +17,7 @@ from .hub import sees_window
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What the layer mirrors of its target."""
+    """The layer's sizes, which mirror its target's."""
 
     vocab_size: int
     hidden_size: int

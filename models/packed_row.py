@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ..core.batch import Batch
 from ..core.states import uploaded
-from .attention import GROUPED, use_own
+from .attention import GROUPED, use_attend
 from .hub import recurrent_layers, sees_window
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Where the tokens of a batch stand in the row."""
+    """The places of a batch's tokens in the row."""
 
     shape: tuple[int, int]  # B, T
     places: Tensor  # [M] int64 in the flattened batch
     segments: Tensor  # [M] int64 number of each token's sample, ascending
     indices: Tensor  # [M] int64 token index within its sample
-    kept: Tensor  # [B,T] bool, on the CPU: no padding
+    real: Tensor  # [B,T] bool, on the CPU: no padding
     bounds: Tensor  # [1,1,1,S+1] int64, on the CPU: where each of S samples begins, and the last one's end
 
     @classmethod
@@ -57,10 +57,10 @@ class PackedRow:
     @property
     def numbers(self) -> Tensor:
         """[M] int64 on the CPU: `segments`."""
-        return self.kept.nonzero()[:, 0]
+        return self.real.nonzero()[:, 0]
 
-    def seen(self, states: Tensor) -> Tensor:
-        """What our attention reads for these states: `bounds`, or [1,1,M,M] bool where a GPU has no kernel of samples
+    def mask_for(self, states: Tensor) -> Tensor:
+        """The mask of our attention over these states: `bounds`, or [1,1,M,M] bool where a GPU has no kernel of samples
         in a row (flash attention, of 16 bits) and would launch one for each.
         """
         return self.bounds if runs_samples(states) else self.mask[None, None]
@@ -107,8 +107,8 @@ def _padded(decoder: Any, batch: Batch, positions: Tensor) -> dict[str, Tensor]:
             return {"position_ids": positions}
         if bool((batch.on_host("positions")[0] == torch.arange(length)).all()):
             return {}
-    seen = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril() & mask[:, None, None]
-    return {"attention_mask": seen, "position_ids": positions}
+    visible = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril() & mask[:, None, None]
+    return {"attention_mask": visible, "position_ids": positions}
 
 
 def runs_samples(states: Tensor) -> bool:
@@ -122,7 +122,7 @@ def reads_bounds(config: PreTrainedConfig, states: Tensor) -> bool:
     """
     if not (_takes_a_mask(config) and runs_samples(states)):
         return False
-    use_own(config)
+    use_attend(config)
     return True
 
 

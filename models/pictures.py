@@ -28,16 +28,16 @@ def pictures_of(request: Request) -> tuple[Picture, ...]:
 
 def with_pictures(request: Request, pictures: Sequence[Picture], pixels: Tensor) -> Request:
     """The prompt with its pictures packed otherwise, each into the first tokens of its run; two may be adjacent."""
-    pairs, kept = zip(pictures_of(request), pictures, strict=True), request.modality == TEXT
+    pairs, stays = zip(pictures_of(request), pictures, strict=True), request.modality == TEXT
     if inside := [torch.arange(old.num_tokens) < new.num_tokens for old, new in pairs]:
-        kept[~kept] = torch.cat(inside).to(kept.device)
+        stays[~stays] = torch.cat(inside).to(stays.device)
     return replace(
-        request, ids=request.ids[kept], modality=request.modality[kept], pixels=pixels, pictures=tuple(pictures)
+        request, ids=request.ids[stays], modality=request.modality[stays], pixels=pixels, pictures=tuple(pictures)
     )
 
 
 def flat_view(request: Request) -> Request:
-    """What a model without a newline reads: of each image its first tile alone (all of it), clips without newlines."""
+    """The request for a model without a newline: each image's first tile (all of it), clips without newlines."""
     if request.pixels is None or all(picture.newline == "none" for picture in request.pictures):
         return request
     pictures: list[Picture] = []

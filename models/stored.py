@@ -1,4 +1,4 @@
-"""What stored weights say without a model: tied or not, tables that heads are trained beside, and `dtype: auto`.
+"""Facts of stored weights, read without a model: tied or not, tables that heads are trained beside, and `dtype: auto`.
 
 `auto` becomes a type here alone: as the weights are stored on a GPU, float32 on a CPU. A folder's safetensors say what
 they hold; of a Hub id its config.json is asked, so that no weights are fetched for the question.
@@ -74,9 +74,10 @@ def _checkpoint(source: str | None, what: str, where: str, revision: str | None 
     return Checkpoint(source, revision, where=where)
 
 
-# Names that safetensors' headers have; torch computes in float64 for nobody here.
-_NAMES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_KNOWN = ("float32", "bfloat16", "float16")
+# Names that safetensors' headers have, and types to compute in: torch computes in float64 for nobody here.
+_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_NAMES = _FLOATS | {"F64": "float32"}
+_KNOWN = {*_NAMES.values()}
 
 
 def is_on_cpu(section: Any) -> bool:
@@ -130,9 +131,6 @@ def stored_dtype(source: str | Path, revision: str | None, *, key: str) -> str:
         return said if said in _KNOWN else _refuse(key, source, f"{CONFIG} says no type that auto knows ({said})")
     (most, _), *_ = counts.most_common(1)
     return _NAMES.get(most) or _refuse(key, source, f"most parameters are stored in {most}")
-
-
-_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def check_types(folder: Path, module: nn.Module) -> None:

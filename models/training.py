@@ -123,10 +123,10 @@ class ModelTraining(nn.Module):
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Trainable parameters by part, for the optimizer's groups."""
         by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
-        seen: set[int] = set()
+        done: set[int] = set()
         for part, module in self.parts_of(self.model).items():
-            named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
-            seen.update(id(p) for _, p in named)
+            named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in done]
+            done.update(id(p) for _, p in named)
             if named:
                 by_part[part] = named
         return by_part

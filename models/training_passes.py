@@ -34,7 +34,7 @@ class TrainingPasses:
         assert segments is None or segments.device.type == "cpu", "the host says where samples begin"
         self.count, self.segments, self.skipped = count, segments, skipped
         self.step = 0
-        self.kept: list[tuple[Tensor, Tensor]] = []  # keys and values of each pass
+        self.passes: list[tuple[Tensor, Tensor]] = []  # keys and values of each pass
         self.long: LongPasses | None = None
         self.shared: Any = None  # what a layer makes once for all passes
 
@@ -51,7 +51,7 @@ class TrainingPasses:
                 self.long = LongPasses(self.count, self.segments)
         if self.long is not None:
             return self.long.attend(q, k, v, step)
-        self.kept.append((k, v))
+        self.passes.append((k, v))
         if step == 0 and self.segments is None and not self.skipped:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return self._attend_to_all(q, step)
@@ -59,7 +59,7 @@ class TrainingPasses:
     def _attend_to_all(self, q: Tensor, step: int) -> Tensor:
         """Attend with queries [B,H,M,E] of pass `step`, by one softmax over the keys of all passes, in float32."""
         wide = torch.promote_types(q.dtype, torch.float32)
-        (true_k, true_v), *later = [(k.to(wide), v.to(wide)) for k, v in self.kept]
+        (true_k, true_v), *later = [(k.to(wide), v.to(wide)) for k, v in self.passes]
         total, count = true_k.shape[2], q.shape[2]
         queries = q.to(wide).unflatten(1, (true_k.shape[1], -1)) / math.sqrt(q.shape[-1])  # [B,G,R,M,E]
         places = torch.arange(total, device=q.device)
@@ -78,10 +78,10 @@ class TrainingPasses:
             scores.append(score.masked_fill(elsewhere[:, None, None, :, None], -math.inf))
             values.append(_moved(v, before, 2).unsqueeze(2))
         p = torch.cat(scores, dim=-1).softmax(-1)
-        seen = p[..., :total] @ true_v.unsqueeze(2)
+        mixed = p[..., :total] @ true_v.unsqueeze(2)
         for number, value in enumerate(values, total):
-            seen = seen + p[..., number, None] * value
-        return seen.flatten(1, 2).to(q)
+            mixed = mixed + p[..., number, None] * value
+        return mixed.flatten(1, 2).to(q)
 
 
 def _moved(states: Tensor, count: int, dim: int, fill: float = 0.0) -> Tensor:

@@ -105,12 +105,12 @@ TRACKS = {
 
 @dataclass
 class Row:
-    """A line of the table; `found` is empty until it has run."""
+    """A line of the table; `result` is empty until it has run."""
 
     step: str
     ranks: int
     expected: str
-    found: str = ""
+    result: str = ""
     good: bool = False
     command: list[str] = field(default_factory=list)
 
@@ -184,7 +184,7 @@ def is_identical(evaluate: Path) -> bool:
 
 def peak_memory(text: str) -> str:
     """The most that a training line says; the progress line has it in GiB."""
-    most = max((float(found) for found in re.findall(r"(\d+\.\d+) GiB", text)), default=0.0)
+    most = max((float(size) for size in re.findall(r"(\d+\.\d+) GiB", text)), default=0.0)
     return f"{most:.1f} GiB" if most else ""
 
 
@@ -201,33 +201,33 @@ def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
     log.write_text(shlex.join(row.command) + "\n" + out + err)
     seconds = f"{time.monotonic() - start:.0f} s"
     if ended.returncode:
-        row.found = f"exit code {ended.returncode}, see {log.name}"
+        row.result = f"exit code {ended.returncode}, see {log.name}"
         return
     outputs = [word.removeprefix("output=") for word in row.command if word.startswith("output=")]
     is_bound = {"--waits", "--launches"} & {*row.command}
     if is_bound or not outputs:
-        row.found = out.strip().splitlines()[-1]
+        row.result = out.strip().splitlines()[-1]
         limit = float(row.expected.split()[-1])
-        measured = row.found.split()[0]
+        measured = row.result.split()[0]
         row.good = measured == "not" or (float(measured) <= limit if is_bound else float(measured) == limit)
         return
     output = Path(outputs[0])
-    found, name, row.good = taus(output / "evaluate"), row.step.split(":")[0], is_identical(output / "evaluate")
+    taus_of, name, row.good = taus(output / "evaluate"), row.step.split(":")[0], is_identical(output / "evaluate")
     parts = ["greedy identical" if row.good else "greedy tokens differ"]
     if row.expected.startswith("tau") and name in known:
-        same = found == known[name]
+        same = taus_of == known[name]
         row.good &= same
         parts.append("tau equal" if same else "tau differs")
     elif row.ranks == 1:
-        known[name] = found
+        known[name] = taus_of
     said = re.findall(r"CUDA graphs:.*", (output / "evaluate" / "report.md").read_text())
     if said:  # on a GPU
         row.good &= all("passes replayed" in line or name not in TRACKS for line in said)
         row.good &= not any("failed" in line for line in said)
         parts += said
-    best = max((key for key in found if not key.startswith("plain")), key=lambda key: found[key])
-    parts += [f"tau {found[best]:.2f} ({best.strip()})", peak_memory(out + err), seconds]
-    row.found = ", ".join(part for part in parts if part)
+    best = max((key for key in taus_of if not key.startswith("plain")), key=lambda key: taus_of[key])
+    parts += [f"tau {taus_of[best]:.2f} ({best.strip()})", peak_memory(out + err), seconds]
+    row.result = ", ".join(part for part in parts if part)
 
 
 def table(rows: Sequence[Row], about: dict[str, Any]) -> str:
@@ -235,8 +235,8 @@ def table(rows: Sequence[Row], about: dict[str, Any]) -> str:
     lines = ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in about.items()), ""]
     lines += ["| step | ranks | expected | found | |", "| --- | --- | --- | --- | --- |"]
     for r in rows:
-        sign = "" if not r.found else "ok" if r.good else "**no**"
-        lines.append(f"| {r.step} | {r.ranks} | {r.expected} | {r.found or 'not run'} | {sign} |")
+        sign = "" if not r.result else "ok" if r.good else "**no**"
+        lines.append(f"| {r.step} | {r.ranks} | {r.expected} | {r.result or 'not run'} | {sign} |")
     return "\n".join(lines) + "\n"
 
 
@@ -245,16 +245,16 @@ def about_this_machine() -> dict[str, Any]:
     import torch
     from draftsmith.recipes.config.alike import versions
 
-    written, found = versions(), {"machine": platform.platform(), "cores": os.cpu_count()}
-    found |= {"python": written["python"], "commit": (written.get("git") or {}).get("commit"), **written["packages"]}
-    found["torch's CUDA"] = torch.version.cuda or "none"
-    found["GPUs"] = torch.cuda.device_count() or "none: everything below ran on the CPU"
+    written, facts = versions(), {"machine": platform.platform(), "cores": os.cpu_count()}
+    facts |= {"python": written["python"], "commit": (written.get("git") or {}).get("commit"), **written["packages"]}
+    facts["torch's CUDA"] = torch.version.cuda or "none"
+    facts["GPUs"] = torch.cuda.device_count() or "none: everything below ran on the CPU"
     if torch.cuda.is_available():
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        facts["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         for number in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(number)
-            found[f"GPU {number}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}"
-    return found
+            facts[f"GPU {number}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}"
+    return facts
 
 
 def all_reduce(_: Sequence[str]) -> None:
@@ -295,7 +295,7 @@ def waits(words: Sequence[str]) -> None:
     until_target = ",".join(names[: names.index("target") + 1])
     for steps in (4, 12):
         output = next(word for word in words if word.startswith("output=")) + f"-{steps}"
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             code = cli([*words, output, f"stages.target.steps={steps}", "stages.target.log_every=100",
@@ -303,7 +303,7 @@ def waits(words: Sequence[str]) -> None:
             torch.cuda.set_sync_debug_mode("default")
         if code:
             sys.exit(code)
-        counts[steps] = sum("synchronizing CUDA operation" in str(warning.message) for warning in seen)
+        counts[steps] = sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
     print(f"{(counts[12] - counts[4]) / 8:.2f} waits a step")
 
 
@@ -332,9 +332,9 @@ def profiled(words: Sequence[str]) -> None:
     import torch
     from draftsmith.recipes.commands.cli import main as cli
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         code = cli([*words])
-    print(sum(event.count for event in seen.key_averages() if re.match(r"cu(da)?(Graph)?Launch", event.key)))
+    print(sum(event.count for event in profile.key_averages() if re.match(r"cu(da)?(Graph)?Launch", event.key)))
     sys.exit(code)
 
 
@@ -369,7 +369,7 @@ def main() -> int:
     for row in rows:
         print(f"{row.step}, {row.ranks} rank(s) ...", end=" ", flush=True)
         run(row, folder, known)
-        print(row.found, "" if row.good else "NO", flush=True)
+        print(row.result, "" if row.good else "NO", flush=True)
         (folder / "table.md").write_text(table(rows, about))
     print(f"send back {folder / 'table.md'}")
     return 0 if all(row.good for row in rows) else 1

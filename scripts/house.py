@@ -107,12 +107,12 @@ def is_extra(path: str) -> bool:
 
 def mirrors(parts: Iterable[str], root: Path = ROOT) -> list[str]:
     """Files and folders below tests/ that are named as these parts of the package."""
-    tests, found = root / "tests", list[Path]()
+    tests, paths = root / "tests", list[Path]()
     for part in parts:
         end = "*.py" if part.endswith("_") else "" if part.endswith(".py") else ".py"
-        found += (tests / part).parent.glob(f"test_{Path(part).name}{end}")
-        found += [tests / part] if part.endswith("/") and (tests / part).is_dir() else []
-    return [str(path.relative_to(tests)) for path in found]
+        paths += (tests / part).parent.glob(f"test_{Path(part).name}{end}")
+        paths += [tests / part] if part.endswith("/") and (tests / part).is_dir() else []
+    return [str(path.relative_to(tests)) for path in paths]
 
 
 def extra_tests() -> tuple[str, ...]:
@@ -164,16 +164,16 @@ def imports(files: dict[str, ast.Module]) -> list[Import]:
     return sorted(set(result))
 
 
-def two_way(found: Iterable[Import]) -> list[tuple[str, str]]:
+def two_way(links: Iterable[Import]) -> list[tuple[str, str]]:
     """Pairs of rooms that import each other."""
-    edges = {(room(i.path), room(i.target)) for i in found}
+    edges = {(room(i.path), room(i.target)) for i in links}
     return sorted((a, b) for a, b in edges if a < b and (b, a) in edges)
 
 
-def circles(found: Iterable[Import]) -> list[list[str]]:
+def circles(links: Iterable[Import]) -> list[list[str]]:
     """The first circle of files that reach themselves by imports; an empty list: there is none."""
     graph: dict[str, set[str]] = defaultdict(set)
-    for one in found:
+    for one in links:
         graph[one.path].add(one.target)
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -214,13 +214,13 @@ def naming(files: dict[str, ast.Module], family: str) -> list[str]:
 def _words(tree: ast.Module) -> frozenset[str]:
     """Names and strings of one word in a file's code, in small letters."""
     texts = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    found = {
+    words = {
         getattr(n, field, None)
         for n in ast.walk(tree)
         if id(n) not in texts
         for field in ("id", "attr", "arg", "name", "module", "value")
     }
-    return frozenset(word.lower() for word in found if isinstance(word, str) and re.fullmatch(r"[\w.]+", word))
+    return frozenset(word.lower() for word in words if isinstance(word, str) and re.fullmatch(r"[\w.]+", word))
 
 
 def files_of(root: Path, suffix: str) -> list[str]:
@@ -276,10 +276,10 @@ def show_groups() -> None:
     before = budget["before"]
     print("| group | issue 59 | f7ebafb0 | bound | now | files |\n| --- | --- | --- | --- | --- | --- |")
     for name, group in budget["groups"].items():
-        own = {path: n for path, n in rest.items() if any(fnmatch.fnmatchcase(path, one) for one in group["files"])}
-        rest = {path: n for path, n in rest.items() if path not in own}
+        members = {path: n for path, n in rest.items() if any(fnmatch.fnmatchcase(path, one) for one in group["files"])}
+        rest = {path: n for path, n in rest.items() if path not in members}
         before -= group["before"]
-        numbers = (group["issue"], group["before"], group["bound"], sum(own.values()), len(own))
+        numbers = (group["issue"], group["before"], group["bound"], sum(members.values()), len(members))
         print(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} |")
     print(f"| the rest | | {before:,} | | {sum(rest.values()):,} | {len(rest)} |")
 
@@ -293,7 +293,7 @@ def main() -> None:
         raise SystemExit(__doc__)
     bounds = yaml.safe_load((ROOT / "tests" / "budget.yaml").read_text())["totals"]
     files = trees()
-    found = imports(files)
+    links = imports(files)
     written = [ast.get_docstring(node) or "" for tree in files.values() for node in ast.walk(tree)
                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]  # fmt: skip
     families = {family: len(naming(files, family)) for family in FAMILIES}
@@ -303,9 +303,9 @@ def main() -> None:
         "lines: extras": sum(lines_of(ROOT / path) for path in files if is_extra(path)),
         "public methods of DrafterConfig (at most 16)": public_methods("models/drafters/base.py", "DrafterConfig"),
         "public methods of Stage (at most 14)": public_methods("trainers/run/stage.py", "Stage"),
-        "core files that import extras": len({i.path for i in found if not is_extra(i.path) and is_extra(i.target)}),
-        "two-way pairs of rooms": len(two_way(found)),
-        "circles of files": len(circles(found)),
+        "core files that import extras": len({i.path for i in links if not is_extra(i.path) and is_extra(i.target)}),
+        "two-way pairs of rooms": len(two_way(links)),
+        "circles of files": len(circles(links)),
         "file names that stand more than once": len(repeated_names(files)),
         "docstrings that begin with Of, As, With (goal 0)": sum(t.startswith(("Of ", "As ", "With ")) for t in written),
         "files that name a family beside its own": ", ".join(f"{f} {n}" for f, n in families.items()),

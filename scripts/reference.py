@@ -132,8 +132,8 @@ def _bare(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        kept = [part for part in get_args(annotation) if part is not type(None)]
-        return _bare(kept[0]) if len(kept) == 1 else annotation
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        return _bare(parts[0]) if len(parts) == 1 else annotation
     return annotation
 
 
@@ -223,9 +223,9 @@ def comment(section: type[Section], name: str) -> str:
     the key on the line before, which then speaks of both.
     """
     owners = [owner for owner in section.__mro__ if issubclass(owner, Section)]
-    own = next((said for owner in owners if (said := _comments(owner).get(name, ("", ""))[0])), "")
-    if own or name in USUAL:
-        return own or USUAL[name]
+    text = next((said for owner in owners if (said := _comments(owner).get(name, ("", ""))[0])), "")
+    if text or name in USUAL:
+        return text or USUAL[name]
     held = [text for inner in sections(section.model_fields[name].annotation) if (text := _sentence(inner))]
     if len(held) == 1:
         return held[0]
@@ -251,10 +251,10 @@ def _comments(section: type[Section]) -> dict[str, tuple[str, str]]:
             above = itertools.takewhile(lambda line: line.lstrip().startswith("#"), reversed(lines[: node.lineno - 1]))
             beside = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
             comments = [*reversed([*above]), *re.findall(r"^\s*#(?! (?:fmt|type|noqa)\b).*", beside)]
-            own = " ".join(line.strip().lstrip("# ") for line in comments)
+            text = " ".join(line.strip().lstrip("# ") for line in comments)
             before = before if node.lineno == last + 1 else ""
-            result[node.target.id] = own, before
-            last, before = node.end_lineno or node.lineno, own or before
+            result[node.target.id] = text, before
+            last, before = node.end_lineno or node.lineno, text or before
     return result
 
 

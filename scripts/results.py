@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.errors import UserError
-from draftsmith.eval.summary import student_half_width
+from draftsmith.eval.summary import student_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -65,8 +65,8 @@ def taus_by_drafter(recipe: str, method: str, place: str) -> dict[str, list[floa
 
 def mean_of(values: Sequence[float], sign: str = "") -> str:
     """The mean with Student's 95% interval."""
-    mean, half = statistics.fmean(values), student_half_width(statistics.stdev(values), len(values))
-    return with_interval(mean, (mean - half, mean + half), sign)
+    mean, *ends = student_interval(values)
+    return with_interval(mean, ends, sign)
 
 
 def with_interval(value: float, ends: Sequence[float], sign: str = "") -> str:
@@ -311,9 +311,9 @@ def textures() -> Rows:
             if method == PLAIN:
                 row += ["1", "1.00x"]
             elif method in methods_of(TEXTURES, t):
-                found = cells_of(TEXTURES, method, temperature=t)
-                row[0] = named(found[0])
-                row += [mean_of(taus(found)), speeds(found)]
+                cells = cells_of(TEXTURES, method, temperature=t)
+                row[0] = named(cells[0])
+                row += [mean_of(taus(cells)), speeds(cells)]
             else:
                 row += ["-"] * 4
                 continue

@@ -55,6 +55,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """Warns, which a strict build does not survive, of Markdown that stayed as it was written."""
     text = re.sub(r"<(code|pre)\b.*?</\1>", "", html, flags=re.S)
     for what, pattern in {"fence": "```", "list": r"(?m)^(?:<p>)?[^<\n]*\n- ", "table": r"\| --- \|"}.items():
-        if found := re.search(pattern, text):
-            _LOG.warning("%s: a %s is shown as text: %s", page.file.src_uri, what, text[found.start() :][:80])
+        if match := re.search(pattern, text):
+            _LOG.warning("%s: a %s is shown as text: %s", page.file.src_uri, what, text[match.start() :][:80])
     return html

@@ -81,5 +81,5 @@ def _title(language: str, tags: list[str]) -> str:
 
 def _default_stars(row: str) -> str:
     """`true*, false`: a star after a word is no emphasis, unless another one stands before the word."""
-    kept = r"`[^`]*`|\*\*.+?\*\*|(?<![\w)\"])\*[^*|]+\*"
-    return re.sub(rf"({kept})|(?<=[\w)\"])\*(?=[,;|) ]|$)", lambda match: match[1] or r"\*", row)
+    protected = r"`[^`]*`|\*\*.+?\*\*|(?<![\w)\"])\*[^*|]+\*"
+    return re.sub(rf"({protected})|(?<=[\w)\"])\*(?=[,;|) ]|$)", lambda match: match[1] or r"\*", row)

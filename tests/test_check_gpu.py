@@ -63,10 +63,10 @@ def judged(tmp_path, known, **rows):
 def test_a_step_is_judged_by_tokens_and_tau(tmp_path):
     known = {"draft": {"M d, b ": 2.5}}
     row = judged(tmp_path, known)
-    assert row.good and re.fullmatch(r"greedy identical, tau equal, tau 2\.50 \(M d, b\), 1\.5 GiB, \d+ s", row.found)
+    assert row.good and re.fullmatch(r"greedy identical, tau equal, tau 2\.50 \(M d, b\), 1\.5 GiB, \d+ s", row.result)
     assert not judged(tmp_path, known, identical=False).good
     other = judged(tmp_path, known, emitted=(2, 2))
-    assert not other.good and "tau differs" in other.found
+    assert not other.good and "tau differs" in other.result
     replayed, failed = "the target: 2 captured in 0.1 s, 9 passes replayed", "off since a capture failed"
     said_and_good = {replayed: True, "the target: off": False, f"{replayed}; {failed}": False}
     for number, (said, good) in enumerate(said_and_good.items()):
@@ -75,10 +75,10 @@ def test_a_step_is_judged_by_tokens_and_tau(tmp_path):
         (output / "evaluate" / "report.md").write_text(f"- CUDA graphs: {said}\n")
         graphs = check_gpu.Row("draft: x", 1, "tau of 1 rank", command=[sys.executable, "-c", "", f"output={output}"])
         check_gpu.run(graphs, tmp_path, known)
-        assert graphs.good is good and said in graphs.found and "tau equal" in graphs.found
+        assert graphs.good is good and said in graphs.result and "tau equal" in graphs.result
     failing = check_gpu.Row("draft: x", 1, "greedy identical", command=[sys.executable, "-c", "exit(3)", "output=a"])
     check_gpu.run(failing, tmp_path, known)
-    assert not failing.good and failing.found.startswith("exit code 3")
+    assert not failing.good and failing.result.startswith("exit code 3")
     assert "| draft: x | 1 | greedy identical | exit code 3" in check_gpu.table([failing], {"torch": "2"})
 
 

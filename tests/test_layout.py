@@ -219,13 +219,11 @@ def test_core_never_imports_extras():
     holds([pair for pair in reached if pair[0] not in UNIONS], "core_imports_extras")
 
 
-def test_tests_of_the_core_need_no_extra_that_can_be_deleted():
-    """Nor do the files beside them that they import. `tests/tools/without.py` deletes these groups."""
-    text = (ROOT / "tests" / "tools" / "without.py").read_text()
-    lines = [n for n in ast.parse(text).body if isinstance(n, ast.Assign) and n.targets[0].id == "LINES"]
-    groups, apart = ast.literal_eval(lines[0].value), house.extra_tests()
-    deleted = tuple(f"draftsmith.{part.removesuffix('.py').rstrip('/').replace('/', '.')}"
-                    for group in groups for part in house.EXTRAS.get(group, ()))  # fmt: skip
+def test_tests_of_the_core_need_no_extra():
+    """Nor do the files beside them that they import."""
+    apart = house.extra_tests()
+    extras = tuple(f"draftsmith.{part.removesuffix('.py').rstrip('/').replace('/', '.')}"
+                   for group in ("studies", "serving", "families") for part in house.EXTRAS[group])  # fmt: skip
     files = {path.relative_to(ROOT / "tests"): path for path in (ROOT / "tests").rglob("*.py")}
     beside = {path.stem: path for path in files.values()}
     core = [path for place, path in files.items() if not any(str(part) in apart for part in (place, *place.parents))]
@@ -236,7 +234,7 @@ def test_tests_of_the_core_need_no_extra_that_can_be_deleted():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                reached |= {(path.name, name) for name in names if name.startswith(deleted)}
+                reached |= {(path.name, name) for name in names if name.startswith(extras)}
                 if (helper := beside.get(node.module)) and helper not in core_seen:
                     core_seen.add(helper)
                     queue.append(helper)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from draftsmith.data.records.patterns import FOLDER as MIXTURES
 from draftsmith.models.hub import PINNED
-from draftsmith.recipes.config.load import recipe_names
+from draftsmith.recipes.config.files import recipe_names
 from own_package import KIND, RECIPE, write_package
 from stages_run import FEW
 

@@ -13,10 +13,10 @@ except ModuleNotFoundError:
     sys.exit("error: draftsmith is not installed in this environment\n  hint: pip install -c constraints.txt -e .")
 from draftsmith.recipes.commands.cli import main
 
-here, found = Path(__file__).resolve().parents[1], Path(draftsmith.__file__).resolve().parent
-if here != found:
+here, imported = Path(__file__).resolve().parents[1], Path(draftsmith.__file__).resolve().parent
+if here != imported:
     sys.exit(
-        f"error: this checkout is {here}, but the environment imports draftsmith from {found}\n"
+        f"error: this checkout is {here}, but the environment imports draftsmith from {imported}\n"
         f"  hint: pip install -e {here}"
     )
 sys.exit(main())

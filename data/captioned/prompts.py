@@ -106,13 +106,13 @@ def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
             record = object_at(json.loads(line)) or {}
         except (ValueError, RecursionError):
             record = {}
-        if (prompt := _asked(record)) is None:
+        if (prompt := _prompt_of(record)) is None:
             problem = "not an object with a caption or prompt (whole text) or a label (a number from 0)"
             raise UserError(problem, where=f"{path}, line {number + 1}", hint="fix the line")
         yield ImagePrompt(str(record.get("id", f"line-{number}")), *prompt)
 
 
-def _asked(record: JsonObject) -> tuple[str, int | None] | None:
+def _prompt_of(record: JsonObject) -> tuple[str, int | None] | None:
     """Caption and label, or None where they are missing or of another type."""
     caption, label = text_at(record.get("caption") or record.get("prompt") or ""), record.get("label")
     if caption is None or not (label is None or (type(label) is int and label >= 0)):

@@ -1,4 +1,4 @@
-"""Where captioned pictures come from: tar shards (LAION-COCO), folders, a folder for each class (ImageNet), MS-COCO.
+"""Sources of captioned pictures: tar shards (LAION-COCO), folders, a folder for each class (ImageNet), MS-COCO.
 
 Each source is one stream of numbered items. An item that cannot be used keeps its number and says why, so that counts
 add up and a pass can go on anywhere. No more than one picture is held at a time; nothing of a file is run or unpacked
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 
 class Source(Section):
-    """What every kind of source can be told, and does."""
+    """Settings and methods of every kind of source."""
 
     # Read only this number of items, refused ones included; null: all.
     max_samples: int | None = Field(None, ge=1)
@@ -280,7 +280,7 @@ def usable(items: Iterable[Captioned | Refused]) -> Iterator[Captioned]:
 
 
 def num_items(source: CaptionedSource) -> int:
-    """How many items `read` gives, refused ones included; no picture is read."""
+    """The number of items that `read` gives, refused ones included; no picture is read."""
     count = source.num_items()
     return count if source.max_samples is None else min(count, source.max_samples)
 
@@ -351,5 +351,5 @@ def _existing_folder(folder: str) -> Path:
 
 
 def _json_file(path: Path) -> JsonObject:
-    """What a large JSON file holds. Raises `UserError` where it is missing, cannot be read, or is no object."""
+    """The object in a large JSON file. Raises `UserError` where it is missing, cannot be read, or is no object."""
     return read_json(path, JsonObject, hint="check the data section, or fetch the file again", max_bytes=LOG_BYTES)

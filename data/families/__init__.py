@@ -1,1 +1,1 @@
-"""How each family of targets reads pictures: one file a family, and one table of them."""
+"""The families' picture sides: one file a family, and one table of them."""

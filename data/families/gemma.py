@@ -13,9 +13,9 @@ from torch import Tensor
 from ...core.errors import UserError, first_line
 from ...core.pictures import IMAGE_MARK, PatchGrid, Picture
 from ..pictures.tiles import Size
+from .native_size import NativeSizeFamily
 from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import Template
-from .whole import WholeFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -25,7 +25,7 @@ _TURN, _TURN_ENDS = "<|turn>", "<turn|>"
 SOFT_TOKENS = 280  # that a picture has at most, of the published files
 
 
-class GemmaFamily(WholeFamily):
+class GemmaFamily(NativeSizeFamily):
     """Gemma 4."""
 
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:

@@ -54,14 +54,14 @@ def expand_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image
 
 
 def tiling(processor: Processor, resizing: Resizing) -> Tiling:
-    """What the aspect cuts with: the family's resolutions by the processor's files, or its usual ones."""
+    """The tiling of an aspect: the family's resolutions by the processor's files, or its usual ones."""
     tile = processor.image_size
     if resizing.aspect == "anyres":
         family, usual, cap = "llava_next", next_resolutions(tile), None
     else:
         family, usual, cap = "llava_onevision", onevision_resolutions(tile), _MAX_TILES
-    own = processor.resolutions if processor.family == family else ()
-    return Tiling(tile, processor.patches, own or usual, resizing.convention, cap)
+    listed = processor.resolutions if processor.family == family else ()
+    return Tiling(tile, processor.patches, listed or usual, resizing.convention, cap)
 
 
 class _Plain(Template):

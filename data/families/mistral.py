@@ -13,9 +13,9 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.pictures import IMAGE_MARK, Picture
 from ..pictures.tiles import Size
+from .native_size import NativeSizeFamily, check_oblong
 from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import Pairs, Rendered, Template
-from .whole import WholeFamily, check_oblong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -44,7 +44,7 @@ class _Mistral(Template):
         return Rendered(text, tuple(spans))
 
 
-class PixtralFamily(WholeFamily):
+class PixtralFamily(NativeSizeFamily):
     """Pixtral, and Mistral 3, whose processor is Pixtral's."""
 
     def of_model(self, model_type: str, tower: str | None) -> bool:

@@ -43,7 +43,7 @@ SIGLIP_STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample"
 
 @dataclass(frozen=True)
 class Resizing:
-    """How a data section wants images resized. A family whose pictures' sizes decide has its own way."""
+    """A data section's resizing of images. A family whose pictures' sizes decide has its own way."""
 
     aspect: Aspect = "pad"  # what is done to images that are not square, of LLaVA
     convention: Convention = "hf"  # of LLaVA's tiled images
@@ -80,7 +80,7 @@ class Files:
 
 @dataclass(frozen=True)
 class PictureFamily:
-    """How a family of targets reads pictures: each as one tile, where no derived class says otherwise."""
+    """The picture side of a family of targets: each picture is one tile, where no derived class says otherwise."""
 
     name: str  # as processors and recipes have it
     processor_class: str = ""  # of transformers, as the family's files name it
@@ -115,7 +115,7 @@ class PictureFamily:
         """Raises `BadMedia` where too large a picture stands between one of `size` (width, height) and its tiles."""
 
     def layouts(self, sizes: Sequence[Size], processor: Processor, resizing: Resizing) -> tuple[Picture, ...]:
-        """How the images of one sample become tiles and tokens, from their sizes (width, height) alone."""
+        """The tiles and tokens of one sample's images, from their sizes (width, height) alone."""
         return (Picture(processor.patches),) * len(sizes)
 
     def tiles(self, images: Sequence[Image.Image], processor: Processor, resizing: Resizing) -> list[Image.Image]:
@@ -144,7 +144,7 @@ class PictureFamily:
     def frame_tokens(
         self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
     ) -> FrameTokens:
-        """How a clip counts of which `num_frames` are taken; `sizes` (width, height) are of the set's clips."""
+        """The tokens of a clip of which `num_frames` are taken; `sizes` (width, height) are of the set's clips."""
         return tile_frames(self.video(settings), processor.patches)
 
     def most_tiles(self, processor: Processor, resizing: Resizing) -> int:
@@ -158,7 +158,7 @@ class PictureFamily:
     # How a conversation shows it.
 
     def marks(self, pictures: Sequence[Picture]) -> list[str]:
-        """What each image's and clip's mark becomes: a mark for each of its runs, between tokens of the family."""
+        """The text of each image and clip: a mark for each of its runs, between tokens of the family."""
         return [mark_of(picture) for picture in pictures]
 
     def runs(self, picture: Picture) -> list[int]:
@@ -188,17 +188,11 @@ class PictureFamily:
         return processor.image_processor
 
     def about(self, processor: Processor) -> JsonObject:
-        """What `processor_config.json` says beside the class."""
+        """The content of `processor_config.json` beside the class."""
         return {}
 
     def new(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        kind: str = "",
-        *,
-        image_size: int,
-        patch_size: int,
-        **statistics: Any,
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
     ) -> Processor:
         """A processor for a model that the project makes itself, for pictures of `image_size` pixels with `image_mean`
         and `image_std` of pixels in [0, 1]. The tokenizer gets the marks that it lacks; `kind` is the target's.
@@ -211,7 +205,7 @@ CAUSAL_LM = PictureFamily("causal_lm", templates=(LLAMA3,), reads_pictures=False
 
 @dataclass(frozen=True)
 class Processor:
-    """What turns text and pictures into a target's inputs. `image_processor` makes one tile of one picture, whatever
+    """Turns text and pictures into a target's inputs. `image_processor` makes one tile of one picture, whatever
     the LLaVA or InternVL: cutting pictures is done by the family. Where pictures are read whole, it holds the settings
     that the family works by; a text-only model has none.
     """
@@ -301,7 +295,7 @@ def image_settings(images: object) -> JsonObject:
 
 
 def tile_images(files: Files) -> object:
-    """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
+    """The image processor of one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
     known = files.settings if files.published is None else files.published
     made = files.images("CLIP" if known.get("crop_size") else "Siglip")
     # Files of tiled families say more, of what is done to several tiles.

@@ -1,4 +1,4 @@
-"""What a template is that turns a conversation into text; a family's own ones stand in its file.
+"""Templates that turn a conversation into text; a family's own ones stand in its file.
 
 Supervision is a matter of character spans: each template says which of its characters are an answer's.
 """

@@ -23,9 +23,9 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import VIDEO, PatchGrid, Picture, mark_of, whole_picture
 from ..pictures.tiles import Size
 from ..pictures.videos import Clip, FrameTokens, VideoSettings
+from .native_size import NativeSizeFamily, check_oblong, grid_of
 from .processor import CLIP_STATISTICS, SIGLIP_STATISTICS, Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
-from .whole import WholeFamily, check_oblong, grid_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -36,7 +36,7 @@ _FRAMES = 2  # of a clip in one patch
 
 
 @dataclass(frozen=True)
-class QwenFamily(WholeFamily):
+class QwenFamily(NativeSizeFamily):
     """A Qwen-VL."""
 
     limits: tuple[int, int] = (3136, 12845056)  # the fewest and the most pixels of a picture, of the published files

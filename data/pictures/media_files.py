@@ -50,7 +50,7 @@ class BadMedia(UserError):
 
 
 def located(folder: Path, name: str | Embedded, *, allow_outside: bool) -> MediaFile:
-    """What a record names, relative to `folder`. Symbolic links inside the folder are its owner's, and are followed.
+    """A record's file, relative to `folder`. Symbolic links inside the folder are its owner's, and are followed.
     Raises `BadMedia` for a name that leads out of the folder, unless `allow_outside` takes it as it is.
     """
     if isinstance(name, Embedded):

@@ -62,7 +62,7 @@ def image_size(file: MediaFile) -> Size:
 
 
 def mime_type(file: MediaFile) -> str:
-    """What its content is to a browser or a server, such as image/png. Raises as `load_image`."""
+    """The MIME type of its content, such as image/png. Raises as `load_image`."""
     return _read(file, lambda image: Image.MIME[str(image.format)])
 
 
@@ -76,7 +76,7 @@ _ORIENTATION = 0x0112
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What its orientation tag asks for; None: nothing, or nothing that can be read. Pillow turns TIFFs itself."""
+    """The turn by its orientation tag; None: none, or none that can be read. Pillow turns TIFFs itself."""
     if image.format == "TIFF":
         return None
     try:
@@ -93,7 +93,7 @@ def _turned_size(size: Size, turn: Image.Transpose | None) -> Size:
 
 
 def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
-    """What `use` makes of the opened picture. Whatever a file of strangers makes of it ends in a `BadMedia`."""
+    """The result of `use` on the opened picture. Every failure of a stranger's file ends in a `BadMedia`."""
     try:
         with open_media(file, "image") as data:
             if data.seek(0, os.SEEK_END) > MAX_BYTES:
@@ -168,8 +168,8 @@ def _grey(values: np.ndarray, image: Image.Image) -> Image.Image:
     return Image.fromarray(values).convert("RGB")
 
 
-def _out_of_range(found: str, expected: str) -> BadMedia:
-    return BadMedia(f"a grey image of {found}; expected {expected}", reason="unreadable image",
+def _out_of_range(values: str, expected: str) -> BadMedia:
+    return BadMedia(f"a grey image of {values}; expected {expected}", reason="unreadable image",
                     hint="convert the picture to 8 bits")  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How pictures beyond one square tile are cut, and how many tokens they become.
+"""Cuts pictures beyond one square tile, and counts their tokens.
 
 LLaVA-NeXT's `anyres` and LLaVA-OneVision's `anyres_max_9`: the best of a list of resolutions, the picture fitted into
 it on black, cut into tiles; a first tile holds the whole picture squeezed. Everything here is arithmetic on sizes.
@@ -31,7 +31,7 @@ def is_tiled(aspect: Aspect, num_images: int) -> bool:
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a model family tiles with."""
+    """A model family's tiling."""
 
     tile: int  # side of a tile in pixels
     patches: int  # patches along a side of a tile
@@ -58,10 +58,10 @@ def best_resolution(size: Size, tiling: Tiling) -> Size:
     for pair in tiling.resolutions:
         wide, high = pair if tiling.convention == "original" else (pair[1], pair[0])
         scale = min(wide / width, high / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        wasted = wide * high - kept
-        if kept > most or (kept == most and wasted < least):
-            best, most, least = (wide, high), kept, wasted
+        effective = min(int(width * scale) * int(height * scale), width * height)
+        wasted = wide * high - effective
+        if effective > most or (effective == most and wasted < least):
+            best, most, least = (wide, high), effective, wasted
     return best
 
 

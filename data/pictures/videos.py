@@ -34,7 +34,7 @@ MAX_TAKEN = 1 << 33  # pixels of all frames that are taken of a clip, 4 bytes ea
 
 
 class VideoSettings(Section):
-    """How clips (the record's `video` key) are read and counted."""
+    """Reading and counting of clips (the record's `video` key)."""
 
     # Frames taken of a clip at most.
     num_frames: int = Field(32, ge=1, le=1 << 20)
@@ -71,7 +71,7 @@ class VideoSettings(Section):
 
 
 def frame_numbers(total: int, rate: float, settings: VideoSettings) -> list[int]:
-    """Which of `total` frames at `rate` a second are taken, ascending; each at most once."""
+    """The frames that are taken of `total` at `rate` a second, ascending; each at most once."""
     if settings.fps is not None:
         every = max(1, round(rate / settings.fps))
         numbers = range(0, total, every)
@@ -83,7 +83,7 @@ def frame_numbers(total: int, rate: float, settings: VideoSettings) -> list[int]
 
 
 def numbers_in_time(begins: Sequence[float], end: float, settings: VideoSettings) -> list[int]:
-    """Which frames are taken of a clip whose frames do not follow at one rate, ascending; each at most once. The times
+    """The frames that are taken of a clip without one frame rate, ascending; each at most once. The times
     to look at are those of `frame_numbers`; each takes the frame that a player shows then. `begins` [N] are seconds
     from the first frame to each, ascending, and `end` to the end of the last one.
     """
@@ -245,14 +245,14 @@ def visual_tokens(budget: int | str) -> int:
 
 
 def label(budget: int | str) -> str:
-    """How tables name a budget: 0.5k, 25k, 700."""
+    """A budget's name in tables: 0.5k, 25k, 700."""
     tokens = visual_tokens(budget)
     return f"{tokens / 1000:g}k" if tokens % 100 == 0 and tokens >= 500 else str(tokens)
 
 
 @dataclass(frozen=True)
 class FrameTokens:
-    """How a family counts a clip: tokens of each step in time and beyond those of its frames (a newline). Qwen's towers
+    """A clip's token counts: of each step in time and beyond those of its frames (a newline). Qwen's towers
     join two frames in a step; an odd last one is doubled.
     """
 
@@ -271,6 +271,6 @@ class FrameTokens:
 
 
 def tile_frames(settings: VideoSettings, patches: int) -> FrameTokens:
-    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline)."""
+    """The token counts where frames are tiles (LLaVA-OneVision: 196 a frame and one newline)."""
     one, two = (settings.picture(count, patches).num_tokens for count in (1, 2))
     return FrameTokens(two - one, per_clip=2 * one - two)

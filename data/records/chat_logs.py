@@ -26,7 +26,7 @@ from ...core.json_types import Json, JsonObject, all_are, listed, object_at, tex
 from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .logged_requests import LeftOut, check_end, parse, read_line
+from .logged_requests import CARRIED, LeftOut, check_end, parse, read_line
 from .record import check_record, num_learned
 
 MOST_BYTES = 256 << 20  # of a line, its pictures included
@@ -143,9 +143,9 @@ class _Reader:
             try:
                 whole = object_at(parse(line))
             except ValueError:
-                raise Unusable("not JSON", "one JSON object on each line") from None
+                raise Unusable("not JSON", _ONE_A_LINE) from None
             if whole is None:
-                raise Unusable("no JSON object", "one JSON object on each line")
+                raise Unusable("no JSON object", _ONE_A_LINE)
             exchange = read_line(whole, self.ignored)
             if exchange.choices and self.models and exchange.model not in self.models:
                 name = "no model by name" if exchange.model is None else f"model {exchange.model[:60]}"
@@ -169,6 +169,7 @@ class _Reader:
             yield error
 
 
+_ONE_A_LINE = "one JSON object on each line: jq -c . LOG > log.jsonl, or of a list jq -c '.[]' LOG > log.jsonl"
 _NO_ANSWER = "log answers, too, or let the target write them: a regenerate stage"
 
 
@@ -182,7 +183,7 @@ def _record(asked: JsonObject, answer: JsonObject | None, name: str, pictures: L
     if answer is not None and not turns[-1]["value"].strip() and "tool_calls" not in turns[-1]:
         raise Unusable("an empty answer")
     shown = {} if not images else {"image": images[0] if len(images) == 1 else images}
-    more = {key: asked[key] for key in ("tools", "chat_template_kwargs") if asked.get(key)}
+    more = {key: asked[key] for key in CARRIED if asked.get(key)}
     record = {"id": name, **shown, **more, "conversations": turns}
     text = json.dumps(record, ensure_ascii=False)
     if text.count(IMAGE_MARK) != len(images):
@@ -324,7 +325,12 @@ def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
         raw.seek(0)
         try:
             with gzip.open(raw) if is_packed else raw as file:
-                _check_kind(file.read(HEAD), log)  # of the text that was packed
+                kind = other_kind(head := file.read(HEAD))  # of the text that was packed
+                if kind is None and head.removeprefix(MARK).lstrip().startswith(b"["):
+                    kind = "a JSON array", _ONE_A_LINE  # of which the last line could be read
+                if kind is not None:
+                    problem = f"{kind[0]}, and a log has one JSON object on each line"
+                    raise UserError(problem, where=str(log), hint=kind[1])
                 file.seek(0)
                 for number, line in enumerate(iter(functools.partial(file.readline, MOST_BYTES + 1), b""), 1):
                     is_long = len(line) > MOST_BYTES
@@ -334,20 +340,3 @@ def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
                         yield number, None if is_long else line.removeprefix(MARK)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"a damaged gzip file: {error}", where=str(log), hint="copy or pack it again") from error
-
-
-def _check_kind(head: bytes, log: Path) -> None:
-    """Raises `UserError` that says what the file is, if it cannot be a log."""
-    kind = other_kind(head)
-    text = head.removeprefix(MARK).lstrip()
-    first = text.split(b"\n", 1)[0].strip()
-    if kind is not None:
-        pass
-    elif text.startswith(b"["):
-        kind = "a JSON array", "write each of its items on a line: jq -c '.[]' LOG > log.jsonl"
-    elif first == b"{":
-        kind = "JSON over several lines", "write each object on one line: jq -c . LOG > log.jsonl"
-    elif text.startswith((b"data:", b"event:")):
-        kind = "a stream of events without its request", "write both on one line: {request: {...}, response: EVENTS}"
-    if kind is not None:
-        raise UserError(f"{kind[0]}, and a log has one JSON object on each line", where=str(log), hint=kind[1])

@@ -21,10 +21,10 @@ _ASKED: tuple[tuple[str, ...], ...] = (("request",), ("request", "body"), ("body
 _ANSWERED = ("response", "response_body", "output")
 _HALVES = {"request", "response", "body", "request_body", "response_body", "input", "output"}
 _PARAMETERS = ("model_parameters", "modelParameters", "optional_params", "extra_body")  # more fields of the request
-_CARRIED = ("tools", "chat_template_kwargs")  # a record hands them to the target's template
+CARRIED = ("tools", "chat_template_kwargs")  # a record hands them to the target's template
 # Fields of a request that leave its prompt as it is.
 _HARMLESS = {
-    *_CARRIED, *_PARAMETERS, "messages", "model",
+    *CARRIED, *_PARAMETERS, "messages", "model",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "logit_bias", "bad_words",
     "temperature", "top_p", "top_k", "min_p", "seed", "n", "best_of", "use_beam_search", "watermarking", "ignore_eos",
     "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -99,7 +99,7 @@ def read_line(line: JsonObject, ignored: Collection[str] = ()) -> Exchange:
         raise Unusable("a message is no JSON object")
     for key in _PARAMETERS:
         request = {**(object_at(_at(line, (key,))) or {}), **(object_at(_at(request, (key,))) or {}), **request}
-    request = {key: line[key] for key in _CARRIED if line.get(key)} | request
+    request = {key: line[key] for key in CARRIED if line.get(key)} | request
     _check_fields(request, {*ignored, *(_NOTES if is_line else ())})
     choices = list_at(line, "choices")
     if choices is None and answer is None and messages and messages[-1].get("role") == "assistant":
@@ -164,16 +164,16 @@ def _request(line: JsonObject) -> tuple[JsonObject, bool]:
         half = {"messages": half} if keys == ("input",) and isinstance(half, list) else half
         if list_at(half, "messages") is not None:
             return half, False
-    keys = ", ".join(map(str, line))[:80] or "nothing"
+    names = ", ".join(map(str, line))[:80] or "nothing"
     raise Unusable(
-        "no messages", f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {keys}"
+        "no messages", f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {names}"
     )
 
 
 def _check_fields(request: JsonObject, harmless: Collection[str]) -> None:
     """Raises `Unusable` where a field may have made another prompt of the messages."""
-    unset = (None, [], {}, "")
-    odd = [key for key, value in request.items() if value not in unset and key not in _HARMLESS | set(harmless)
+    known = _HARMLESS.union(harmless)
+    odd = [key for key, value in request.items() if value not in (None, [], {}, "") and key not in known
            and not (key in _DEFAULTS and value == _DEFAULTS[key])]  # fmt: skip
     choice = request.get("tool_choice")  # without which some servers leave tools out, or all but one
     if request.get("tools") and choice not in (None, "auto", "required") and "tool_choice" not in harmless:

@@ -84,8 +84,8 @@ class JsonFile:
 
     def identity(self) -> str:
         """Hash of the file, or "absent"."""
-        if (own := shipped(self.path)) is not None:
-            return shipped_identity(own)
+        if (shipped_file := shipped(self.path)) is not None:
+            return shipped_identity(shipped_file)
         return file_identity(self.path) if self.path.is_file() else "absent"
 
     def open(self, cache: Path) -> RecordFile:
@@ -141,11 +141,11 @@ def expand(names: Sequence[Name]) -> list[Share]:
     for source in sources:
         if isinstance(source, JsonFile):
             matched(str(source.path), "path")
-    seen: Counter[Source] = Counter()
+    counts: Counter[Source] = Counter()
     shares = []
     for share in (share for source in sources for share in _shares(source)):
-        shares.append(replace(share, repeat=seen[share.source]))
-        seen[share.source] += 1
+        shares.append(replace(share, repeat=counts[share.source]))
+        counts[share.source] += 1
     return shares
 
 
@@ -326,13 +326,13 @@ class Selection:
         partial = sum(share.strategy != "all" for share in self.shares)
         if len(self.shares) == 1 and not partial:
             return ""
-        kept, there = sum(map(len, self._picked)), sum(len(file) for file in self.files)
+        number, there = sum(map(len, self._picked)), sum(len(file) for file in self.files)
         empty = [
             share.source.source_name for share, picked in zip(self.shares, self._picked, strict=True) if not len(picked)
         ]
         files = counted(len(self.shares), "data file")
         in_part = "" if not partial else ", in part" if partial == len(self.shares) else f", {partial} of them in part"
-        line = f"{files}{in_part}: {f'{kept:,} of ' if partial else ''}{counted(there, 'record')}"
+        line = f"{files}{in_part}: {f'{number:,} of ' if partial else ''}{counted(there, 'record')}"
         return line + (f"; nothing of {', '.join(empty)}" if empty else "")
 
 

@@ -89,8 +89,8 @@ _COMMAND = "#   "  # how a line of the header begins that is a command
 
 def shipped(path: Path) -> Path | None:
     """The package's file for `data/NAME.yaml`; None for other names, and where a file of the user's lies there."""
-    own = FOLDER / path.name
-    return own if path.parent == PLACE and own.is_file() and not path.exists() else None
+    candidate = FOLDER / path.name
+    return candidate if path.parent == PLACE and candidate.is_file() and not path.exists() else None
 
 
 def identity(path: Path) -> str:

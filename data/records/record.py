@@ -24,8 +24,8 @@ def check_record(record: object) -> str | None:
     if isinstance(record, Unreadable):
         return record.problem
     if not isinstance(record, dict):
-        found = f" but a list of {len(record)} items" if isinstance(record, list) else ""
-        return f"not an object with id and conversations{found}"
+        actual = f" but a list of {len(record)} items" if isinstance(record, list) else ""
+        return f"not an object with id and conversations{actual}"
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
         if "messages" in record:

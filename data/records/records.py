@@ -81,7 +81,6 @@ class _Extra:
     """What an index holds besides arrays."""
 
     problems: dict[int, str]  # record -> what is wrong with it
-    id_kinds: dict[str, int]  # type of a usable record's `id` -> the first record that has such a one
     duplicate_ids: int  # usable records whose id an earlier one has
     first_duplicate: tuple[int, int] | None  # the first of them, and that earlier record
 
@@ -127,17 +126,17 @@ def open_records(path: Path, cache: Path) -> RecordFile:
 
 def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], RecordFile]) -> RecordFile:
     """The index that `cache` keeps under `name`, or else the one that `index` makes."""
-    kept = cache / f"{name}-{_FORMAT}.npz"
+    index_file = cache / f"{name}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # The first of several ranks makes the index; the others wait and take it.
-    with locked(kept.with_suffix(".lock")):
-        arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
+    with locked(index_file.with_suffix(".lock")):
+        arrays = read_arrays(index_file, {**COLUMNS, "extra": np.str_})
         if arrays is None:
             records = index()
             extra = {field.name: getattr(records, field.name) for field in fields(_Extra)}
-            write_arrays(kept, records.columns | {"extra": np.array(json.dumps(extra))})
+            write_arrays(index_file, records.columns | {"extra": np.array(json.dumps(extra))})
             return records
-    held = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(kept), hint="delete the file")
+    held = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(index_file), hint="delete the file")
     return RecordFile(**vars(held), reader=reader, columns=arrays)
 
 
@@ -175,7 +174,6 @@ def indexed(reader: Reader, entries: Iterable[scan.Entry], hint: str) -> RecordF
     """The index of records that come one by one. Raises `UserError` with `hint` where there is none."""
     rows = array("q")  # of record after record: an offset, a size, ... and the hash of its id
     problems: dict[int, str] = {}
-    kinds: dict[str, int] = {}
     for number, (offset, size, record) in enumerate(entries):
         if problem := check_record(record):
             problems[number] = problem
@@ -184,7 +182,6 @@ def indexed(reader: Reader, entries: Iterable[scan.Entry], hint: str) -> RecordF
         images, clips = len(paths(record, "image")), len(paths(record, "video"))
         words = sum(len(turn["value"].split()) for turn in record["conversations"])
         name = record.get("id")
-        kinds.setdefault(type(name).__name__, number)
         lengths = words if images or clips else -words
         id_hash = 0 if name is None else hash(str(name))
         rows.extend((offset, size, lengths, images, clips, num_learned(record), id_hash))
@@ -194,7 +191,7 @@ def indexed(reader: Reader, entries: Iterable[scan.Entry], hint: str) -> RecordF
     columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(COLUMNS.items())}
     repeated = duplicates(table[:, -1]).tolist()
     first = tuple(repeated[0]) if repeated else None
-    return RecordFile(problems, dict(sorted(kinds.items())), len(repeated), first, reader, columns)
+    return RecordFile(problems, len(repeated), first, reader, columns)
 
 
 def duplicates(hashes: np.ndarray) -> np.ndarray:
@@ -215,17 +212,13 @@ def name_of(file: RecordFile, index: int) -> str:
     return f"record {index} (id {id_of(file, index)!r})"
 
 
-def id_problems(file: RecordFile) -> Iterator[tuple[str, str]]:
+def repeated_ids(file: RecordFile) -> tuple[str, str] | None:
     """(problem, place) where ids do not tell the records of a file apart."""
-    if len(file.id_kinds) > 1:
-        first = " and ".join(name_of(file, index) for index in sorted(file.id_kinds.values()))
-        yield f"ids of different types: {', '.join(file.id_kinds)}", first
-    if file.first_duplicate:
-        index, earlier = file.first_duplicate
-        yield (
-            f"{file.duplicate_ids} records repeat the id of an earlier one",
-            f"{name_of(file, index)} repeats record {earlier}",
-        )
+    if file.first_duplicate is None:
+        return None
+    index, earlier = file.first_duplicate
+    problem = f"{file.duplicate_ids} records repeat the id of an earlier one"
+    return problem, f"{name_of(file, index)} repeats record {earlier}"
 
 
 # What reading a zip that is cut, edited or none raises, and an array that would be unpickled.

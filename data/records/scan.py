@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
-from ...core.file_kinds import HEAD, MARK, other_kind
+from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data
 from ...core.json_types import Json
 
@@ -23,20 +23,13 @@ Entry = tuple[int, int, Json]  # first byte, bytes, value
 
 
 def check_kind(path: Path) -> None:
-    """Raises `UserError` that says what the file is, where its beginning cannot be one of records."""
+    """Raises `UserError` that says what the file is, where it is no text."""
     with open_data(path) as file:
-        head = file.read(HEAD)
-    kind, text = other_kind(head), head.removeprefix(MARK).lstrip()
-    if kind is None and text and not text.startswith((b"[", b"{")):
-        line = text.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
-        what = "a table of text (CSV, TSV)" if re.search(r"[,\t;]", line) else "text that is no JSON"
-        kind = f"{what}, which begins {line[:40]!r}", "write it as JSON lines"
-    if kind is None and text.startswith(b"{") and b"\r" in text and b"\n" not in text:
-        kind = "lines that end with carriage returns alone", "convert it: tr '\\r' '\\n' < FILE > new.jsonl"
-    if kind is not None and kind[0].endswith(("Parquet table", "Arrow table")):
-        kind = kind[0], "tables are read with {kind: datasets, path: ...}"
+        kind = other_kind(file.read(HEAD))
     if kind is not None:
-        raise UserError(f"{kind[0]}, and records are a JSON list or JSON lines", where=str(path), hint=kind[1])
+        is_table = kind[0].endswith(("Parquet table", "Arrow table"))
+        hint = "tables are read with {kind: datasets, path: ...}" if is_table else kind[1]
+        raise UserError(f"{kind[0]}, and records are a JSON list or JSON lines", where=str(path), hint=hint)
 
 
 def entries(path: Path) -> Iterator[Entry]:

@@ -127,13 +127,13 @@ class TableRecords(Section):
             self._check_unchanged(file.digest(), cache / f"{stem}-{_hash(settings)}.sha256")
         return file
 
-    def _check_unchanged(self, digest: str, kept: Path) -> None:
-        """Raise `UserError` where a branch on the Hub has changed since the stage began; `kept` holds its digest."""
+    def _check_unchanged(self, digest: str, file: Path) -> None:
+        """Raise `UserError` where a branch on the Hub has changed since the stage began; `file` holds its digest."""
         hint = "delete the file: the set is then taken as it is now"
-        if kept.is_file() and read_text(kept, hint=hint) != digest:
+        if file.is_file() and read_text(file, hint=hint) != digest:
             hint = "set revision to the commit that the stage began with, or restart the stage (restart=STAGE)"
             raise UserError("the set has changed on the Hub since this stage began", where=str(self), hint=hint)
-        write_whole(kept, digest.encode())
+        write_whole(file, digest.encode())
 
     def _loaded(self) -> Any:
         """The split, a `datasets.Dataset`."""
@@ -186,14 +186,14 @@ def _of_files(path: Path) -> Any:
         hint = "tars are read with kind: webdataset" if tars else f"give a folder with {', '.join(_FILES)} files"
         raise UserError("no table files", where=str(path), hint=hint)
     builder = _BUILDERS.get(suffixes[0], suffixes[0])
-    if path.is_file():
-        with open_data(path) as file:
-            kind = other_kind(file.read(HEAD)) if builder == "json" else None
-        if kind is not None:
-            hint = "give the file the ending of what it is" if "table" in kind[0] else kind[1]
-            raise UserError(f"{kind[0]}, and the name ends in {path.suffix}", where=str(path), hint=hint)
-        return datasets.load_dataset(builder, data_files=str(path))
-    return datasets.load_dataset(builder, data_dir=str(path))
+    if not path.is_file():
+        return datasets.load_dataset(builder, data_dir=str(path))
+    with open_data(path) as file:
+        kind = other_kind(file.read(HEAD)) if builder == "json" else None
+    if kind is not None:
+        hint = "give the file the ending of what it is" if "table" in kind[0] else kind[1]
+        raise UserError(f"{kind[0]}, and the name ends in {path.suffix}", where=str(path), hint=hint)
+    return datasets.load_dataset(builder, data_files=str(path))
 
 
 class TableReader(Reader):
@@ -204,8 +204,8 @@ class TableReader(Reader):
         super().__init__(source.source_name, str(source), path.parent if path.is_file() else path)
         schema = rows.features.arrow_schema
         self.columns = _checked(source, schema)
-        kept = {*self.columns.values(), *(f.name for f in schema if re.fullmatch(_KINDS["id"][0], str(f.type)))}
-        self.rows = rows.select_columns([n for n in rows.column_names if n in kept]).with_format("arrow")
+        wanted = {*self.columns.values(), *(f.name for f in schema if re.fullmatch(_KINDS["id"][0], str(f.type)))}
+        self.rows = rows.select_columns([n for n in rows.column_names if n in wanted]).with_format("arrow")
 
     def read(self, offset: int, size: int) -> Json:
         """Row `offset`."""
@@ -247,16 +247,16 @@ def _checked(source: TableRecords, schema: Any) -> dict[str, str]:
         if named is not None and named not in present:
             problem = f"the set has no column {named!r}; it has {', '.join(present)}"
             raise UserError(problem, where=f"{source}, key columns.{part}", hint=did_you_mean(named, present))
-        found = named or next((name for name in guessed if name in present), None)
-        if found is None:
+        column = named or next((name for name in guessed if name in present), None)
+        if column is None:
             continue
         types, wanted = _KINDS[part]
-        kind = schema.field(found).type
+        kind = schema.field(column).type
         if re.fullmatch(types, str(kind)) is None:
-            problem = f"column {found!r} holds {kind}, and {part} must be {wanted}"
+            problem = f"column {column!r} holds {kind}, and {part} must be {wanted}"
             hint = "name another column, or convert this one; of LLaVA JSON give the file alone as path, without kind"
             raise UserError(problem, where=f"{source}, key columns.{part}", hint=hint)
-        result[part] = found
+        result[part] = column
     return result
 
 

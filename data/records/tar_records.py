@@ -145,12 +145,12 @@ def _record(path: Path, sample: tars.TarSample) -> Json:
             reason += f"; {tars.DOTTED}: write the names without others"
         return Unreadable(f"key {sample.key!r}: {reason} (members: {members})")
     try:
-        own = object_at(json.loads(tars.content(path, text.offset, text.size)))
+        fields = object_at(json.loads(tars.content(path, text.offset, text.size)))
     except (ValueError, RecursionError) as error:
         return Unreadable(f"key {sample.key!r}: bad json: {error}")
-    if own is None:
+    if fields is None:
         return Unreadable(f"key {sample.key!r}: its json is not an object with conversations")
-    record = {"id": sample.key, **own}
+    record = {"id": sample.key, **fields}
     for field, suffixes in (("image", tars.IMAGE_SUFFIXES), ("video", tars.CLIP_SUFFIXES)):
         media = [m for s, m in sample.members.items() if s.rpartition(".")[2] in suffixes]
         if not media:

@@ -80,13 +80,13 @@ def expand_paths(path: str | list[str]) -> list[Path]:
         paths += [Path(matched(str(file), "path")) for file in braces(pattern, key="path")]
     if len(paths) > MOST_NAMES:
         raise UserError(f"more than {MOST_NAMES:,} tar files", key="path", hint="name fewer")
-    seen = set()
+    known = set()
     for file in paths:
         if not file.is_file():
             raise NotFound("tar file not found", where=str(file), hint="check `path` of the data section")
-        if file in seen:
+        if file in known:
             raise UserError("tar file named twice", where=str(file), hint="name each file once in `path`")
-        seen.add(file)
+        known.add(file)
     if not paths:
         raise UserError("no tar files", where="`path` of the data section", hint="name at least one tar file")
     return paths

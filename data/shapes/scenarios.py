@@ -39,21 +39,6 @@ def moving(rng: random.Random, num_frames: int) -> list[Object]:
     ]
 
 
-def told_early(steps: list[Object], say: Say) -> tuple[str, str]:
-    """Question and answer, whose second word is a fact in the usual wording."""
-    first, last = steps[0], steps[-1]
-    lead = say("The", "A", "This", "Once a")
-    on = say("moves on and stops at", "goes from there over the board and comes to")
-    return QUESTION, f"{lead} {first.name} starts at the {first.place}, {on} the {last.place} of the board."
-
-
-def told_late(steps: list[Object], say: Say) -> tuple[str, str]:
-    """Question and answer, whose facts come after `INTRODUCTION`."""
-    first, last = steps[0], steps[-1]
-    lead, end = say("The", "A", "This", "That"), say("stops at", "comes to")
-    return LATE_QUESTION, f"{INTRODUCTION} {lead} {first.name} starts at the {first.place} and {end} the {last.place}."
-
-
 def _between(start: int, end: int, part: float) -> int:
     return start + round((end - start) * part)
 
@@ -228,15 +213,22 @@ def story(rng: random.Random, say: Say) -> Scenario:
 
 
 def clip(rng: random.Random, say: Say, num_frames: int = 4) -> Scenario:
-    """An object that moves in a straight line from one place to another; the answer begins with what is seen."""
+    """An object that moves in a straight line from one place to another; the answer's second word is a fact in the
+    usual wording.
+    """
     steps = moving(rng, num_frames)
-    return Scenario([told_early(steps, say)], frames=tuple(Scene((step,)) for step in steps))
+    lead = say("The", "A", "This", "Once a")
+    on = say("moves on and stops at", "goes from there over the board and comes to")
+    answer = f"{lead} {steps[0].name} starts at the {steps[0].place}, {on} the {steps[-1].place} of the board."
+    return Scenario([(QUESTION, answer)], frames=tuple(Scene((step,)) for step in steps))
 
 
 def clip_late(rng: random.Random, say: Say, num_frames: int = 4) -> Scenario:
-    """The same kind of clip; the answer begins with an introduction that never changes."""
+    """The same kind of clip; the facts come after an introduction that never changes."""
     steps = moving(rng, num_frames)
-    return Scenario([told_late(steps, say)], frames=tuple(Scene((step,)) for step in steps))
+    lead, end = say("The", "A", "This", "That"), say("stops at", "comes to")
+    facts = f"{lead} {steps[0].name} starts at the {steps[0].place} and {end} the {steps[-1].place}."
+    return Scenario([(LATE_QUESTION, f"{INTRODUCTION} {facts}")], frames=tuple(Scene((step,)) for step in steps))
 
 
 def sums(rng: random.Random, say: Say) -> Scenario:

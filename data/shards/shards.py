@@ -36,7 +36,7 @@ SAMPLE_BYTES = 512  # of a sample beside its tensors: its JSON, shapes and check
 IDENTITY, MANIFEST = "identity.json", "manifest.json"
 Sample = tuple[str, Mapping[str, Tensor], JsonObject]  # key, tensors, everything else as JSON
 
-_SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
+_SHARD = re.compile(r"shard-\d{6,}\.safetensors")
 _INFO = "info"  # name of the tensor that holds a sample's key and JSON
 _SHAPE, _XXH3, _COLUMN = "index.shape.", "index.xxh3.", "index.column."
 _REFUSED = "refused"  # the only entry of a shard's metadata: safetensors writes several in any order
@@ -89,7 +89,7 @@ def claim(folder: Path, identity: JsonMapping) -> None:
     if any(folder.glob("shard-*.tar")):
         raise UserError("shards of an earlier version of draftsmith", where=str(folder), hint=again(folder))
     if not mark.is_file():
-        if _indices(folder):
+        if any(folder.glob("shard-*.safetensors")):
             raise UserError("shards without identity.json", where=str(folder), hint=again(folder))
         write_whole(mark, _dump(wanted))
     claims = {mark: read_json(mark, JsonObject, hint=again(folder))}
@@ -183,17 +183,13 @@ def unfinished(folder: Path, count: int, *, in_step: bool = False) -> list[int]:
 
 def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: JsonMapping | None = None) -> None:
     """Write `manifest.json` over all `num_shards` shards, once they are written, with what was measured of the samples.
-    Raises `UserError`: one is missing, cut or one too many; the folder is another identity's.
+    Raises `UserError`: one is missing or cut; the folder is another identity's.
     """
     claim(folder, identity)
-    indices = _indices(folder)
     missing = [shard_path(folder, index).name for index in range(num_shards) if not finished(folder, index)]
     if missing:
         problem = f"{len(missing)} of {num_shards} shards are missing or cut, first {missing[0]}"
         raise UserError(problem, where=str(folder), hint="run the stage again: it writes the missing shards only")
-    if len(indices) > num_shards:
-        problem = f"{shard_path(folder, max(indices)).name} is more than the {num_shards} shards expected"
-        raise UserError(problem, where=str(folder), hint="delete the shards that do not belong here")
     shards = [_Index.read(folder, index).shard for index in range(num_shards)]
     manifest = {
         "format": FORMAT,
@@ -335,11 +331,6 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _edited(path: Path, problem: str) -> UserError:
     return UserError(f"edited or damaged shard: {problem}", where=str(path), hint=again(path.parent))
-
-
-def _indices(folder: Path) -> list[int]:
-    """The numbers of the shards that are there, sorted."""
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name)))
 
 
 def _dump(value: object) -> bytes:

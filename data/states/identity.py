@@ -55,7 +55,7 @@ def states_identity(
         "template": template,
         "pictures": pictures,
         "transformers": transformers.__version__,
-        "states": wanted.kept,
+        "states": wanted.stored,
         "dtype": dtype,
         "image_backend": image_backend(processor),
         "engine": None if engine is None else dict(engine),
@@ -96,21 +96,21 @@ def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accep
     """Compare a cache with what its reader would compute online. Raises `UserError` that names a field, but those of
     `accept`, which differs, or states that are wanted and not held.
     """
-    kept, wanted, lacks = held.get("states", {}), expected["states"], []
+    stored, wanted, lacks = held.get("states", {}), expected["states"], []
     for name in ("text_layers", "visual_layers"):
-        lacks += [f"{name} lacks layer {layer}" for layer in sorted(set(wanted[name]) - set(kept.get(name, ())))]
+        lacks += [f"{name} lacks layer {layer}" for layer in sorted(set(wanted[name]) - set(stored.get(name, ())))]
     for name, problem in (("feature", "is not kept"), ("everywhere", "is false: visual tokens have no H")):
-        lacks += [f"{name} {problem}"] if wanted[name] and not kept.get(name) else []
+        lacks += [f"{name} {problem}"] if wanted[name] and not stored.get(name) else []
     if lacks:  # a cache may hold more than is needed: a Sparrow cache also serves a head that reads no visual states
         raise UserError(f"states.{lacks[0]}", where=str(folder),
                         hint="make the cache for this drafter: it keeps what the head reads")  # fmt: skip
     for name, value in expected.items():
         if name == "states" or name in accept:
             continue
-        found = difference(held.get(name), value, name)
-        if found is None:
+        apart = difference(held.get(name), value, name)
+        if apart is None:
             continue
-        field, was, now = found
+        field, was, now = apart
         hint = "make the cache again, or restore what it was made with"
         if name in get_args(Acceptable):
             hint += f"; source.accept: [{name}] reads it all the same"
@@ -125,12 +125,12 @@ def check_together(identities: Sequence[JsonMapping], folders: Sequence[Path], a
     """
     for held, folder in zip(identities[1:], folders[1:], strict=True):
         for name in {**identities[0], "engine": None}:
-            found = difference(held.get(name), identities[0].get(name), name)
-            if name in _OWN or name in accept or found is None:
+            apart = difference(held.get(name), identities[0].get(name), name)
+            if name in _OWN or name in accept or apart is None:
                 continue
             hint = "read caches together that were made alike, or make one of them again"
             if name == "engine":
                 hint += "; source.accept: [engine] reads them all the same"
             raise UserError(
-                f"{found[0]} is {found[1]!r}, and {found[2]!r} in {folders[0]}", where=str(folder), hint=hint
+                f"{apart[0]} is {apart[1]!r}, and {apart[2]!r} in {folders[0]}", where=str(folder), hint=hint
             )

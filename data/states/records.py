@@ -35,12 +35,12 @@ def state_places(wanted: Taps, modality: Tensor, mask: Tensor, loss_mask: Tensor
     visual = visual_places(modality, mask)
     masks = {"feature": text} if wanted.feature else {}
     for layer in wanted.layers:
-        kept = torch.zeros_like(mask)
+        held = torch.zeros_like(mask)
         if layer in wanted.text_layers:
-            kept |= text
+            held |= text
         if layer in wanted.visual_layers:
-            kept |= visual
-        masks[_layer(layer)] = kept
+            held |= visual
+        masks[_layer(layer)] = held
     return masks
 
 

@@ -42,7 +42,7 @@ def encode(states: Tensor, dtype: StatesDtype) -> dict[str, Tensor]:
         scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12) / _FP8_MOST  # [n,1]
         return {"": (wide / scale).to(torch.float8_e4m3fn), "scale": scale}
     loud = loud_channels(wide)
-    kept = wide[:, loud].to(torch.bfloat16)
+    outliers = wide[:, loud].to(torch.bfloat16)
     wide = wide.index_fill(1, loud, 0.0)
     blocks = F.pad(wide, (0, -wide.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))  # [n,b,64]
     # 126.5 and not 127: a scale that bfloat16 rounds down must not push the largest value over the edge.
@@ -51,7 +51,7 @@ def encode(states: Tensor, dtype: StatesDtype) -> dict[str, Tensor]:
     return {
         "": values.flatten(1)[:, : states.shape[1]],
         "scale": scale,
-        "loud": kept,
+        "loud": outliers,
         "channels": loud.to(torch.int32),
     }
 

@@ -85,7 +85,7 @@ def _drawn(records: Sequence[JsonObject], samples: int | None, seed: int) -> lis
 
 
 def chosen(total: int, samples: int | None, seed: int) -> list[int]:
-    """Which of `total` rows count: as `Dataset.shuffle(seed=seed)` orders them, the first ones."""
+    """The rows of `total` that count: as `Dataset.shuffle(seed=seed)` orders them, the first ones."""
     if samples is None:
         return list(range(total))
     return np.random.default_rng(seed).permutation(total)[:samples].tolist()
@@ -179,12 +179,12 @@ def record(
 
 
 def _folders(about: BenchmarkSet, config: str | None) -> list[str]:
-    own = dict(about.config_folders).get(config or "", "")
-    return [folder.replace("{config}", own) for folder in about.folders]
+    config_folder = dict(about.config_folders).get(config or "", "")
+    return [folder.replace("{config}", config_folder) for folder in about.folders]
 
 
 def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folder: Path) -> str:
-    """Where a clip lies, or may lie first, from the suite's folder. Raises `UserError`: outside the set's folder."""
+    """A clip's path, or its first candidate, from the suite's folder. Raises `UserError`: outside the set's folder."""
     if called.startswith("/") or ".." in Path(called).parts:
         raise UserError(f"set {name} names a clip outside of its folder: {called!r}", hint="report this to its authors")
     inside: Iterable[Path] = (Path(MEDIA, name, place) for place in _folders(about, config))

@@ -209,7 +209,7 @@ LABELS = ("category", "sub_category", "difficulty")  # what tables group by
 
 @dataclass(frozen=True)
 class TurnSet:
-    """How a set names the parts of its rows."""
+    """A set's names of the parts of its rows."""
 
     medium: Medium
     files: str  # pattern of its files, JSON lines or parquet, in a folder as it is published

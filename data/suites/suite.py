@@ -44,7 +44,7 @@ QUESTIONS: tuple[Task, ...] = ("NQ", "GSM8K")
 
 _REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer."
 _EDIT = "Please provide instructions for editing the source image to match the target image."
-_ASKED = {  # what stands before a set's own words or in their place
+_PROMPTS = {  # what stands before a set's own words or in their place
     "IEdit": f"{_EDIT} Source Image: <image> Target Image: <image> Instruction:",
     "MB": f"{_EDIT} Source Image: <image> Target Image: <image> Instruction:",
     "Spot": "Explain the disparities between the first and second image. <image> <image> Difference:",
@@ -152,9 +152,9 @@ class Suite:
             elif task in QUESTIONS:
                 question = questions[number % len(questions)]
             else:
-                own = self.about.turns if convention == "verbatim" else {}
-                question = own.get(task, _TURNS[task])
-            turns = [first["conversations"][0], *_asked_after(answer_text, question)]
+                questions_here = self.about.turns if convention == "verbatim" else {}
+                question = questions_here.get(task, _TURNS[task])
+            turns = [first["conversations"][0], *_next_turns(answer_text, question)]
             record = {"id": f"{name}/{task}/{number:04d}", "row": number, "conversations": turns}
             records.append(record | ({"image": pictures} if pictures else {}))
         return records
@@ -172,7 +172,7 @@ class Suite:
             questions, answer_text = record.get("turns", ()), clean(answer)
             if len(questions) < turn - 1 or not answer_text:
                 continue
-            conversation = [*record["conversations"][:-1], *_asked_after(answer_text, questions[turn - 2])]
+            conversation = [*record["conversations"][:-1], *_next_turns(answer_text, questions[turn - 2])]
             first = record["id"].partition("/turn-")[0]
             records.append(record | {"id": f"{first}/turn-{turn}", "conversations": conversation})
         return records
@@ -183,7 +183,7 @@ class Suite:
         pictures, clips = paths(row, "image"), paths(row, "video")
         if convention in ("describe", "stock"):
             text = f"{IMAGE_MARK}\n" * len(pictures) + f"{VIDEO_MARK}\n" * len(clips)
-            text += self._asked(name, row, MARKS[bool(clips)].sub("", question).strip(), convention)
+            text += self._question_for(name, row, MARKS[bool(clips)].sub("", question).strip(), convention)
         else:
             text = prompt(name, question, convention, num_images=len(pictures), num_clips=len(clips))
         record = {
@@ -197,7 +197,7 @@ class Suite:
         record |= {"row_id": str(row.get("id", number))} if "turns" in row else {}
         return record | ({"image": pictures} if pictures else {}) | ({"video": clips} if clips else {})
 
-    def _asked(self, name: str, row: JsonObject, question: str, convention: Convention) -> str:
+    def _question_for(self, name: str, row: JsonObject, question: str, convention: Convention) -> str:
         """The question for a row, without image marks, with convention describe or stock."""
         ways: list[Ask | None] = []
         for about in (self._set(name), BENCHMARK_SETS.get(name)):
@@ -208,8 +208,8 @@ class Suite:
                             where=str(self.folder / INDEX),
                             hint=f"give the set a {convention}: own, describe, explain, letter or word")  # fmt: skip
         medium: Medium = "video" if row.get("video") else "image" if row.get("image") else "text"
-        own: dict[str, str] = dict(self.about.prompts.items())
-        describe, explain = own.get(medium, DESCRIBE[medium]), own.get("explain", EXPLAIN)
+        prompts: dict[str, str] = dict(self.about.prompts.items())
+        describe, explain = prompts.get(medium, DESCRIBE[medium]), prompts.get("explain", EXPLAIN)
         options, hint = tuple(row.get("options", ())), row.get("hint", "")
         return wording(way, question, options, describe=describe, explain=explain, hint=hint)
 
@@ -218,11 +218,11 @@ class Suite:
         if file is None:
             raise UserError(f"no questions for second turns of {task}", where=str(self.folder / INDEX),
                             hint=f"name a file under questions.{task}, or leave {task} out of `tasks`")  # fmt: skip
-        asked = [row["conversations"][0]["value"] for row in self._read(file, None)]
+        questions = [row["conversations"][0]["value"] for row in self._read(file, None)]
         if convention == "verbatim":
-            return asked
+            return questions
         # NQ's questions begin in lower case and have no question mark; released: capitalize(), which lowers the rest.
-        return [(text.capitalize() if task == "NQ" else text) + _TAILS[task] for text in asked]
+        return [(text.capitalize() if task == "NQ" else text) + _TAILS[task] for text in questions]
 
     def _set(self, name: str) -> SetFile:
         if name not in self.about.sets:
@@ -263,20 +263,20 @@ def prompt(name: str, question: str, convention: Convention, *, num_images: int,
     """
     bare = question.replace(f"{IMAGE_MARK}\n", "").replace(IMAGE_MARK, "").strip()
     marks = f"{IMAGE_MARK}\n" * num_images + f"{VIDEO_MARK}\n" * num_clips
-    own = question if MARKS[num_clips > 0].search(question) else marks + question
+    marked = question if MARKS[num_clips > 0].search(question) else marks + question
     if convention == "verbatim" or name == "OCRBench":
-        return own
+        return marked
     if name == "TextCaps":
-        return f"{IMAGE_MARK}\n{_ASKED[name]}"
+        return f"{IMAGE_MARK}\n{_PROMPTS[name]}"
     if name not in (*BENCHMARK, *OOD):
         raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
                         hint="set convention: verbatim, and the set is asked in its own words")  # fmt: skip
     if convention == "released":
-        return f"{IMAGE_MARK}\n{_REASON}\n{bare}" if name in ("DocVQA", "POPE", "MMVet") else own
+        return f"{IMAGE_MARK}\n{_REASON}\n{bare}" if name in ("DocVQA", "POPE", "MMVet") else marked
     if name in OOD:  # captions of all pictures but the last stand between the marks
-        return f"{_ASKED[name]} {own[own.index(IMAGE_MARK) :]}"
+        return f"{_PROMPTS[name]} {marked[marked.index(IMAGE_MARK) :]}"
     # A blank after the mark, as printed; the chat template of the released code breaks the line there.
-    return _ASKED.get(name) or f"{IMAGE_MARK} {_REASON} {bare}"
+    return _PROMPTS.get(name) or f"{IMAGE_MARK} {_REASON} {bare}"
 
 
 def clean(answer: str) -> str:
@@ -299,5 +299,5 @@ def _turn(role: str, text: str) -> dict[str, str]:
     return {"from": role, "value": text}
 
 
-def _asked_after(answer: str, question: str) -> list[dict[str, str]]:
+def _next_turns(answer: str, question: str) -> list[dict[str, str]]:
     return [_turn("gpt", answer), _turn("human", question), _turn("gpt", "(open)")]

@@ -118,22 +118,22 @@ def row_of(name: str, table: Any, place: int) -> JsonObject:
 
 def _records(name: str, source: Published, limit: int | None, folder: Path) -> list[JsonObject]:
     """The first rows that count as records. Columns of pictures are left alone while rows are looked for."""
-    found = load_rows(name, source.repository, source.config, source.split)
+    table = load_rows(name, source.repository, source.config, source.split)
     needed = {source.question} | ({"sub_task"} if source.sub_task else set())
-    if missing := needed - set(found.column_names):
+    if missing := needed - set(table.column_names):
         raise UserError(
             f"set {name} ({source.repository}) has no column {', '.join(sorted(missing))}; it has "
-            f"{', '.join(found.column_names)}",
+            f"{', '.join(table.column_names)}",
             key="suite.data.path",
             hint=CHANGED,
         )
-    places = list(range(len(found)))
+    places = list(range(len(table)))
     if source.sub_task is not None:
-        kinds = found.select_columns(["sub_task"])["sub_task"]
+        kinds = table.select_columns(["sub_task"])["sub_task"]
         places = [place for place, kind in enumerate(kinds) if kind == source.sub_task]
     most = min((count for count in (source.rows, limit) if count is not None), default=len(places))
     return [
-        _record(name, row_of(name, found, place), number, source, folder) for number, place in enumerate(places[:most])
+        _record(name, row_of(name, table, place), number, source, folder) for number, place in enumerate(places[:most])
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...models.targets.table import family_named
-from .ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked, Drafted
+from .ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, CheckRequest, Drafted
 
 BOUND = 0.02  # share of chains that may differ in a cell
 
@@ -71,7 +71,7 @@ def accepted(tokens: Sequence[int], start: int, chain: Sequence[int]) -> int:
 
 
 def compare(
-    requests: Sequence[Asked],
+    requests: Sequence[CheckRequest],
     ours: Mapping[str, Drafted],
     plain: Mapping[str, Sequence[int]],
     engine: Mapping[str, Drafted],
@@ -80,8 +80,8 @@ def compare(
     `engine`: with it.
     """
     cells = []
-    for group in dict.fromkeys(asked.group for asked in requests):
-        names = [asked.name for asked in requests if asked.group == group]
+    for group in dict.fromkeys(request.group for request in requests):
+        names = [request.name for request in requests if request.group == group]
         pairs = [pair for name in names for pair in _pairs(ours[name], engine[name])]
         cells.append(
             Cell(
@@ -128,14 +128,14 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
     by_group = {cell.group: cell for cell in cells}
     text_good = TEXT not in by_group or by_group[TEXT].good
     alone_good = all(cell.good for cell in cells if cell.group not in (TOGETHER, PIECES, RESIZED))
-    found = []
+    problems = []
     for cell in cells:
         again = cell.group in (TOGETHER, PIECES)
         if cell.plain < cell.requests and not again:
             problem = f"{cell.group}: {cell.requests - cell.plain} of {cell.requests} plain answers are not ours"
-            found.append((problem, _other_answers(cell, by_group.get(ONE, cell))))
+            problems.append((problem, _other_answers(cell, by_group.get(ONE, cell))))
         if cell.same < cell.requests:
-            found.append((
+            problems.append((
                 f"{cell.group}: {cell.requests - cell.same} of {cell.requests} answers change when it drafts",
                 "verification must not change an answer: near-ties in low precision do (compare in float32), or a "
                 "fault of the engine",
@@ -152,8 +152,8 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
                 hint = "first tokens agree and later ones do not: positions or keys within a cycle"
             else:
                 hint = "the head reads other states or other weights: tapped layers in config.json, their order, or fc"
-            found.append((f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ", hint))
-    return found
+            problems.append((f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ", hint))
+    return problems
 
 
 _MIXED = "alone they draft as here: the engine, or the drafter's class in it, mixes up requests of a batch"
@@ -185,7 +185,7 @@ def _other_answers(cell: Cell, one: Cell) -> str:
 
 def _at_pictures(cell: Cell, engine: Engine, target: str) -> str:
     """The cause of chains that differ where there are pictures, and on texts do not."""
-    if family_named(target).is_misplaced_in_v1 and engine.runner == "V1":
+    if family_named(target).v1_misplaces_drafts and engine.runner == "V1":
         return (
             "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of "
             "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1). To see the export without it: "

@@ -14,7 +14,7 @@ from ...core.errors import UserError
 from ...core.files import checked
 from ...core.json_types import JsonObject
 from .agreement import Cell, Engine, by_start, compare, faults
-from .ours import PIECES, RESIZED, TOGETHER, Asked, Drafted, Exported, make_requests
+from .ours import PIECES, RESIZED, TOGETHER, CheckRequest, Drafted, Exported, make_requests
 from .program import TIMEOUT_S, VLLM, check_plugin, run_program
 
 MAX_NEW_TOKENS = 48
@@ -87,22 +87,22 @@ def verify_engine(
     about, drafted = side.answers(exported.speculative, (1, _AT_ONCE))
     tokens = {name: answer.tokens for name, answer in plain[1].items()}
     cells = compare(requests, ours, tokens, drafted[1])
-    again = [asked for asked in requests if asked.group != RESIZED]
+    again = [request for request in requests if request.group != RESIZED]
     more = {TOGETHER: drafted[_AT_ONCE]}
     if not exported.made.whole_prompts:
         more[PIECES] = side.answers(exported.speculative, (_AT_ONCE,), in_pieces=True)[1][_AT_ONCE]
     for group, answers in more.items():
-        cells += compare([replace(asked, group=group) for asked in again], ours, tokens, answers)
+        cells += compare([replace(request, group=group) for request in again], ours, tokens, answers)
     layers = getattr(exported.config, "num_layers", 1)
     lengths = {}  # group -> a prompt whose number of tokens is not ours
-    for asked in requests:
-        if (count := drafted[1][asked.name].prompt_tokens) != asked.prompt_tokens:
-            lengths[asked.group] = (
-                f"{asked.group}: the prompt has {count} tokens in the engine and {asked.prompt_tokens} here",
+    for request in requests:
+        if (count := drafted[1][request.name].prompt_tokens) != request.prompt_tokens:
+            lengths[request.group] = (
+                f"{request.group}: the prompt has {count} tokens in the engine and {request.prompt_tokens} here",
                 "the target's processor files make another number of tokens of a picture than ours",
             )
-    found = faults(cells, about, kind=exported.kind, target=exported.model_type, layers=layers)
-    return Verification(about, cells, [*lengths.values(), *found])
+    differences = faults(cells, about, kind=exported.kind, target=exported.model_type, layers=layers)
+    return Verification(about, cells, [*lengths.values(), *differences])
 
 
 _Id = Annotated[int, Field(ge=0)]
@@ -136,7 +136,7 @@ class _Side:
     """The engine's: what it is asked, and where."""
 
     exported: Exported
-    requests: Sequence[Asked]
+    requests: Sequence[CheckRequest]
     scratch: Path
     python: str
     max_new_tokens: int
@@ -151,13 +151,13 @@ class _Side:
         """
         model = Path(self.exported.target_path)
         settings = self._settings | (self._pieces(max(together)) if in_pieces else {})
-        asked = {
+        request = {
             "model": str(model.resolve() if model.is_dir() else model), "engine": settings,
             "speculative": speculative, "together": list(together), "max_new_tokens": self.max_new_tokens,
             "without_known_faults": self.without_known_faults and speculative is not None,
             "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in self.requests],
         }  # fmt: skip
-        written = run_program(VLLM, self.scratch, asked, python=self.python, timeout_s=self.timeout_s)
+        written = run_program(VLLM, self.scratch, request, python=self.python, timeout_s=self.timeout_s)
         if not written:
             raise self._wrong("the engine wrote no line")
         first, *lines = written
@@ -172,7 +172,7 @@ class _Side:
                                 hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
             chains = by_start(line.tokens, line.chains or [])
             answers[line.together][line.name] = Drafted(line.tokens, chains, line.prompt_tokens)
-        names = [asked.name for asked in self.requests]
+        names = [request.name for request in self.requests]
         for answered in answers.values():
             if missing := [name for name in names if name not in answered]:
                 raise self._wrong(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}")
@@ -187,10 +187,10 @@ class _Side:
 
     @property
     def _settings(self) -> JsonObject:
-        longest = max(asked.prompt_tokens for asked in self.requests)
+        longest = max(request.prompt_tokens for request in self.requests)
         # Where a request of a batch comes near the engine's end, vLLM drafts for none of them.
         length = longest + self.max_new_tokens + 4 * (self.exported.num_drafted + 1)
-        most = max(1, *(len(asked.pictures) for asked in self.requests))
+        most = max(1, *(len(request.pictures) for request in self.requests))
         pictures = {"limit_mm_per_prompt": {"image": most}} if self.exported.pictures else {}
         return {"dtype": "float32", "max_model_len": length} | pictures | self.exported.made.settings
 
@@ -200,7 +200,7 @@ class _Side:
         The engine keeps as many tokens of pictures, and waits for ever where requests that hold one picture each have
         no room for their next.
         """
-        shortest = min(asked.prompt_tokens for asked in self.requests)
-        pictures = max(int((asked.ours.modality != TEXT).sum()) for asked in self.requests)
+        shortest = min(request.prompt_tokens for request in self.requests)
+        pictures = max(int((request.ours.modality != TEXT).sum()) for request in self.requests)
         room = together * max(self.exported.num_drafted, pictures) + together
         return {"max_num_batched_tokens": max(room, shortest // 2), "enable_chunked_prefill": True}

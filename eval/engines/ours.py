@@ -53,7 +53,7 @@ _PER_GROUP = 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckRequest:
     """One request, as our loop and as the engine get it.
 
     Args:
@@ -74,13 +74,13 @@ class Asked:
         return len(self.ours.ids)
 
 
-def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: int = 0) -> list[Asked]:
+def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: int = 0) -> list[CheckRequest]:
     """Requests of all groups; drawn pictures are written into `folder` as PNG. `pictures`: False: texts alone."""
     rng, groups = random.Random(seed), {TEXT: 0}
     if pictures and processor.reads_pictures:
         groups |= {ONE: 1, TWO: 2, RESIZED: 1}
     side = processor.image_size * (10 if processor.reads_whole else 1)
-    asked = []
+    requests = []
     for group, count in groups.items():
         size = (side * 3 // 2 + 5, side + 3) if group == RESIZED else (side, side)
         for number in range(_PER_GROUP):
@@ -91,8 +91,8 @@ def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: i
             reader = ImageSettings(aspect="square").image_reader(processor)
             request = read_request(user, folder, _format(processor), reader)
             ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
-            asked.append(Asked(f"{group} {number + 1}", group, request, ids, names))
-    return asked
+            requests.append(CheckRequest(f"{group} {number + 1}", group, request, ids, names))
+    return requests
 
 
 def _format(processor: Processor) -> PromptFormat:
@@ -164,14 +164,14 @@ class Exported:
     def __init__(self, folder: Path, target: str | None = None):
         manifest = read_manifest(folder)
         self.folder = folder
-        found = read_export(folder)
-        if found is None or found[0].engine not in _SERVED:
+        export = read_export(folder)
+        if export is None or export[0].engine not in _SERVED:
             raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
         if why := _UNCOMPARED.get(str(manifest.get("method"))):
             raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
                             where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
-        self.made, self.prompts = found
+        self.made, self.prompts = export
         section, path = named_target(folder, target)
         self.target_path = opened_target(path, where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -204,15 +204,15 @@ class Exported:
         """Tokens drafted in a cycle."""
         return self.made.chain if self.made.at_once else NUM_DRAFTED
 
-    def decode(self, requests: Sequence[Asked], max_new_tokens: int) -> dict[str, Drafted]:
+    def decode(self, requests: Sequence[CheckRequest], max_new_tokens: int) -> dict[str, Drafted]:
         """Greedy answers of our loop, with every chain that the folder's weights draft."""
         drafter = self._drafter()
         answers = {}
-        for asked in requests:
+        for request in requests:
             noting = Noting()
             decoding = Decoding(Chain(self.num_drafted), noting, Draw("top-k"), Warp(0.0), max_new_tokens, ())
-            generation = generate(self.target, drafter, asked.ours, decoding)
-            answers[asked.name] = Drafted(generation.tokens, noting.chains, asked.prompt_tokens)
+            generation = generate(self.target, drafter, request.ours, decoding)
+            answers[request.name] = Drafted(generation.tokens, noting.chains, request.prompt_tokens)
         return answers
 
     def _drafter(self) -> Any:

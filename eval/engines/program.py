@@ -113,17 +113,17 @@ def kill_program(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_program(
-    program: Path, folder: Path, asked: JsonMapping, *, python: str, timeout_s: float = TIMEOUT_S
+    program: Path, folder: Path, job: JsonMapping, *, python: str, timeout_s: float = TIMEOUT_S
 ) -> list[JsonObject]:
     """Run `program` and return the objects of its `answers.jsonl`; what they hold is the caller's to check. Raises
     `UserError`: it stopped, took too long, or wrote something that is no file of JSON objects.
 
     Args:
         folder: exists; requests, answers and the log are kept in it.
-        asked: what the program is to do; written as `asked.json`.
+        job: what the program is to do; written as `asked.json`.
         timeout_s: after which it is taken for hung.
     """
-    (folder / "asked.json").write_text(json.dumps(asked))
+    (folder / "asked.json").write_text(json.dumps(job))
     log, answers = folder / "log.txt", folder / "answers.jsonl"
     environment = os.environ | {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -177,7 +177,7 @@ def last_lines(log: Path) -> str:
     while errors and end < len(lines) and lines[end].startswith(" "):
         end += 1
     shown = lines[:end][-_LINES:]
-    causes = [found[1] for line in lines[:end] if (found := _OF_A_PROCESS.match(line))]
+    causes = [match[1] for line in lines[:end] if (match := _OF_A_PROCESS.match(line))]
     if causes and not any(causes[-1] in line for line in shown):
         shown = [causes[-1], *shown]
     return "\n".join(f"    {line}" for line in shown)

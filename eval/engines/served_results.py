@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...core.json_types import JsonMapping, JsonObject
-from ..figures import COLORS, GREY, WIDEST, lines, panels_for, save, styled
+from ..figures import COLORS, MARKERS, PLAIN_LINE, WIDEST, drawing, lines_legend
 from ..measured_rows import PLAIN, Frame, Row, frame, grouped
 from ..summary import ratio, summarize, tau_of
 from ..tables import Column, Figure, ReportSection, Table, Value, text
@@ -132,27 +132,24 @@ def _quantile(values: np.ndarray, share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else math.nan
 
 
-@styled
 def draw_speedups(path: Path, places: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], title: str) -> None:
     """A panel for each set, a line for each method: speedup over plain decoding by requests at once. `places`: set ->
     method -> (requests at once, speedup). `title`: engine and device, without which the numbers say nothing.
     """
-    figure, panels = panels_for(len(places), min(4.2, WIDEST / min(len(places), 3)), 3.1, sharey=True)
-    for panel, (place, methods) in zip(panels.flat, places.items(), strict=False):
-        lines(panel, {name: ([n for n, _ in sorted(of)], [y for _, y in sorted(of)]) for name, of in methods.items()})
-        counts = sorted({count for points in methods.values() for count, _ in points})
-        panel.axhline(1.0, color=GREY, linewidth=1, linestyle="--")
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(counts, [str(count) for count in counts])
-        panel.set(title=place, xlabel="requests at once")
-        panel.grid(alpha=0.25)
-    for row in panels:
-        row[0].set_ylabel("speedup of tokens/s")
-    figure.suptitle(title)
-    drawn = [line for panel in panels.flat for line in zip(*panel.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in drawn}
-    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncol=4)
-    save(figure, path)
+    width = min(4.2, WIDEST / min(len(places), 3))
+    with drawing(path, len(places), width, 3.1, sharey=True) as (figure, panels):
+        for panel, (place, methods) in zip(panels.flat, places.items(), strict=False):
+            for color, marker, (name, points) in zip(COLORS, MARKERS, methods.items(), strict=False):
+                panel.plot(*zip(*sorted(points), strict=True), "-", color=color, marker=marker, label=name)
+            counts = sorted({count for points in methods.values() for count, _ in points})
+            panel.axhline(1.0, **PLAIN_LINE)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(counts, [str(count) for count in counts])
+            panel.set(title=place, xlabel="requests at once")
+        for row in panels:
+            row[0].set_ylabel("speedup of tokens/s")
+        figure.suptitle(title)
+        lines_legend(figure, panels)
 
 
 def disagreements(rows: Sequence[Row], ours: Sequence[Row]) -> tuple[list[str], str]:
@@ -161,9 +158,9 @@ def disagreements(rows: Sequence[Row], ours: Sequence[Row]) -> tuple[list[str], 
     cold = [row for row in rows if row.temperature == 0 and row.method != PLAIN]
     of_ours = grouped(ours, *_PLACE, "method", "drafter")
     for place, of_engine in grouped(cold, *_PLACE, "method", "drafter", "concurrency").items():
-        own = of_ours.get(place[:-1], [])
-        names = {row.request for row in own} & {row.request for row in of_engine}
-        theirs, mine = (tau_of(row for row in some if row.request in names) for some in (of_engine, own))
+        beside = of_ours.get(place[:-1], [])
+        names = {row.request for row in beside} & {row.request for row in of_engine}
+        theirs, mine = (tau_of(row for row in some if row.request in names) for some in (of_engine, beside))
         if math.isnan(theirs) or math.isnan(mine):
             continue
         count += 1

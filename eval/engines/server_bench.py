@@ -7,6 +7,7 @@ a request as one latency between tokens, and each draft with what it accepted by
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.client import HTTPException, HTTPResponse
@@ -32,6 +34,7 @@ from ..measured_rows import PLAIN
 from .served_results import cell_of
 
 _SAMPLE = re.compile(r'(vllm:\w+?)(?:_total)?(?:\{(?:.*position="(\d+)".*|.*)\})? (\S+)')
+_MOST_BYTES = 16 << 20  # of an answer's line, or of a page
 _DIED = "look into the server's own log: it may have ended, or run out of memory"
 _REFUSED = "the words are the server's: ask for less (--tokens), or start it with other settings"
 
@@ -81,8 +84,8 @@ class ChatServer:
     @cached_property
     def model(self) -> str:
         """The model's name in requests. Raises `UserError` where the server has several, or not the asked one."""
-        with self._open("/v1/models") as response:
-            names = [str(model["id"]) for model in self._json(response.read())["data"]]
+        with self._open("/v1/models") as response, self._understood():
+            names = [str(model["id"]) for model in json.loads(response.read(_MOST_BYTES))["data"]]
         if self.asked_model in names or (self.asked_model is None and len(names) == 1):
             return self.asked_model or names[0]
         raise UserError(f"the server has the models {', '.join(names)}", where=self.url, hint="name one with --model")
@@ -91,9 +94,9 @@ class ChatServer:
     def engine(self) -> str:
         """vLLM with its version; of others "server"."""
         try:
-            with self._open("/version") as response:
-                return f"vLLM {self._json(response.read())['version']}"
-        except (UserError, KeyError):
+            with self._open("/version") as response, self._understood():
+                return f"vLLM {json.loads(response.read(_MOST_BYTES))['version']}"
+        except UserError:
             return "server"
 
     def ask(self, messages: Sequence[Json], *, temperature: float, max_new_tokens: int, seed: int) -> Streamed:
@@ -105,8 +108,10 @@ class ChatServer:
         content, reasoning, tokens = "", "", 0
         began = time.perf_counter()
         first = last = 0.0
-        with self._open("/v1/chat/completions", json.dumps(body).encode()) as response:
-            for chunk in self._chunks(response):
+        with self._open("/v1/chat/completions", json.dumps(body).encode()) as response, self._understood():
+            for number, chunk in enumerate(self._chunks(response)):
+                if number > 100 + 10 * max_new_tokens:
+                    raise self._error(f"an answer that does not end after {max_new_tokens} tokens")
                 now, (choice,) = time.perf_counter(), chunk.get("choices") or [{}]
                 delta, count = choice.get("delta") or {}, (chunk.get("usage") or {}).get("completion_tokens", 0)
                 said, thought = delta.get("content"), delta.get("reasoning") or delta.get("reasoning_content")
@@ -121,17 +126,16 @@ class ChatServer:
         """vLLM's counters over all its engines: name without `_total`, or name and position as `NAME/0` -> value.
         Empty: the server shows none.
         """
-        found = defaultdict[str, float](float)
+        counts = defaultdict[str, float](float)
         try:
-            with self._open("/metrics") as response:
-                text = response.read().decode()
+            with self._open("/metrics") as response, self._understood():
+                for line in response.read(_MOST_BYTES).decode().splitlines():
+                    if (sample := _SAMPLE.fullmatch(line)) is not None:
+                        name, position, value = sample.groups()
+                        counts[name if position is None else f"{name}/{position}"] += float(value)
         except UserError:
-            return found
-        for line in text.splitlines():
-            if (sample := _SAMPLE.fullmatch(line)) is not None:
-                name, position, value = sample.groups()
-                found[name if position is None else f"{name}/{position}"] += float(value)
-        return found
+            counts.clear()
+        return counts
 
     def _open(self, path: str, body: bytes | None = None) -> Any:
         root = self.url.rstrip("/").removesuffix("/v1")
@@ -142,7 +146,7 @@ class ChatServer:
         try:
             return build_opener(_SameOrigin).open(Request(root + path, body, headers), timeout=self.timeout_s)
         except HTTPError as error:
-            said = error.read().decode(errors="replace")
+            said = error.read(1 << 16).decode(errors="replace")
             told = re.search(r'"message": ?("(?:[^"\\]|\\.)*")', said)
             message = json.loads(told[1]) if told else " ".join(said.split())
             problem = f"the server answers {error.code} to {path}: {message[:300]}"
@@ -153,12 +157,12 @@ class ChatServer:
     def _chunks(self, response: HTTPResponse) -> Iterator[JsonObject]:
         """The events of a stream up to its last one."""
         try:
-            for line in response:
+            for line in iter(functools.partial(response.readline, _MOST_BYTES), b""):
                 data = line.decode().removeprefix("data:").strip()
                 if data == "[DONE]":
                     return
                 if data.startswith("{"):
-                    chunk = self._json(data)
+                    chunk = json.loads(data)
                     if error := chunk.get("error"):
                         raise self._error(f"the server ends an answer: {error.get('message', error)}")
                     yield chunk
@@ -166,10 +170,12 @@ class ChatServer:
             raise self._error(f"the server ends within an answer: {first_line(error)}") from error
         raise self._error("the server ends within an answer")
 
-    def _json(self, text: str | bytes) -> Json:
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Whatever else than OpenAI's API a server answers with is one sentence."""
         try:
-            return json.loads(text)
-        except ValueError as error:
+            yield
+        except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise self._error(f"no answer of an OpenAI-style server: {first_line(error)}") from error
 
     def _error(self, problem: str, hint: str = _DIED) -> UserError:

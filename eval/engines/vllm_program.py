@@ -28,7 +28,7 @@ def watch() -> dict:
     """A dict that gets every proposal of the V1 runner from now on: name of the request -> lists of ids."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    seen: dict[str, list[list[int]]] = {}
+    drafts: dict[str, list[list[int]]] = {}
     original = GPUModelRunner.propose_draft_token_ids
 
     def propose(self, scheduled, *arguments, **named):
@@ -38,11 +38,11 @@ def watch() -> dict:
         rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted
         for name, row in zip(names, rows, strict=True):
             if ends[name] >= self.requests[name].num_prompt_tokens:  # what is drafted within a prompt is thrown away
-                seen.setdefault(name, []).append([int(token) for token in row])
+                drafts.setdefault(name, []).append([int(token) for token in row])
         return drafted
 
     GPUModelRunner.propose_draft_token_ids = propose
-    return seen
+    return drafts
 
 
 def without_known_faults() -> None:
@@ -91,30 +91,30 @@ def without_known_faults() -> None:
 
 
 def main(folder: Path) -> None:
-    asked = json.loads((folder / "asked.json").read_text())
+    job = json.loads((folder / "asked.json").read_text())
     import torch
     import vllm
     from PIL import Image, ImageOps
     from vllm import LLM, SamplingParams
 
-    if asked["without_known_faults"]:
+    if job["without_known_faults"]:
         without_known_faults()
     chains = watch()
     # No reuse of prefixes: every request stands for itself.
     settings = {
         "enforce_eager": True,
-        "max_num_seqs": max(asked["together"]),
+        "max_num_seqs": max(job["together"]),
         "enable_prefix_caching": False,
         "seed": 0,
     }
-    engine = LLM(model=asked["model"], speculative_config=asked["speculative"], **(settings | asked["engine"]))
+    engine = LLM(model=job["model"], speculative_config=job["speculative"], **(settings | job["engine"]))
 
     def prompt_of(request):
         prompt = {"prompt_token_ids": request["ids"]}
         pictures = [ImageOps.exif_transpose(Image.open(folder / name)).convert("RGB") for name in request["pictures"]]
         return prompt | ({"multi_modal_data": {"image": pictures}} if pictures else {})
 
-    sampling = SamplingParams(temperature=0.0, max_tokens=asked["max_new_tokens"], ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"], ignore_eos=True)
     about = {
         "vllm": vllm.__version__,
         "torch": torch.__version__,
@@ -123,20 +123,20 @@ def main(folder: Path) -> None:
     }
     with (folder / "answers.jsonl").open("w") as file:
         print(json.dumps(about), file=file)
-        for together in asked["together"]:
-            for start in range(0, len(asked["requests"]), together):
-                requests = asked["requests"][start : start + together]
+        for together in job["together"]:
+            for start in range(0, len(job["requests"]), together):
+                requests = job["requests"][start : start + together]
                 chains.clear()
                 answers = engine.generate([prompt_of(request) for request in requests], sampling, use_tqdm=False)
                 for request, answer in zip(requests, answers, strict=True):
                     # The engine's core adds to a request's name: 3-8ab2 is request 3.
-                    own = [c for name, c in chains.items() if name.partition("-")[0] == answer.request_id]
+                    chains_of = [c for name, c in chains.items() if name.partition("-")[0] == answer.request_id]
                     line = {
                         "name": request["name"],
                         "together": together,
                         "prompt_tokens": len(answer.prompt_token_ids),
                         "tokens": [int(token) for token in answer.outputs[0].token_ids],
-                        "chains": own[0] if asked["speculative"] is not None and own else None,
+                        "chains": chains_of[0] if job["speculative"] is not None and chains_of else None,
                     }
                     print(json.dumps(line), file=file, flush=True)
 

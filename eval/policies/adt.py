@@ -105,7 +105,7 @@ class Shape(NamedTuple):
 
 
 class AdtCycle(NamedTuple):
-    """What the log keeps of a cycle that drafted."""
+    """The log's entry of a cycle that drafted."""
 
     depth: int
     width: int

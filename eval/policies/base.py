@@ -1,4 +1,4 @@
-"""What the decoding loop asks of a tree policy, how children are drawn, and which combinations are exact.
+"""The interface of tree policies to the decoding loop, draws of children, and which combinations are exact.
 
 A policy sees distributions only through `expand`, which runs the drafter on nodes of the tree that is
 growing. How a child is taken from a distribution is a separate axis, the `Draw`.
@@ -26,7 +26,7 @@ DrawName = Literal["top-k", "sample"]
 
 @dataclass(frozen=True)
 class Draw:
-    """How children come from q: the k most likely, or k samples without replacement."""
+    """The draw of children from q: the k most likely, or k samples without replacement."""
 
     name: DrawName
     generator: torch.Generator | None = None
@@ -82,7 +82,7 @@ def proposes_nothing(q: Tensor) -> bool:
 
 
 class TreePolicy(Protocol):
-    """What grows a cycle's tree. A policy that learns nothing derives from this, and needs `grow` alone."""
+    """Grows a cycle's tree. A policy that learns nothing derives from this, and needs `grow` alone."""
 
     name: str
     prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws
@@ -115,7 +115,7 @@ class TreeSection(Kinded):
 
     @property
     def chain_length(self) -> int | None:
-        """How many tokens follow each other, where that is all; None: it branches."""
+        """The length of a chain; None: it branches."""
         return None
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> TreePolicy:

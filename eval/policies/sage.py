@@ -33,7 +33,7 @@ from .static import CHOICES, Static
 
 
 class History(Section):
-    """How the deepest tree follows the drafts accepted lately (section 3.3, "adaptive history tracking").
+    """The deepest tree's adaptation to the drafts accepted lately (section 3.3, "adaptive history tracking").
 
     The paper gives the window and the two thresholds; step, bounds and what a change does to the window are ours.
     """
@@ -170,7 +170,7 @@ class DepthCap:
 
 
 class SageCycle(NamedTuple):
-    """What the log keeps of a cycle that drafted. The first tree is fixed: its first three fields say nothing."""
+    """The log's entry of a cycle that drafted. The first tree is fixed: its first three fields say nothing."""
 
     confidence: float  # alpha, of the cycle before
     depth: float  # D(alpha)

@@ -17,7 +17,7 @@ from ...core.section import Section
 
 
 class SizingSettings(Section):
-    """What the sizing rules read; numbers are the paper's."""
+    """Settings of the sizing rules; numbers are the paper's."""
 
     # Likeliest tokens that the entropy is taken over, and the most children of a node.
     top_k: int = Field(10, ge=2, le=MOST_NODES)
@@ -85,15 +85,14 @@ class SizingRules:
         """Levels of the tree: the depth as a whole number, rounded as `depth_rounding` says."""
         return int(self.depth + (0.5 if self.settings.depth_rounding == "nearest" else _WHOLE))
 
-    def width_at(self, level: int, parent: float) -> float:
-        """W_l of a node at `level` - 1 whose probability is `parent` (the root's is 1)."""
-        if level == 1 and self.settings.first_level == "plain":
-            return self.width
-        return self.width / level * (0.5 + parent)
-
     def threshold_at(self, level: int) -> float:
         """The probability that a node at `level` must exceed to be in the tree."""
         return 0.1 * level / self.depth
+
+    def width_at(self, level: int, parent: float) -> float:
+        """W_l of a node at `level` - 1 whose probability is `parent` (the root's is 1)."""
+        plain = level == 1 and self.settings.first_level == "plain"
+        return self.width if plain else self.width / level * (0.5 + parent)
 
     def num_children(self, level: int, parent: float) -> int:
         """At least 1: W_l falls below that from the third level on."""
@@ -151,13 +150,13 @@ def grow_nodes(
         first: probabilities of the root's children, likeliest first.
         below: the same for each of some nodes of one level.
     """
-    kept: list[Node] = []
+    chosen: list[Node] = []
     newest, ranked = [Node((), 1.0, 1.0)], [first]
     for level in range(1, levels + 1):
         children = [child for node, probs in zip(newest, ranked, strict=True) for child in sizing.children(node, probs)]
-        kept = sizing.first([*kept, *children])
-        newest = [node for node in kept if len(node.path) == level]
+        chosen = sizing.first([*chosen, *children])
+        newest = [node for node in chosen if len(node.path) == level]
         if not newest or level == levels:
             break
         ranked = list(below(newest))
-    return kept
+    return chosen

@@ -77,6 +77,9 @@ class Static(TreePolicy):
             self._children.setdefault(path[:-1], []).append(path)
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
+        if (most := max(map(len, self._children.values()))) > (num_ids := root.shape[-1]):
+            raise UserError(f"a node of the static tree has {most} children, and the drafter {num_ids} ids",
+                            key="tree.choices", hint="give choices of fewer siblings")  # fmt: skip
         tokens: dict[tuple[int, ...], Tensor] = {}  # in the order of `choices`
         expansions: dict[tuple[int, ...], int] = {}  # of what the drafter expanded
         probs: list[Tensor] = []

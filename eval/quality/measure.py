@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from ...core.errors import UserError
@@ -23,7 +24,6 @@ from .extractors import Extractor, Folder, Picture, embed, extract
 from .metric_weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
-LOWER_IS_BETTER = ("fid", "fid_of_reader")  # of all results; a distance by other features has a name of its own
 Extractors = Mapping[Metric, Extractor]
 
 
@@ -31,21 +31,15 @@ class QualityConfig(Section):
     """How generated images are judged."""
 
     # fid and precision_recall compare with real images; clip and hpsv2 with the captions. FID wants thousands.
-    metrics: tuple[Metric, ...] = Field(min_length=1)
+    metrics: Annotated[tuple[Metric, ...], AfterValidator(lambda names: tuple(dict.fromkeys(names)))] = Field(
+        min_length=1
+    )
     # Folder of real images for fid and precision_recall; LANTERN took the pictures of the captions, MS-COCO's.
     reference: Place | None = None
     # Where each metric's weights lie, by the name that its error message gives; nothing is downloaded.
     weights: dict[WeightName, Place] = Field(default_factory=dict)
     # Images per pass. Moves no result beyond rounding; HPS v2.1 takes 4 GB before the first image.
     batch_size: int = Field(32, ge=1)
-
-    @field_validator("metrics")
-    @classmethod
-    def _once(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
-        twice = sorted({m for m in metrics if metrics.count(m) > 1})
-        if twice:
-            raise ValueError(f"named more than once: {', '.join(twice)}")
-        return metrics
 
 
 @dataclass(frozen=True)
@@ -59,19 +53,23 @@ class Measured:
     spread: float | None = None
     caution: str | None = None  # why the number must not be read as it stands
 
-    def __str__(self) -> str:
-        spread = "" if self.spread is None else f" ± {self.spread:.4g}"
-        return f"{self.what}, n={self.n}: {self.value:.4f}{spread}" + (f" ({self.caution})" if self.caution else "")
 
+def check(
+    config: QualityConfig, extractors: Extractors | None = None, reference: Sequence[Picture] | None = None
+) -> None:
+    """Raises `UserError` for weights or real images that are not there; metrics of `extractors` need no weights.
 
-def check(config: QualityConfig, extractors: Extractors | None = None) -> None:
-    """Raises `UserError` for weights or real images that are not there; metrics of `extractors` need none."""
+    Args:
+        reference: real images in place of the recipe's folder.
+    """
     for metric in config.metrics:
-        if metric not in (extractors or {}):
-            for name in NEEDS[metric]:
-                find(metric, name, config.weights)
-    if config.reference is not None:
-        Folder(config.reference)
+        for name in () if metric in (extractors or {}) else NEEDS[metric]:
+            find(metric, name, config.weights)
+        if metric in ("fid", "precision_recall"):
+            real = Folder(config.reference) if reference is None and config.reference is not None else reference
+            if real is None or not len(real):
+                problem = f"the metric {metric!r} compares with real images, and there are none"
+                raise UserError(problem, where="reference", hint="name a folder of real images")
 
 
 def measure(
@@ -93,15 +91,12 @@ def measure(
         extractors: networks in place of the published ones, by metric.
     """
     extractors = extractors or {}
-    check(config, extractors)
     if not len(images):
         raise UserError("there are no generated images to measure", hint="generate some first")
+    check(config, extractors, reference)
     if reference is None and config.reference is not None:
         reference = Folder(config.reference)
     for metric in config.metrics:
-        if metric in ("fid", "precision_recall") and (reference is None or not len(reference)):
-            problem = f"the metric {metric!r} compares with real images, and there are none"
-            raise UserError(problem, where="reference", hint="name a folder of real images")
         if metric in ("clip", "hpsv2") and (captions is None or len(captions) != len(images)):
             count = "none" if captions is None else len(captions)
             problem = f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}"

@@ -88,13 +88,11 @@ def read_state(path: Path, name: WeightName) -> dict[str, Tensor]:
 
 def load_state(network: torch.nn.Module, state: Mapping[str, Tensor], path: Path, name: WeightName) -> None:
     """Fill a network, every tensor of both sides used. Raises `UserError` naming the first that does not fit."""
-    own = network.state_dict()
-    for key in sorted(own.keys() | state.keys()):
-        shape = tuple(state[key].shape) if key in state else "missing"
-        expected = tuple(own[key].shape) if key in own else "no such tensor"
-        if shape != expected:
-            raise unfit(path, name, f"holds other weights: {key} is {shape}, expected {expected}")
-    network.load_state_dict(dict(state))
+    try:
+        network.load_state_dict(dict(state))
+    except RuntimeError as error:
+        _, first, *_ = str(error).splitlines()  # the line before it names the network's class
+        raise unfit(path, name, f"holds other weights: {first.strip()[:200]}") from error
 
 
 def unfit(path: Path, name: WeightName, problem: str) -> UserError:

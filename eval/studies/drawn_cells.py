@@ -214,21 +214,27 @@ class CellStatistics:
     bounds: tuple[BoundCost, ...]
     first: Curves
 
-    def summary(self) -> JsonObject:
-        """Means over pictures and cells, for the report; settings are the config's, in its order."""
+    def means(self, here: Tensor) -> JsonObject:
+        """Means over the cells where `here` [I,n] is true; settings are the config's, in its order."""
+        drafted = here[:, -self.exact.shape[1] :]
+        rank = self.rank_best[drafted]
         return {
-            "pictures": len(self.top1),
+            "share": float(here.float().mean()),
             # Cells where the target's most likely token is among the head's k most likely.
-            "accuracy_top1": float((self.rank_best <= 1).float().mean()),
-            "accuracy_top3": float((self.rank_best <= 3).float().mean()),
-            "target_top1": float(self.top1.mean()),
-            "target_top10": float(self.top10.mean()),
-            "expected_acceptance": float(self.overlap.mean()),
-            "first_draft_exact": float(self.exact.mean()),
-            "first_draft_lantern": self.accept.mean((0, 3)).tolist(),
-            "set_size": self.size.float().mean((0, 3)).tolist(),
-            "bounds": [bound._asdict() for bound in self.bounds],
+            "head_top1": float((rank <= 1).float().mean()),
+            "head_top3": float((rank <= 3).float().mean()),
+            "target_top1": float(self.top1[here].mean()),
+            "target_top10": float(self.top10[here].mean()),
+            "expected_acceptance": float(self.overlap[drafted].mean()),
+            "first_draft_exact": float(self.exact[drafted].mean()),
+            "first_draft_lantern": self.accept.movedim(0, 2)[:, :, drafted].mean(-1).tolist(),
+            "set_size": self.size.float().movedim(0, 2)[:, :, drafted].mean(-1).tolist(),
         }
+
+    def summary(self) -> JsonObject:
+        """Means over all cells, and what bounds cost, for the report."""
+        means = self.means(torch.ones_like(self.top1, dtype=torch.bool))
+        return {"pictures": len(self.top1)} | means | {"bounds": [bound._asdict() for bound in self.bounds]}
 
     def arrays(self) -> dict[str, Tensor]:
         """What the papers' figures are drawn from: numbers of each cell, |A| as means over the pictures, and both

@@ -1,19 +1,18 @@
 """Tables of drawn pictures: how well the head knows the target, what relaxing gains, and kinds of cells.
 
 A cell is flat, textured or on an edge, by its pixels. Targets are said to be uncertain in some of them and sure in
-others (LANTERN, section 3; ADT-Tree, section III-B and figure 9), and trees to go deeper in some than in others
-(ADT-Tree, figure 2). Letters: I pictures, S side in pixels, G cells along a side, n = G^2 cells.
+others (LANTERN, section 3; ADT-Tree, section III-B and figure 9). Letters: I pictures, S side in pixels, G cells along
+a side, n = G^2 cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..measured_rows import PLAIN, Row
-from ..summary import summarize
+from ...core.json_types import JsonObject
 from ..tables import Column, ReportSection, Table, Value, text
 from .drawn_cells import AnalysisConfig, CellStatistics
 
@@ -21,35 +20,32 @@ PLACES = ("flat", "texture", "edge")
 # Root mean square over the channels of the deviation of a cell's pixels, of 0 to 255: below the first a cell is flat,
 # from the second on it is an edge. A step of 70 through the middle of a cell has 35.
 LIMITS = (6.0, 35.0)
-# A picture with this share of flat cells, or more, and of textured ones too, has flat and textured regions.
-REGION = 0.2
 COLD = "At temperature 0 the probabilities are those at temperature 1."
 
 
 def drawn_section(
     config: AnalysisConfig,
     by_temperature: Mapping[float, CellStatistics],
-    rows: Sequence[Row],
     *,
     encoded: Mapping[str, CellStatistics],
-    contrast: Mapping[float, Mapping[str, Tensor]],
+    contrast: Mapping[float, Tensor],
 ) -> ReportSection:
     """What is said of pictures that were drawn plainly; its data has the same numbers by temperature.
 
     Args:
-        rows: of all requests, in the order of the pictures.
         encoded: "training pictures", "held-out pictures" -> what was read from the head's own data.
-        contrast: by temperature, then by method, plain decoding among them: `contrasts` [I,n] of all pictures.
+        contrast: by temperature: `contrasts` [I,n] of the pictures that were read.
     """
-    places = {t: by_place(s, contrast[t][PLAIN][: len(s.top1)]) for t, s in by_temperature.items()}
+    places = {t: by_place(s, contrast[t]) for t, s in by_temperature.items()}
     widest, chance = f"LANTERN k={config.k[-1]}, delta={config.delta[-1]:g}", "first draft's chance"
     names = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", f"{chance}, exact",
              f"{chance}, {widest}")  # fmt: skip
     lines: list[tuple[Value, ...]] = []
     for name, statistics in {**encoded, **{f"drawn, T = {t:g}": s for t, s in by_temperature.items()}}.items():
         s = statistics.summary()
-        lines.append((name, s["pictures"], s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"],
-                      s["expected_acceptance"], s["first_draft_exact"], s["first_draft_lantern"][-1][-1]))  # fmt: skip
+        keys = ("pictures", "head_top1", "head_top3", "target_top1", "target_top10", "expected_acceptance",
+                "first_draft_exact")  # fmt: skip
+        lines.append((name, *(s[key] for key in keys), s["first_draft_lantern"][-1][-1]))
     note = (f"Drawn pictures are plain decoding's; the head reads the target's features. {COLD} A first draft's chance "
             "is the probability that the rule accepts the head's first draft of a cell, whether or not a cycle starts "
             "there.")  # fmt: skip
@@ -73,9 +69,6 @@ def drawn_section(
     note = f"Bounds that LANTERN reports as equivalent, at k = {max(config.k)}; median ms for 59 drafts."
     content.append(Table("Bounds of LANTERN", columns, tuple(lines), "LANTERN, tables 3 and 9", note))
     content.append(places_table(places, widest))
-    drafted = {t: {name: c for name, c in of.items() if name != PLAIN} for t, of in contrast.items()}
-    if (table := mixed_table(rows, drafted)) is not None:
-        content.append(table)
     data = {f"{t:g}": s.summary() | {"places": places[t]} for t, s in by_temperature.items()}
     return ReportSection("Analysis of the pictures", tuple(content), "analysis", data)
 
@@ -95,66 +88,26 @@ def kinds_of(contrast: Tensor) -> Tensor:
     return torch.bucketize(contrast, torch.tensor(LIMITS), right=True)
 
 
-def mixed(contrast: Tensor) -> Tensor:
-    """[I,n] -> [I] bool: pictures with a flat and a textured region."""
-    kinds = kinds_of(contrast)
-    return ((kinds == 0).float().mean(1) >= REGION) & ((kinds == 1).float().mean(1) >= REGION)
-
-
-def by_place(statistics: CellStatistics, contrast: Tensor) -> dict[str, dict[str, float]]:
+def by_place(statistics: CellStatistics, contrast: Tensor) -> dict[str, JsonObject]:
     """Place -> means over the cells of that kind; places that no picture has are left out.
 
     Args:
         contrast: [I,n] of the pictures that were read.
     """
     kinds = kinds_of(contrast)
-    drafted, result = kinds[:, -statistics.exact.shape[1] :], {}
-    for number, place in enumerate(PLACES):
-        here, there = kinds == number, drafted == number
-        if there.any():
-            result[place] = {
-                "share": float(here.float().mean()),
-                "target_top1": float(statistics.top1[here].mean()),
-                "target_top10": float(statistics.top10[here].mean()),
-                "head_top1": float((statistics.rank_best[there] == 1).float().mean()),
-                "first_draft_exact": float(statistics.exact[there].mean()),
-                "first_draft_lantern": float(statistics.accept[:, -1, -1][there].mean()),
-            }
-    return result
+    places = [(place, kinds == number) for number, place in enumerate(PLACES)]
+    return {place: statistics.means(here) for place, here in places if here[:, 1:].any()}
 
 
-def places_table(by_temperature: Mapping[float, Mapping[str, Mapping[str, float]]], widest: str) -> Table:
+def places_table(by_temperature: Mapping[float, Mapping[str, JsonObject]], widest: str) -> Table:
     """A line for each temperature and place."""
     heads = ("share of cells", "target top-1", "target top-10", "head top-1", "first draft's chance, exact",
              f"first draft's chance, {widest}")  # fmt: skip
-    lines: tuple[tuple[float | str, ...], ...] = tuple(
-        (t, place, *of.values()) for t, places in by_temperature.items() for place, of in places.items()
-    )
+    keys = ("share", "target_top1", "target_top10", "head_top1", "first_draft_exact")
+    lines = tuple((t, place, *(means[key] for key in keys), means["first_draft_lantern"][-1][-1])
+                  for t, places in by_temperature.items() for place, means in places.items())  # fmt: skip
     note = (f"The standard deviation of a cell's pixels (0 to 255) decides: flat below {LIMITS[0]:g}, edge from "
             f"{LIMITS[1]:g} on, texture between. {COLD}")  # fmt: skip
     columns = (Column("T", "g"), text("place"), *(Column(head, ".1%") for head in heads))
     title = "How sure the target is in flat, textured and edge cells"
     return Table(title, columns, lines, source="ADT-Tree, section III-B", note=note)
-
-
-def mixed_table(rows: Sequence[Row], contrast: Mapping[float, Mapping[str, Tensor]]) -> Table | None:
-    """tau of each method on pictures with a flat and a textured region; None where there are none.
-
-    Args:
-        rows: each method's at a temperature in the order of its pictures.
-        contrast: temperature -> drafting method -> [I,n].
-    """
-    lines: list[tuple[Value, ...]] = []
-    for temperature, by_method in contrast.items():
-        for method, values in by_method.items():
-            mine = [row for row in rows if (row.temperature, row.method) == (temperature, method)]
-            chosen = [row for row, is_mixed in zip(mine, mixed(values).tolist(), strict=True) if is_mixed]
-            if chosen:
-                s = summarize(chosen)
-                lines.append((temperature, method, len(chosen), (s.tau, *s.tau_interval), s.kept_depth, s.mean_nodes))
-    if not lines:
-        return None
-    columns = (Column("T", "g"), text("method"), Column("pictures", "d"), Column("tau [95%]", kind="interval"),
-               Column("kept depth"), Column("nodes", ".0f"))  # fmt: skip
-    note = f"Pictures with at least {REGION:.0%} flat and {REGION:.0%} textured cells."
-    return Table("Pictures with a flat and a textured region", columns, tuple(lines), note=note)

@@ -13,7 +13,7 @@ from ...data.pictures.videos import visual_tokens
 from ..cells import MethodInfo
 from ..measured_rows import PLAIN, Frame, frame
 from ..summary import AnyRows, Summary, mean, ratio, seconds_of_parts, summarize
-from ..tables import Column, ReportSection, Table, Value, text
+from ..tables import Column, Table, Value, text
 
 TAU_NOTE = (
     "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
@@ -33,12 +33,6 @@ SAGE_TAU = ("tau (no bonus)", "", "num_accepted", "")
 SAGE_TOKENS, SAGE_SPEEDUP = ("tokens/s", "", "decoded_per_s", "plain_decoded_per_s"), ("speedup", "x", "DSR", "")
 
 
-def video_sections(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> list[ReportSection]:
-    """Those of the papers' tables that were measured."""
-    content = tables(rows, methods)
-    return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
-
-
 def tables(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> list[Table]:
     """Those of the papers' tables that were measured; all but one are of the longest answers."""
     answers = frame(rows)
@@ -50,10 +44,10 @@ def tables(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> list[Table]:
     rising = clips.loc[[len(budgets[name]) > 1 for name in clips.benchmark]]
     results = []
     if len(clips):
-        asked = {name: budget[-1] for name, budget in budgets.items() if budget[-1]}
-        each = [*dict.fromkeys(asked.values())]
-        each = each if len(each) < 2 else [f"{length} ({name})" for name, length in asked.items()]
-        note = TAU_NOTE + (f" Clips at {', '.join(each)} visual tokens." if asked else "")
+        lengths_of = {name: budget[-1] for name, budget in budgets.items() if budget[-1]}
+        each = [*dict.fromkeys(lengths_of.values())]
+        each = each if len(each) < 2 else [f"{length} ({name})" for name, length in lengths_of.items()]
+        note = TAU_NOTE + (f" Clips at {', '.join(each)} visual tokens." if lengths_of else "")
         results.append(methods_by(at_most, "benchmark", (TAU, ESR, DSR), named, title="Sets of videos",
                                   source="Sparrow, tables 2 and 3", note=note, average=True))  # fmt: skip
     if len(rising):
@@ -65,8 +59,8 @@ def tables(rows: AnyRows, methods: Mapping[str, MethodInfo]) -> list[Table]:
                                   source="Sparrow, table 8", note=note, average=True))  # fmt: skip
     switches = {name: info.parts for name, info in methods.items() if info.parts is not None}
     if len({tuple(parts.values()) for parts in switches.values()}) > 1:
-        seen = whole[whole.medium.isin(["video", "image"])] if len(clips) or len(images) else whole
-        results.append(ablation(seen[seen.method.isin(switches)], switches))
+        shown = whole[whole.medium.isin(["video", "image"])] if len(clips) or len(images) else whole
+        results.append(ablation(shown[shown.method.isin(switches)], switches))
     if any(info.adaptive for info in methods.values()):
         some = whole.loc[[*at_most.index, *images.index, *texts.index]]
         results.append(methods_by(some, "benchmark", (SAGE_TAU, SAGE_TOKENS, SAGE_SPEEDUP), named, note=SAGE_NOTE,

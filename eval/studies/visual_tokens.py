@@ -158,15 +158,10 @@ def importance(
     for question in questions:
         embedded = embed_once(target, question.request)  # one pass of the tower for all layers
         for layer in layers:
-            with unseen_from(target.decoder, _visual(target, question.request), layer):
+            with unseen_from(target.decoder, target.view(question.request).modality != TEXT, layer):
                 answer = generate(target, None, question.request, decoding, embedded=embedded).tokens
             right[layer] += question.is_right(answer)
     return {layer: count / len(questions) for layer, count in right.items()}
-
-
-def _visual(target: LanguageTarget, request: Request) -> Tensor:
-    """[T] bool of the prompt as the target reads it."""
-    return target.view(request).modality != TEXT
 
 
 @torch.inference_mode()

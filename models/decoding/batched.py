@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.batch import TEXT, ImageRequest, Request
 from ...core.finite import NotFinite, likeliest
-from ...core.states import KeptScores
+from ...core.states import TopLogProbs
 from ..pictures import pictures_of
 from .decoder import CachedDecoder
 from .warp import Warp
@@ -32,7 +32,7 @@ class Written:
 
     ids: list[int]
     stop: Literal["eos", "length"]
-    kept: KeptScores | None
+    top_log_probs: TopLogProbs | None
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def write_answers(
     limits: Sequence[int],
     seeds: Sequence[int],
     eos_ids: Collection[int],
-    keep: Callable[[Tensor], KeptScores] | None = None,
+    keep: Callable[[Tensor], TopLogProbs] | None = None,
     prefill_chunk: int | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> list[Written]:
@@ -58,7 +58,7 @@ def write_answers(
     """
     assert min(limits) >= 1, limits
     ids: list[list[int]] = [[] for _ in requests]
-    kept: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in requests]
+    log_probs: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in requests]
     uniforms = [
         torch.rand(n, generator=torch.Generator().manual_seed(s), dtype=torch.float64)
         for n, s in zip(limits, seeds, strict=True)
@@ -76,7 +76,7 @@ def write_answers(
                     raise NotFinite(_SCORES, f"{requests[n].name or n}, token {len(ids[n])}")
                 ids[n].append(token)
                 if of_step is not None:
-                    kept[n].append((of_step.ids[row], of_step.log_probs[row], of_step.log_rest[row]))
+                    log_probs[n].append((of_step.ids[row], of_step.log_probs[row], of_step.log_rest[row]))
         if watch is not None:
             watch(sum(map(len, ids)) - before)
         going = [row for row, n in enumerate(rows.numbers) if _goes_on(ids[n], limits[n], eos_ids)]
@@ -89,11 +89,11 @@ def write_answers(
         scores, step = rows.feed(tokens.clamp(min=0)), step + 1
     return [
         Written(
-            own,
-            "eos" if own[-1] in eos_ids else "length",
-            None if keep is None else KeptScores(*map(torch.stack, zip(*mine, strict=True))),
+            row_ids,
+            "eos" if row_ids[-1] in eos_ids else "length",
+            None if keep is None else TopLogProbs(*map(torch.stack, zip(*mine, strict=True))),
         )
-        for own, mine in zip(ids, kept, strict=True)
+        for row_ids, mine in zip(ids, log_probs, strict=True)
     ]
 
 
@@ -114,9 +114,9 @@ def draw_pictures(
     for step in range(1, length):
         tokens.append(_pick(target.feed(session, tokens[-1].clamp(min=0)), warp, uniforms[:, step]))
     drawn: list[list[int]] = torch.stack(tokens, dim=1).tolist()
-    for request, own in zip(requests, drawn, strict=True):
-        if min(own) < 0:
-            raise NotFinite(_SCORES, f"{request.name or request.caption or own}, token {own.index(-1)}")
+    for request, row_tokens in zip(requests, drawn, strict=True):
+        if min(row_tokens) < 0:
+            raise NotFinite(_SCORES, f"{request.name or request.caption or row_tokens}, token {row_tokens.index(-1)}")
     return drawn
 
 
@@ -143,8 +143,8 @@ class _Rows:
         lengths, device = torch.tensor([len(r.ids) for r in requests]), decoder.device
         longest = int(lengths.max())
         self.decoder, self.numbers = decoder, list(range(len(requests)))
-        seen = torch.arange(longest) >= longest - lengths[:, None]
-        self.seen = seen.to(device)  # [R,positions so far]
+        visible = torch.arange(longest) >= longest - lengths[:, None]
+        self.visible = visible.to(device)  # [R,positions so far]
         self.cache = decoder.new_cache(longest + capacity)
         ids = torch.zeros(len(requests), longest, dtype=torch.int64)
         modality = torch.full(ids.shape, TEXT, dtype=torch.int8)
@@ -154,8 +154,8 @@ class _Rows:
         pixels = [r.pixels.to(device) for r in requests if r.pixels is not None]
         pictures = [picture for r in requests for picture in pictures_of(r)]
         prompts = decoder.prompts(
-            ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures, mask=self.seen,
-            on_host=(modality, seen),
+            ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures, mask=self.visible,
+            on_host=(modality, visible),
         )  # fmt: skip
         states = decoder.run(prompts, self.cache, chunk=prefill_chunk)
         self.places = prompts.next_position.to(device)
@@ -163,9 +163,9 @@ class _Rows:
 
     def feed(self, tokens: Tensor) -> Tensor:
         """Scores [R,V] after one more token [R] of each row."""
-        self.seen = torch.cat([self.seen, self.seen.new_ones(len(self.seen), 1)], dim=1)
+        self.visible = torch.cat([self.visible, self.visible.new_ones(len(self.visible), 1)], dim=1)
         embeds = self.decoder.embed(tokens[:, None])
-        states = self.decoder.forward(embeds, self.cache, self.places[:, None], self.seen[:, None])
+        states = self.decoder.forward(embeds, self.cache, self.places[:, None], self.visible[:, None])
         self.cache.advance(1)
         self.places = self.places + 1
         return self.decoder.logits(states.feature[:, -1])
@@ -173,7 +173,7 @@ class _Rows:
     def select(self, rows: list[int]) -> None:
         """Keep only these rows."""
         self.numbers = [self.numbers[row] for row in rows]
-        self.places, self.seen = self.places[rows], self.seen[rows]
+        self.places, self.visible = self.places[rows], self.visible[rows]
         self.cache.select_rows(rows)
 
 

@@ -66,14 +66,14 @@ class Cache:
         self._positions: Tensor | None = None  # [R,L] int64 of the keys, where `place` is called
 
     @property
-    def own_layers(self) -> list[CacheLayer]:
+    def kv_layers(self) -> list[CacheLayer]:
         """`layers` with their type: caches of some families have layers of other kinds beside these."""
         return cast(list[CacheLayer], self.layers)
 
     @property
     def length(self) -> int:
         """Number of committed positions."""
-        return self.own_layers[0].length
+        return self.kv_layers[0].length
 
     def place(self, positions: Tensor, rows: int) -> Tensor:
         """Note the positions [1,N] or [R,N] of the next N tokens; returns those of all places so far, [R,K].
@@ -95,21 +95,21 @@ class Cache:
 
     def crop_to(self, length: int) -> None:
         """Set the number of committed positions and forget the later ones."""
-        for layer in self.own_layers:
+        for layer in self.kv_layers:
             layer.length = length
 
     def empty(self) -> None:
         """Forget all positions. A mask hides what they held, but not a NaN: it goes, too."""
         self.crop_to(0)
         self._positions = None
-        for layer in self.own_layers:
+        for layer in self.kv_layers:
             if layer.is_initialized:
                 layer.keys.zero_()
                 layer.values.zero_()
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
-        for layer in self.own_layers:
+        for layer in self.kv_layers:
             layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
         if self._positions is not None:
             self._positions = self._positions[list(rows)]
@@ -119,12 +119,12 @@ class Cache:
         """Within it, forwards write at `places` [N] int64 and return the first `reach` positions (None: the whole
         capacity), as CUDA graphs need.
         """
-        for layer in self.own_layers:
+        for layer in self.kv_layers:
             layer.places, layer.reach = places, reach or layer.capacity
         try:
             yield
         finally:
-            for layer in self.own_layers:
+            for layer in self.kv_layers:
                 layer.places = None
 
     def commit(self, written: Sequence[int]) -> None:
@@ -138,8 +138,8 @@ class Cache:
             start = self.length
             index = torch.tensor([start + w for w in written])
             # A large target's layers lie on several devices: one copy of the index goes to each.
-            on = {device: uploaded(index, device) for device in {layer.keys.device for layer in self.own_layers}}
-            for layer in self.own_layers:
+            on = {device: uploaded(index, device) for device in {layer.keys.device for layer in self.kv_layers}}
+            for layer in self.kv_layers:
                 here = on[layer.keys.device]
                 layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, here]
                 layer.values[:, :, start : start + len(written)] = layer.values[:, :, here]

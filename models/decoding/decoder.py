@@ -31,7 +31,7 @@ _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted
 
 @dataclass(frozen=True)
 class DecoderStates:
-    """What a forward returns: the feature and, where asked for, hidden states of layers and attention weights."""
+    """A forward's outputs: the feature and, on request, hidden states of layers and attention weights."""
 
     feature: Tensor  # [R,N,D] post-final-norm
     layers: dict[int, Tensor]  # layer -> [R,N,D], the state after that many decoder layers
@@ -94,7 +94,7 @@ class CachedDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """The device of inputs."""
         # Under an accelerate device map the embedding says where inputs go.
         return self.language_model.get_input_embeddings().weight.device
 
@@ -135,32 +135,32 @@ class CachedDecoder:
         pictures: Sequence[Picture] = (),
         *,
         pool: int = 1,
-        seen: Any = None,
+        encoded: Any = None,
     ) -> Tensor:
         """Embeddings [R,N,D] of ids [R,N]; runs of image and video tokens are replaced by features of `pixels`.
 
         Args:
             pictures: how the tiles of `pixels` become runs, in row order; none given: each is a plain picture.
             pool: patches of `pool` x `pool` become one feature before the projector; runs are as much shorter.
-            seen: what `see` made of `pixels`; None: the tower runs.
+            encoded: what `see` made of `pixels`; None: the tower runs.
         """
         embeds = self.language_model.get_input_embeddings()(ids)
         if pixels is not None:
             assert modality is not None
-            seen = self.see(pixels, pictures) if seen is None else seen
-            embeds = with_features(embeds, modality, self._features(seen, pictures, pool))
+            encoded = self.see(pixels, pictures) if encoded is None else encoded
+            embeds = with_features(embeds, modality, self._features(encoded, pictures, pool))
         return embeds
 
-    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+    def _features(self, encoded: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
         """[P,D] of the visual tokens, in order, of what `see` made."""
         raise NotImplementedError
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
-        """What the tower makes of pictures, in the family's own layout: one pass serves every pooling."""
+        """The tower's output for pictures, in the family's own layout: one pass serves every pooling."""
         raise NotImplementedError
 
     def num_features(self, pixels: Tensor, pictures: Sequence[Picture]) -> int:
-        """How many visual tokens the tower makes of `pixels`: as many as a prompt must have places for."""
+        """The number of visual tokens of `pixels`: a prompt must have as many places."""
         return len(self._features(self.see(pixels, pictures), pictures, 1))
 
     def prompts(
@@ -172,30 +172,30 @@ class CachedDecoder:
         *,
         mask: Tensor | None = None,
         pool: int = 1,
-        seen: Any = None,
+        encoded: Any = None,
         on_host: tuple[Tensor, Tensor | None] | None = None,
     ) -> PromptRows:
         """Embeds ids [R,T] with their pictures and computes their positions: the input of `run`.
 
         Args:
             mask: [R,T] bool: no padding; None: there is none.
-            pool, seen: as in `embed`.
+            pool, encoded: as in `embed`.
             on_host: modality and mask on the CPU, where the caller has them: nothing then waits for the device.
         """
-        if pixels is not None and seen is None:
-            seen = self.see(pixels, pictures)
-        embeds = self.embed(ids, modality, pixels, pictures, pool=pool, seen=seen)
+        if pixels is not None and encoded is None:
+            encoded = self.see(pixels, pictures)
+        embeds = self.embed(ids, modality, pixels, pictures, pool=pool, encoded=encoded)
         kinds, shown = (modality, mask) if on_host is None else on_host
         real = torch.ones_like(kinds, dtype=torch.bool) if shown is None else shown
         positions, next_position = place_positions(kinds, real, pictures, self.scheme)
         positions = uploaded(positions, embeds.device)
-        deepstack = tuple(part.to(embeds.device) for part in self._deepstack_of(seen))  # the tower may lie elsewhere
+        deepstack = tuple(part.to(embeds.device) for part in self._deepstack_of(encoded))  # the tower may lie elsewhere
         return PromptRows(
             embeds, positions, next_position, mask, (kinds != TEXT).cpu() if deepstack else None, deepstack
         )
 
-    def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
-        """What is added after the first layers, of what `see` made (Qwen3-VL)."""
+    def _deepstack_of(self, encoded: Any) -> tuple[Tensor, ...]:
+        """The states that are added after the first layers, from the output of `see` (Qwen3-VL)."""
         return ()
 
     def run(
@@ -219,16 +219,16 @@ class CachedDecoder:
                 prompts.embeds[:, start:stop],
                 cache,
                 prompts.positions[:, :, start:stop],
-                self._seen(prompts, start, stop, wants_weights=bool(attention)),
+                self._visible(prompts, start, stop, wants_weights=bool(attention)),
                 layers=layers,
                 attention=attention if wants_attention else (),
-                more=self._deepstack(prompts, start, stop),
+                more=self._extra_inputs(prompts, start, stop),
             )
             cache.advance(stop - start)
             parts.append(part)
         return parts[0] if len(parts) == 1 else _joined(parts, length)
 
-    def _seen(self, prompts: PromptRows, start: int, stop: int, *, wants_weights: bool) -> Tensor | None:
+    def _visible(self, prompts: PromptRows, start: int, stop: int, *, wants_weights: bool) -> Tensor | None:
         """[R,N,stop] bool: what the places from `start` to `stop` see; None: all up to themselves. Of a packed row that
         is run at once `PackedRow.bounds`, where attention reads them.
         """
@@ -250,7 +250,7 @@ class CachedDecoder:
         """The chunks of a prompt, none of which may cut what must run at once."""
         return pieces
 
-    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
+    def _extra_inputs(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
         """Further inputs of the model for these positions, besides the embeddings."""
         return {}
 
@@ -276,25 +276,18 @@ class CachedDecoder:
         """
         plain = not (attention or more or self.always_masks)
         if self.graphs is not None and plain and self.graphs.take(cache, embeds.shape[1]):
-            return self._replayed(self.graphs, embeds, cache, positions, mask, tuple(layers))
+
+            def run(visible: Tensor, embeds: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+                states = self._run_masked(embeds, cache, positions, visible[:, None], layers)
+                return states.feature, *(states.layers[layer] for layer in layers)
+
+            feature, *by_layer = self.graphs(tuple(layers), run, cache, mask, (embeds, 1), (positions, -1))
+            return DecoderStates(feature, dict(zip(layers, by_layer, strict=True)), {})
         if mask is None or mask.dtype == torch.bool:  # else `PackedRow.bounds`
             mask = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
-        return self._seeing(embeds, cache, positions, mask, layers, attention, more)
+        return self._run_masked(embeds, cache, positions, mask, layers, attention, more)
 
-    def _replayed(
-        self, graphs: Graphs, embeds: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None,
-        layers: tuple[int, ...],
-    ) -> DecoderStates:  # fmt: skip
-        """Run `forward` by a CUDA graph."""
-
-        def run(seen: Tensor, embeds: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-            states = self._seeing(embeds, cache, positions, seen[:, None], layers)
-            return states.feature, *(states.layers[layer] for layer in layers)
-
-        feature, *kept = graphs(layers, run, cache, mask, (embeds, 1), (positions, -1))
-        return DecoderStates(feature, dict(zip(layers, kept, strict=True)), {})
-
-    def _seeing(
+    def _run_masked(
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
@@ -325,7 +318,7 @@ class CachedDecoder:
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
         more: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
-        """What the model takes of N new positions at `places`, besides these and the cache.
+        """The model's inputs for N new positions at `places`, besides these and the cache.
 
         Args:
             full: [R,1,N,K] bool: what they see; None: as a kernel knows it.
@@ -349,7 +342,7 @@ class CachedDecoder:
         return scores.index_fill_(-1, self._banned, float("-inf")) if len(self._banned) else scores
 
     def capped(self, scores: Tensor) -> Tensor:
-        """What a model makes of its LM head's scores, each by itself."""
+        """The LM head's scores under the model's cap, where it has one."""
         return scores
 
 

@@ -54,7 +54,7 @@ def for_heads(mask: Tensor | None) -> Tensor | None:
 
 
 class Rotation(NamedTuple):
-    """What turns heads [R,N,H,E] whose halves turn together: cosines and signed sines [R,N,1,E] or [1,N,1,E]."""
+    """Rotates heads [R,N,H,E] whose halves turn together: cosines and signed sines [R,N,1,E] or [1,N,1,E]."""
 
     cos: Tensor
     sin: Tensor
@@ -113,7 +113,7 @@ class HeadAttention(nn.Module):
             assert mask is None, "passes of training know what they see"
             return cache.attend(q, k, v).transpose(1, 2).flatten(2)
         if cache is not None:
-            k, v = cache.own_layers[0].update(k, v)
+            k, v = cache.kv_layers[0].update(k, v)
         return attend(q, k, v, for_heads(mask)).transpose(1, 2).flatten(2)
 
 
@@ -164,6 +164,8 @@ class RMSNorm(nn.Module):
         if states.dtype == self.weight.dtype == torch.float32 and states.device.type == "cpu":
             # The same operations in one call, and the same bits.
             return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+        if not torch.is_grad_enabled():
+            return F.rms_norm(states, self.weight.shape, None, self.eps) * self.weight
         wide = states.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
 
@@ -226,7 +228,7 @@ def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
 
 
 def _axes(shape: LayerShape) -> Tensor:
-    """Which of the three positions turns each frequency: in blocks (Qwen2-VL), or by turns (Qwen3-VL)."""
+    """The one of three positions that turns each frequency: in blocks (Qwen2-VL), or alternating (Qwen3-VL)."""
     if not shape.mrope_section:
         return torch.zeros(0, shape.head_dim // 2)
     axes = torch.zeros(shape.head_dim // 2, dtype=torch.int64)
@@ -270,7 +272,7 @@ def rotate_pairs(states: Tensor, rope: Tensor) -> Tensor:
 
 
 def turning(shape: LayerShape, rope: Tensor) -> Callable[[Tensor], Tensor]:
-    """What turns heads [R,n,H,E] at the last n of the places that `rope` [R,N,E/2,2] is of.
+    """A function that rotates heads [R,n,H,E] at the last n of the places of `rope` [R,N,E/2,2].
 
     Cosines and signed sines are laid out once, for all layers of a pass.
     """

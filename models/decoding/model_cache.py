@@ -12,7 +12,7 @@ from .cache import Cache, CacheLayer
 
 
 class SizedLayer:
-    """What transformers asks of a layer, by `length` (committed positions) and `capacity`."""
+    """The sizes that transformers reads of a layer: `length` (committed positions) and `capacity`."""
 
     length: int
     capacity: int
@@ -29,9 +29,7 @@ class SizedLayer:
         """Capacity."""
         return self.capacity
 
-    def get_max_cache_shape(self) -> int:  # the name before transformers 5.20
-        """Capacity, under the name that transformers had before 5.20."""
-        return self.capacity
+    get_max_cache_shape = get_max_length  # the name before transformers 5.20
 
 
 class ModelCacheLayer(CacheLayer, SizedLayer, CacheLayerMixin):  # type: ignore[misc]

@@ -37,25 +37,25 @@ class Places:
         )  # [R,1]
         self._padding = torch.tensor([[prefix - n] for n in lengths], device=device)  # [R,1]
         padded = any(n < prefix for n in lengths)
-        self._seen = (torch.arange(capacity, device=device) >= self._padding)[:, None] if padded else None  # [R,1,L]
+        self._visible = (torch.arange(capacity, device=device) >= self._padding)[:, None] if padded else None  # [R,1,L]
 
     def positions(self, places: Tensor) -> Tensor:
         """[R,N] of new tokens at `places` [N] of the cache."""
         return places - self._shift
 
     def mask(self, count: int, total: int, mask: Tensor | None) -> Tensor | None:
-        """What `count` new tokens, the last of `total` places, may see: `mask` [N,K] over the last K (None: causal).
+        """The mask of `count` new tokens, the last of `total` places: `mask` [N,K] over the last K (None: causal).
 
         Padding is hidden. Without padding the mask is returned unchanged.
         """
-        if self._seen is None:
+        if self._visible is None:
             return mask
-        seen = self._seen[:, :, :total]
+        visible = self._visible[:, :, :total]
         if count == 1 and mask is None:
-            return seen
+            return visible
         if mask is None:
-            mask = torch.ones(count, count, dtype=torch.bool, device=seen.device).tril()
-        full = seen.repeat(1, count, 1)
+            mask = torch.ones(count, count, dtype=torch.bool, device=visible.device).tril()
+        full = visible.repeat(1, count, 1)
         full[:, :, total - mask.shape[-1] :] &= mask
         return full
 
@@ -66,22 +66,15 @@ def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
     """
     from .model_cache import ModelCache
 
-    joint = ModelCache(len(caches[0].layers), capacity)
-    for layer, like in zip(joint.own_layers, caches[0].own_layers, strict=True):
-        keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
-        layer.lazy_initialization(keys, values)
-    fill(joint, caches)
-    return joint
-
-
-def fill(joint: Cache, caches: Sequence[Cache]) -> None:
-    """Copy the committed positions of `caches` into the rows of `joint`; the padding before them must stay masked."""
-    prefix = max(cache.length for cache in caches)
-    joint.crop_to(prefix)
-    for number, layer in enumerate(joint.own_layers):
-        for row, part in enumerate(cache.own_layers[number] for cache in caches):
+    joint, prefix = ModelCache(len(caches[0].layers), capacity), max(cache.length for cache in caches)
+    for layer, *parts in zip(joint.kv_layers, *(cache.kv_layers for cache in caches), strict=True):
+        like = parts[0].keys, parts[0].values
+        layer.lazy_initialization(*(part[:, :, :1].expand(len(caches), -1, -1, -1) for part in like))
+        for row, part in enumerate(parts):  # the padding before them must stay masked
             layer.keys[row, :, prefix - part.length : prefix] = part.keys[0, :, : part.length]
             layer.values[row, :, prefix - part.length : prefix] = part.values[0, :, : part.length]
+    joint.crop_to(prefix)
+    return joint
 
 
 def guide(scores: Tensor, scale: float, *, banned: bool = True) -> Tensor:

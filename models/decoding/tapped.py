@@ -2,7 +2,7 @@
 
 A pass in fast kernels returns no attention weights, and an eager one would round its scores differently. The last
 layer's own module computes the last place's query once more, over the keys that the cache holds. Of a model that is
-sharded over ranks, `whole` and `all_heads` gather what is read outside its module; all ranks call them.
+sharded over ranks, `full_tensor` and `all_heads` gather what is read outside its module; all ranks call them.
 Letters: R rows, N new positions or queries, D width, P past positions, K keys, T prompt places.
 """
 
@@ -27,7 +27,7 @@ def is_cut(weight: Tensor) -> bool:
     return hasattr(weight, "full_tensor")
 
 
-def whole(weight: Any) -> Tensor:
+def full_tensor(weight: Any) -> Tensor:
     """The tensor itself, or all parts of one that is cut over ranks."""
     return weight.full_tensor() if is_cut(weight) else weight
 
@@ -57,7 +57,7 @@ def end_attention(language_model: Any, state: Tensor, cache: Cache, places: Tens
 
     `state` [1,1,D] is that layer's input there, `places` its position in the coordinates that the model takes.
     """
-    layer, config, held = language_model.layers[-1], language_model.config, cache.own_layers[-1]
+    layer, config, held = language_model.layers[-1], language_model.config, cache.kv_layers[-1]
     # What attention asks of a cache: the committed places, of which the query's own is the last; nothing is written.
     committed = held.keys[:, :, : held.length], held.values[:, :, : held.length]
     device = held.keys.device  # a large model's last layer may lie elsewhere than its embedding

@@ -196,7 +196,7 @@ def upload_tokens(device: torch.device, tokens: Tensor, *arrays: np.ndarray) -> 
 def upload_tree(
     device: torch.device, tree: Tree, root: int, first: int, *, always_mask: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the pass over a tree reads: ids [N+1], positions [N+1] and who sees whom [N+1,N+1] bool, the root first.
+    """Inputs of the pass over a tree: ids [N+1], positions [N+1] and the mask [N+1,N+1] bool, the root first.
 
     Args:
         root: its token.
@@ -210,6 +210,6 @@ def upload_tree(
     if tree.tokens.device.type == "cpu":
         ids, *rest = upload(device, np.append(np.int64(root), tree.tokens.numpy()), *arrays)
     else:
-        own, *rest = upload(device, np.array([root]), *arrays)
-        ids = torch.cat([own, tree.tokens.to(device)])
+        root_id, *rest = upload(device, np.array([root]), *arrays)
+        ids = torch.cat([root_id, tree.tokens.to(device)])
     return ids, rest[0], rest[1] if len(rest) > 1 else None

@@ -40,8 +40,8 @@ class Warp:
         if self.top_p < 1.0:
             ranked, order = probs.sort(dim=-1, descending=True)
             # A token is kept while the mass before it is below top_p: the most likely one always is.
-            kept = ranked.where(ranked.cumsum(-1) - ranked < self.top_p, 0.0)
-            probs = _normalised(torch.zeros_like(probs).scatter(-1, order, kept))
+            nucleus = ranked.where(ranked.cumsum(-1) - ranked < self.top_p, 0.0)
+            probs = _normalised(torch.zeros_like(probs).scatter(-1, order, nucleus))
         return probs
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -61,9 +61,9 @@ class Warp:
             ranked = _normalised(torch.cat([ranked[..., : self.top_k], zeros], dim=-1))
         if self.top_p < 1.0:
             before = ranked.cumsum(-1) - ranked
-            kept = ranked.where(before < self.top_p, 0.0)
+            nucleus = ranked.where(before < self.top_p, 0.0)
             within = ranked.sum(-1, keepdim=True) >= self.top_p
-            ranked = torch.where(within, _normalised(kept), kept)
+            ranked = torch.where(within, _normalised(nucleus), nucleus)
         return ranked
 
 
@@ -74,7 +74,7 @@ def _normalised(probs: Tensor) -> Tensor:
 
 
 class Distributions:
-    """What N rows of scores [N,V] are decoded from, made where they are read.
+    """The warped distributions of N rows of scores [N,V], computed when they are read.
 
     A rule visits few nodes of a tree, and to warp a row costs as much as a layer of a small target. On a CPU each row
     is warped when it is read; elsewhere all are at once, before the host waits for what it visits.
@@ -98,7 +98,7 @@ class Distributions:
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """Their device."""
         return self._scores.device
 
     def whole(self) -> Tensor:

@@ -37,7 +37,7 @@ FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")
 
 
 class Drafter(Protocol):
-    """What the decoding loop asks. Expansions are numbered from 0; ROOT stands for the last committed token.
+    """The interface to the decoding loop. Expansions are numbered from 0; ROOT stands for the last committed token.
 
     Letters: F nodes, V vocabulary. All q are after the temperature and before top-k and top-p.
     """
@@ -85,7 +85,7 @@ PLAIN = DraftingOptions()
 
 
 class HeadObjective(Section):
-    """What hidden-state heads are trained for: weights of the terms of their loss at each trained input, which
+    """The training objective of hidden-state heads: weights of the loss terms at each trained input, which
     `head_training.py` computes; a term of weight 0 is not computed.
     """
 
@@ -144,7 +144,7 @@ class DrafterConfig(Kinded):
 
     @property
     def display_name(self) -> str:
-        """What tables call it where no stage trained it."""
+        """Its name in tables, where no stage trained it."""
         return self.kind
 
     def provides(self) -> set[str]:
@@ -155,7 +155,7 @@ class DrafterConfig(Kinded):
         """Raise `UserError` for a target that it cannot draft for; `check_settings` has looked at what it draws."""
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
-        """What it asks of the target."""
+        """The states that it reads of the target."""
         return Taps()
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> nn.Module:
@@ -195,7 +195,7 @@ class DrafterConfig(Kinded):
         raise self._unwritten("save")
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
-        """What `draftsmith.json` says of a module that was trained beside `target`."""
+        """The content of `draftsmith.json` for a module that was trained beside `target`."""
         raise self._unwritten("manifest")
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
@@ -218,7 +218,7 @@ class DrafterConfig(Kinded):
         return {} if module is None else {"trainable": sum(p.numel() for p in module.parameters() if p.requires_grad)}
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
-        """What a dry run says of it beside a target of this shape and model config."""
+        """Lines of a dry run about it, beside a target of this shape and model config."""
         count = sum(self.count(shape).values())
         if self.trains_on is None:
             return [f"  {'parameters':<16} {count:>16,}   nothing is trained"]

@@ -1,4 +1,4 @@
-"""What only some drafters and targets have, and what holds for those that leave it out.
+"""Attributes that only some drafters and targets have, with defaults for the others.
 
 None of it is part of the `Drafter` protocol: the decoding loop and reports ask here.
 """

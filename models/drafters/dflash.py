@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.json_types import JsonMapping, JsonObject
-from ..targets.base import Target, TargetShape
+from ..targets.base import Target
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective, TargetIdentity
 from .dflash_files import dflash_manifest, holds_dflash, load_dflash, save_dflash
 from .dflash_module import DflashHead
@@ -45,7 +45,7 @@ class DflashConfig(DflashSettings):
         head = self.head_class(self.shape(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
         head.begin_as(target)
         if head.mask_embedding is not None:
-            head.mask_embedding.data = target.embedding.float().mean(0).cpu()
+            head.mask_embedding.data.copy_(target.embedding.float().mean(0))
         return head
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> DflashHead:
@@ -57,13 +57,13 @@ class DflashConfig(DflashSettings):
         """
         shared = {name: value for name, value in self.model_dump().items() if name in DflashConfig.model_fields}
         state = head_state(folder, torch.device("cpu"))
-        own: JsonObject = {"kind": "dflash", "loss": {}, "cut_below": None}
-        own["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
-        start = DflashConfig.model_validate(shared | own).read(folder, target, torch.float32, identity)
+        of_dflash: JsonObject = {"kind": "dflash", "loss": {}, "cut_below": None}
+        of_dflash["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
+        start = DflashConfig.model_validate(shared | of_dflash).read(folder, target, torch.float32, identity)
         ids = start.draft_ids
         head = self.head_class(self.shape(target.shape), None if ids is None else ids.cpu())
-        kept = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
-        left = head.load_state_dict(kept, strict=False).unexpected_keys  # what is missing is this kind's own
+        weights = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
+        left = head.load_state_dict(weights, strict=False).unexpected_keys  # what is missing is this kind's own
         assert not left, f"{left} of a DFlash draft have no place"
         return head.to(target.embedding.device)
 
@@ -95,11 +95,6 @@ class DflashConfig(DflashSettings):
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         proposal = DflashImageProposal if target.shape.draws_images else DflashProposal
         return proposal(cast(DflashHead, module), target, self)
-
-    def empty(self, shape: TargetShape) -> nn.Module:
-        with torch.device("meta"):
-            ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-            return self.head_class(self.shape(shape), ids)
 
     def exports(self, engine: str) -> list[str]:
         return []

@@ -56,7 +56,7 @@ class GroupedConvolution(nn.Module):
         nn.init.zeros_(self.kernel_projection.weight)
 
     def forward(self, states: Tensor, corrections: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What enters a sublayer [B,Q,D], mixed, and the corrections [B,Q,2,2,G]; with them, what comes out of it."""
+        """Mixes a sublayer's input [B,Q,D], and returns corrections [B,Q,2,2,G]; given these, mixes its output."""
         side = BEFORE if corrections is None else AFTER
         if corrections is None:
             corrections = self.kernel_projection(states).unflatten(-1, (2, 2, -1))
@@ -118,7 +118,7 @@ class Dflash2Head(DflashHead):
     def conditioned(
         self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
     ) -> tuple[Tensor, Tensor | None]:
-        """Scores of the candidates with their pairs', and minus infinity elsewhere; see `Conditional`."""
+        """Scores of the candidates with their pairs', and minus infinity elsewhere."""
         best = scores.topk(self.num_candidates, dim=-1)
         rows = len(outputs)
         pairs = self.candidate_selector(

@@ -44,7 +44,7 @@ _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.we
 
 
 def dflash_manifest(config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: object) -> JsonObject:
-    """What stands in `draftsmith.json`; `more` is of the stage."""
+    """The content of `draftsmith.json`; `more` comes from the stage."""
     reads = {
         "numbering": NUMBERING, "state": list(config.shape(shape).taps), "visual_slots": config.visual(training=True)
     }  # fmt: skip
@@ -123,19 +123,19 @@ def native_values(values: JsonObject, path: Path) -> JsonObject:
     """A `config.json` in the native layout, also where it is in DeepSpec's (DSpark) or speculators', whose blocks may
     be causal. Raises `UserError` for what drafts here do not compute.
     """
-    told = {**(values.get("transformer_layer_config") or {}), **values, **(values.get("dflash_config") or {})}
-    anchored, window = told.get("sample_from_anchor"), told.get("sliding_window")
-    causal = told.get("causal") if told.get("is_causal") is None else told["is_causal"]
+    merged = {**(values.get("transformer_layer_config") or {}), **values, **(values.get("dflash_config") or {})}
+    anchored, window = merged.get("sample_from_anchor"), merged.get("sliding_window")
+    causal = merged.get("causal") if merged.get("is_causal") is None else merged["is_causal"]
     values = _as_native(values, path)
     if causal:
         _unread("its blocks are causal (is_causal, or causal in dflash_config)", path)
     if anchored and "markov_rank" not in values:
         _unread("its pass also drafts at the last committed token (sample_from_anchor)", path)
     for name, plain in _OTHERWISE.items():
-        if told.get(name, plain) not in (plain, None):
-            _unread(f"{name} is {told[name]}, and drafts here have {plain}", path)
-    if told.get("swa_window_size", window) not in (window, None):
-        _unread(f"swa_window_size is {told['swa_window_size']}, and sliding_window {window}", path)
+        if merged.get(name, plain) not in (plain, None):
+            _unread(f"{name} is {merged[name]}, and drafts here have {plain}", path)
+    if merged.get("swa_window_size", window) not in (window, None):
+        _unread(f"swa_window_size is {merged['swa_window_size']}, and sliding_window {window}", path)
     return values if causal is None else values | {"is_causal": causal}
 
 
@@ -157,17 +157,17 @@ def _as_native(values: JsonObject, path: Path) -> JsonObject:
         _unread("its blocks are causal within a sliding window (sliding_window_non_causal is not true)", path)
     ids = [one - 1 for one in values["aux_hidden_state_layer_ids"]]
     of_kind = {"dspark": DSPARK, "dflash2": DFLASH2}.get(kind, ())
-    own = {name: values[name] for name in ("block_size", "draft_vocab_size", *of_kind) if name in values}
+    of_block = {name: values[name] for name in ("block_size", "draft_vocab_size", *of_kind) if name in values}
     mask = {"mask_token_id": values.get("mask_token_id"), "target_layer_ids": ids}
-    return layer | own | {"dflash_config": mask, "is_causal": False}
+    return layer | of_block | {"dflash_config": mask, "is_causal": False}
 
 
 def settings_of(values: JsonObject, path: Path) -> JsonObject:
-    """What a `config.json`, ours or a published one, says of blocks and layers, under the names of the settings."""
+    """Blocks and layers by a `config.json`, ours or a published one, under the names of the settings."""
     draft = values.get("dflash_config") or {}
     taps, kinds = draft.get("target_layer_ids"), values.get("layer_types")
-    told = values | draft
-    anchor = ("sample_from_anchor",) if "markov_rank" in told else ()  # of DSpark alone
+    merged = values | draft
+    anchor = ("sample_from_anchor",) if "markov_rank" in merged else ()  # of DSpark alone
     windows = "zeros_before" in values or (kinds is not None and "sliding_attention" in kinds)
     if kinds is not None and windows and (len({*kinds}) > 1 or values.get("is_causal") is not False):
         _unread("its blocks are causal within a sliding window, or only some layers have one", path)
@@ -178,5 +178,5 @@ def settings_of(values: JsonObject, path: Path) -> JsonObject:
         "taps": None if taps is None else [tap + 1 for tap in taps],
         "intermediate_size": values.get("intermediate_size"),
         "sliding_window": values.get("sliding_window") if windows else None,
-        **{name: told[name] for name in (*WALKS, *anchor) if name in told},
+        **{name: merged[name] for name in (*WALKS, *anchor) if name in merged},
     }

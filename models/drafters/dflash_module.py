@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ...core.json_types import JsonObject
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, turning
 from ..layer import LayerShape
-from .draft_vocabulary import OwnVocabulary
+from .draft_vocabulary import DraftVocabulary
 
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -29,7 +29,7 @@ Reduce = Callable[[Tensor], Tensor]  # guidance over what the rows add to scores
 
 
 class Before(NamedTuple):
-    """What stands before places: [...] ids each."""
+    """The tokens before places: [...] ids each."""
 
     tokens: Tensor  # int64, the token before each
     above: Tensor | None = None  # int64, the code above it in a picture, -1 where none is; None: not read
@@ -39,26 +39,9 @@ class Before(NamedTuple):
         return Before(self.tokens[index], None if self.above is None else self.above[index])
 
 
-class Conditional(Protocol):
-    """A draft whose places read the token before them."""
-
-    def conditioned(
-        self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
-    ) -> tuple[Tensor, Tensor | None]:
-        """Scores [F,V] of nodes given what stands before them, and what their children carry on [R,F,N].
-
-        Args:
-            scores: [F,V] without it.
-            outputs: [R,F,D] of the backbone at each node's place.
-            state: [R,F,N] that each node's parent carried on; None: a block begins, or nothing is carried.
-            reduce: [R,F,...] of the rows -> [F,...] as guidance joins them.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class DflashShape:
-    """What the weights' shapes follow from, and what a block is."""
+    """The sizes of the weights and of a block."""
 
     layer: LayerShape
     num_layers: int
@@ -77,7 +60,7 @@ class DflashShape:
 
     @property
     def of_kind(self) -> JsonObject:
-        """What a kind that grew out of DFlash adds to these."""
+        """Fields that a derived kind adds to these."""
         of_all = {one.name for one in fields(DflashShape)}
         return {name: value for name, value in vars(self).items() if name not in of_all}
 
@@ -155,10 +138,10 @@ class ConfidenceHead(nn.Module):
         return self.proj(outputs)[..., 0].float()
 
 
-class DflashHead(OwnVocabulary):
+class DflashHead(DraftVocabulary):
     """The draft. Its own LM head scores `draft_ids`, [V'] int64 ascending; None: the target's LM head scores all."""
 
-    walks = False  # whether a place reads the token before it (`Conditional`)
+    walks = False  # whether a place reads the token before it (`conditioned`)
     num_candidates = 0  # how many of a place's likeliest tokens a selector chooses from; 0: there is none
 
     def __init__(self, shape: DflashShape, draft_ids: Tensor | None = None):
@@ -212,6 +195,20 @@ class DflashHead(OwnVocabulary):
     def for_loss(self, outputs: Tensor, before: Before) -> Tensor:
         """Outputs [B,A,K,D] of blocks, with what the LM head under a loss reads beside them given the true tokens."""
         return outputs
+
+    def conditioned(
+        self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores [F,V] of nodes given what stands before them, and what their children carry on [R,F,N]; of a draft
+        that `walks`.
+
+        Args:
+            scores: [F,V] without it.
+            outputs: [R,F,D] of the backbone at each node's place.
+            state: [R,F,N] that each node's parent carried on; None: a block begins, or nothing is carried.
+            reduce: [R,F,...] of the rows -> [F,...] as guidance joins them.
+        """
+        raise NotImplementedError(type(self).__name__)
 
     def confidence(self, outputs: Tensor, before: Before) -> Tensor:
         """Logits [...] float32 of acceptance of what stands at places with outputs [...,D]."""

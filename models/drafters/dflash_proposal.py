@@ -26,7 +26,7 @@ from ..decoding.rows import Guidance
 from ..decoding.tree import ROOT, Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep, Verified
-from .dflash_module import Before, Conditional, DflashHead, within_grid
+from .dflash_module import Before, DflashHead, within_grid
 from .dflash_settings import DflashSettings
 
 PIECE = 4096  # states of a prompt that are read at once
@@ -58,8 +58,7 @@ class BlockProposal:
         scores, more = self._scored(hidden, last)
         self._answers: Levels | Walk
         if self.head.walks:
-            head: Any = self.head  # a `Conditional`
-            self._answers = Walk(head, scores, hidden, self._warp, last, self._guidance, **more)
+            self._answers = Walk(self.head, scores, hidden, self._warp, last, self._guidance, **more)
         else:
             self._answers = Levels(scores, self._warp)
         return self._answers.root()
@@ -102,7 +101,7 @@ class BlockProposal:
             blocks = head.blocks(last, self.target.embedding)
 
         def attended(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.own_layers[number].update(k, v)
+            keys, values = cache.kv_layers[number].update(k, v)
             return q if last is None else self._attended(q, keys, values)
 
         hidden = head(blocks, head.context(states), within_grid(positions, head.shape.layer), attended)
@@ -123,10 +122,10 @@ class DflashProposal(BlockProposal):
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
         assert len(prompt.ids) == 1, "drafts of language models read one row"
-        kept = prompt.mask[0]
+        visible = prompt.mask[0]
         if self.config.visual(training=False) == "none":
-            kept = kept & (prompt.modality[0] == TEXT)
-        index = kept.nonzero()[:, 0]
+            visible = visible & (prompt.modality[0] == TEXT)
+        index = visible.nonzero()[:, 0]
         flat, count = self.config.positions == "flat", len(index)
         positions = (index if flat else torch.arange(count, device=index.device))[None]
         self._begin_at(warp, prompt.guidance, prompt.ids.shape[1] if flat else count, count + capacity)
@@ -141,7 +140,7 @@ class DflashProposal(BlockProposal):
         scores = head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
         if below is not None:
             before = likeliest_before(head, scores, hidden, last, self._guidance)
-            self.max_levels = kept_levels(head.confidence(hidden[0], before), below)
+            self.max_levels = confident_levels(head.confidence(hidden[0], before), below)
         return scores, {}
 
     def _attended(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -151,8 +150,8 @@ class DflashProposal(BlockProposal):
         # Place i of the block sees the last `window` states before it, itself included, and all of the block.
         first = max(0, held - q.shape[2] - window + 1)
         index, within = torch.arange(first, held, device=q.device), torch.arange(q.shape[2], device=q.device)
-        seen = held - q.shape[2] + within[:, None] - index < window
-        return attend_all(q, keys[:, :, first:], values[:, :, first:], seen)
+        visible = held - q.shape[2] + within[:, None] - index < window
+        return attend_all(q, keys[:, :, first:], values[:, :, first:], visible)
 
 
 class DflashImageProposal(BlockProposal):
@@ -164,7 +163,7 @@ class DflashImageProposal(BlockProposal):
         prompt = prefill.prompt
         assert prompt is not None, "this target does not tell what it prefilled"
         # Padding of a row is held and never seen; where no row has any, no mask is needed.
-        self._seen = None if bool(prompt.mask.all()) else prompt.mask  # [R,T]
+        self._visible = None if bool(prompt.mask.all()) else prompt.mask  # [R,T]
         self._begin_at(warp, prompt.guidance, prompt.positions[:, -1:] + 1, prompt.ids.shape[1] + capacity)
         states = self._joined(prefill)
         self._pass(states, prompt.positions)
@@ -178,9 +177,9 @@ class DflashImageProposal(BlockProposal):
         return scores, {"above": uploaded(torch.tensor(codes), self.target.embedding.device), "step": step}
 
     def _attended(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        if self._seen is None:
+        if self._visible is None:
             return attend_all(q, keys, values)
-        held = F.pad(self._seen, (0, keys.shape[2] - self._seen.shape[1]), value=True)
+        held = F.pad(self._visible, (0, keys.shape[2] - self._visible.shape[1]), value=True)
         return attend(q, keys, values, held[:, None, None].expand(-1, 1, q.shape[2], -1))
 
 
@@ -209,7 +208,7 @@ class Walk:
     """
 
     def __init__(
-        self, head: Conditional, scores: Tensor, outputs: Tensor, warp: Warp, first: Tensor, guidance: Guidance,
+        self, head: DflashHead, scores: Tensor, outputs: Tensor, warp: Warp, first: Tensor, guidance: Guidance,
         *, above: Tensor | None = None, step: int = 0,
     ):  # fmt: skip
         self._head, self._scores, self._outputs, self._warp = head, scores, outputs, warp
@@ -249,7 +248,7 @@ def _places(depths: list[int], device: torch.device) -> slice | Tensor:
 
 
 def likeliest_before(head: Any, scores: Tensor, outputs: Tensor, first: Tensor, guidance: Guidance) -> Before:
-    """What stands before each place [K] on the likeliest path: known before any token is drawn."""
+    """The tokens before each place [K] on the likeliest path: known before any token is drawn."""
     if not head.walks:
         return Before(first.expand(len(scores)))
     walk, tokens = Walk(head, scores, outputs, Warp(), first, guidance), [first]
@@ -260,7 +259,7 @@ def likeliest_before(head: Any, scores: Tensor, outputs: Tensor, first: Tensor, 
     return Before(torch.cat(tokens))
 
 
-def kept_levels(logits: Tensor, threshold: float) -> int:
+def confident_levels(logits: Tensor, threshold: float) -> int:
     """How many of a block's tokens are verified: those before which, and with which, the chance by `logits` [K] that
     all are accepted is at least `threshold`; one at least. The host waits once.
     """

@@ -17,6 +17,15 @@ from .dflash_module import DflashShape, even_taps
 from .head_settings import MirroringDrafter
 
 
+def check_mask(mask_token_id: int | None, target: TargetShape) -> None:
+    """Raises `UserError` for a mask's id beyond the target's."""
+    if mask_token_id is not None and mask_token_id >= target.vocab_size:
+        raise UserError(
+            f"the mask's id is {mask_token_id}, and the target has {target.vocab_size}",
+            key="drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
+        )  # fmt: skip
+
+
 class DflashLoss(Section):
     # ce: against the answer's own tokens, as published (the target writes them); others: against the target's
     # distribution at each place.
@@ -117,11 +126,7 @@ class DflashSettings(MirroringDrafter):
                 "are not",
                 key="drafter.taps", hint="name them: drafter.taps: [1, 2, 3]",
             )  # fmt: skip
-        if self.mask_token_id is not None and self.mask_token_id >= target.vocab_size:
-            raise UserError(
-                f"the mask's id is {self.mask_token_id}, and the target has {target.vocab_size}",
-                key="drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
-            )  # fmt: skip
+        check_mask(self.mask_token_id, target)
         if target.draws_images:
             mirrored = target.layer
             assert mirrored is not None

@@ -33,7 +33,7 @@ from .head_draws import is_blind
 
 @dataclass(frozen=True)
 class Blocks(OnDevice):
-    """Where the blocks of a batch stand; drawn on the CPU."""
+    """The places of a batch's blocks; drawn on the CPU."""
 
     anchors: Tensor  # [B,A] int64 index of each block's first token; 0 where there is no block
     lengths: Tensor  # [B,A] int64 places that have a label: the answer goes on so far, K at most; 0: no block
@@ -58,16 +58,16 @@ def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_drafts: 
     eligible[:, 0] = False  # nothing stands before it
     rows: list[Tensor] = []
     for row, places in enumerate(eligible):
-        found = places.nonzero()[:, 0]
-        if len(found) > most:
+        candidates = places.nonzero()[:, 0]
+        if len(candidates) > most:
             assert len(seeds) == len(loss_mask), "anchors are drawn from each row's seed"
-            drawn = random.Random(f"anchors/{seeds[row]}").sample(range(len(found)), most)
-            found = found[torch.tensor(sorted(drawn))]
-        rows.append(found)
+            drawn = random.Random(f"anchors/{seeds[row]}").sample(range(len(candidates)), most)
+            candidates = candidates[torch.tensor(sorted(drawn))]
+        rows.append(candidates)
     # One block at least: ranks without any make the same module calls.
-    width = max(1, *(len(found) for found in rows))
-    anchors = torch.stack([F.pad(found, (0, width - len(found))) for found in rows])
-    real = torch.arange(width) < torch.tensor([len(found) for found in rows])[:, None]
+    width = max(1, *(len(candidates) for candidates in rows))
+    anchors = torch.stack([F.pad(candidates, (0, width - len(candidates))) for candidates in rows])
+    real = torch.arange(width) < torch.tensor([len(candidates) for candidates in rows])[:, None]
     lengths = torch.where(real, behind.gather(1, anchors).clamp(max=num_drafts), 0)
     supervised, drawn_blocks = loss_mask[:, 1:].sum(1), real.sum(1)
     return Blocks(anchors, lengths, supervised / drawn_blocks.clamp(min=1))
@@ -75,17 +75,17 @@ def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_drafts: 
 
 @dataclass(frozen=True)
 class Sequences:
-    """What the blocks of a batch are cut from."""
+    """The sequences that the blocks of a batch are cut from."""
 
     ids: Tensor  # [B,T] int64
     loss_mask: Tensor  # [B,T] bool on the CPU: this token is supervised
-    kept: Tensor  # [B,T] bool: tokens whose states the blocks may see
+    visible: Tensor  # [B,T] bool: tokens whose states the blocks may see
     positions: Tensor  # [B,T] int64 of the tokens; a block goes on from its anchor's
     seeds: tuple[int, ...]  # B, that anchors are drawn from
     above: Tensor | None = None  # [B,T] int64 of pictures: the code above the one that follows each, -1: none
 
     def before(self, anchors: Tensor, count: int) -> Before:
-        """What stands before each of the `count` places of blocks after `anchors` [B,A]: [B,A,K] each."""
+        """The tokens before each of the `count` places of blocks after `anchors` [B,A]: [B,A,K] each."""
         places = anchors[..., None] + torch.arange(count, device=anchors.device)
         # Places behind the answer are not trained.
         flat = places.clamp(max=self.ids.shape[1] - 1).flatten(1)
@@ -154,31 +154,31 @@ class DflashTraining(BesideTarget):
 
     def sequences(self, batch: Batch, states: TargetStates) -> Sequences:
         """The rows of a batch of texts and pictures."""
-        kept = uploaded(self.kept(batch), batch.ids.device)
+        visible = uploaded(self.visible(batch), batch.ids.device)
         if self.config.positions == "flat":
-            positions = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
+            positions = torch.arange(visible.shape[1], device=visible.device).expand_as(visible)
         else:
-            positions = kept.cumsum(1) - kept.long()  # states that are held before a token
-        return Sequences(batch.ids, batch.on_host("loss_mask"), kept, positions, batch.seeds)
+            positions = visible.cumsum(1) - visible.long()  # states that are held before a token
+        return Sequences(batch.ids, batch.on_host("loss_mask"), visible, positions, batch.seeds)
 
     def outputs(self, rows: Sequences, states: TargetStates, blocks: Blocks) -> Tensor:
         """[B,Q,D] after the final norm, of the blocks of each row one after the other."""
-        head, shape, kept = self.head, self.head.shape, rows.kept
-        within = torch.arange(shape.block_size, device=kept.device)
+        head, shape, visible = self.head, self.head.shape, rows.visible
+        within = torch.arange(shape.block_size, device=visible.device)
         starts = rows.positions.gather(1, blocks.anchors)[..., None]
         positions = within_grid(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1), shape.layer)
         context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
         first = head.blocks(rows.ids.gather(1, blocks.anchors), self.target.embedding)
         if not fast.enabled():
-            mask = block_mask(kept, blocks.anchors, shape, kept.shape[1])
+            mask = block_mask(visible, blocks.anchors, shape, visible.shape[1])
             return head(first, context, positions, lambda number, q, k, v: attend(q, k, v, mask))
         in_pieces = causal_blocks.attention(
-            lambda some, reach: block_mask(kept, blocks.anchors[:, some], shape, reach),
-            blocks.on_host("anchors"), kept.shape[1], attend, kept.device,
+            lambda some, reach: block_mask(visible, blocks.anchors[:, some], shape, reach),
+            blocks.on_host("anchors"), visible.shape[1], attend, visible.device,
         )  # fmt: skip
         return head(first, context, positions, in_pieces)
 
-    def kept(self, batch: Batch) -> Tensor:
+    def visible(self, batch: Batch) -> Tensor:
         """[B,T] bool on the CPU: tokens whose states the blocks may see."""
         mask, visual = batch.on_host("attention_mask"), batch.on_host("modality") != TEXT
         if self.config.visual(training=True) == "none":
@@ -190,19 +190,19 @@ class DflashTraining(BesideTarget):
         return mask & ~(visual & torch.tensor([is_blind(seed, share) for seed in batch.seeds])[:, None])
 
 
-def block_mask(kept: Tensor, anchors: Tensor, shape: DflashShape, reach: int) -> Tensor:
+def block_mask(visible: Tensor, anchors: Tensor, shape: DflashShape, reach: int) -> Tensor:
     """[B,1,N,R+N] bool: what the N places of blocks after `anchors` [B,A] see of the first R = `reach` states of the
-    row, and of each other: `kept` [B,T] states before the anchor, and the block itself.
+    row, and of each other: `visible` [B,T] states before the anchor, and the block itself.
     """
-    index = torch.arange(reach, device=kept.device)
-    seen = (kept[:, None, :reach] & (index < anchors[..., None]))[:, :, None].expand(-1, -1, shape.block_size, -1)
+    index = torch.arange(reach, device=visible.device)
+    context = (visible[:, None, :reach] & (index < anchors[..., None]))[:, :, None].expand(-1, -1, shape.block_size, -1)
     if shape.sliding_window is not None:  # states before a place, itself included
-        before = kept.cumsum(1) - kept.long()  # [B,T]
-        places = before.gather(1, anchors)[..., None] + torch.arange(shape.block_size, device=kept.device)
-        seen = seen & (places[..., None] - before[:, None, None, :reach] < shape.sliding_window)
-    number = torch.arange(anchors.shape[1] * shape.block_size, device=kept.device) // shape.block_size
-    own = (number[:, None] == number).expand(len(kept), -1, -1)
-    return torch.cat([seen.flatten(1, 2), own], dim=-1)[:, None]
+        before = visible.cumsum(1) - visible.long()  # [B,T]
+        places = before.gather(1, anchors)[..., None] + torch.arange(shape.block_size, device=visible.device)
+        context = context & (places[..., None] - before[:, None, None, :reach] < shape.sliding_window)
+    number = torch.arange(anchors.shape[1] * shape.block_size, device=visible.device) // shape.block_size
+    same_block = (number[:, None] == number).expand(len(visible), -1, -1)
+    return torch.cat([context.flatten(1, 2), same_block], dim=-1)[:, None]
 
 
 class Places:
@@ -253,11 +253,11 @@ class Places:
             theirs = self.goals(self.sources[piece], ours, sums=keeps)
             if keeps:
                 self.acceptances.append(acceptance(theirs, ours))
-        own, inside = self.entries(labels)
+        entries, inside = self.entries(labels)
         weight, beside = self.share
         if self.name == "ce" or theirs is None:
-            self.rank(piece, ours, own, inside)
-            terms = (weight + beside) * F.cross_entropy(ours, own, reduction="none") * inside
+            self.rank(piece, ours, entries, inside)
+            terms = (weight + beside) * F.cross_entropy(ours, entries, reduction="none") * inside
         else:
             self.rank(piece, ours, theirs.scores.argmax(-1), theirs.known)
             apart = divergence(self.name, theirs.scores, ours)
@@ -265,7 +265,7 @@ class Places:
                 self.acceptances.append(1 - apart.detach())
             terms = weight * apart * theirs.known
             if beside:
-                terms = terms + beside * F.cross_entropy(ours, own, reduction="none") * inside
+                terms = terms + beside * F.cross_entropy(ours, entries, reduction="none") * inside
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
 
     @torch.no_grad()
@@ -285,11 +285,11 @@ class Places:
         distinct, back = sources.unique(dim=0, return_inverse=True)
         fewer = len(distinct) < len(sources)
         row, token = uploaded((distinct if fewer else sources).T.contiguous(), self.feature.device)
-        found = self.scores(self.feature[row, token], sums=sums)
-        return found.at(uploaded(back, found.scores.device) if fewer else None, ours)
+        goals = self.scores(self.feature[row, token], sums=sums)
+        return goals.at(uploaded(back, goals.scores.device) if fewer else None, ours)
 
     def entries(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Where tokens [C] of the target stand in the draft's vocabulary, and whether they are in it."""
+        """Entries of the target's tokens [C] in the draft's vocabulary, and whether they are in it."""
         if self.ids is None:
             return tokens, torch.ones_like(tokens, dtype=torch.bool)
         return entries(self.ids, tokens)
@@ -327,10 +327,10 @@ class DflashImageTraining(DflashTraining):
 
     def sequences(self, batch: CodeBatch, states: TargetStates) -> Sequences:  # type: ignore[override]
         """The pictures with their conditions; every code is supervised."""
-        ids, seen = states.ids, states.mask
-        assert ids is not None and seen is not None and states.positions is not None
+        ids, mask = states.ids, states.mask
+        assert ids is not None and mask is not None and states.positions is not None
         codes = torch.arange(ids.shape[1]) >= ids.shape[1] - states.num_generated
         loss_mask = batch.on_host("real")[:, None] & codes
         return Sequences(
-            ids, loss_mask, seen, states.positions[0], batch.seeds, above_next(ids, codes, self.target.shape.grid)
+            ids, loss_mask, mask, states.positions[0], batch.seeds, above_next(ids, codes, self.target.shape.grid)
         )

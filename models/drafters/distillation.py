@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ...core.batch import Batch, StepLoss
 from ...core.section import Section
-from ...core.states import KeptScores, TargetStates, at_places, places_of
+from ...core.states import TargetStates, TopLogProbs, at_places, places_of
 from ..losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 from ..parts import Part
 from ..targets.table import training_of
@@ -61,7 +61,7 @@ def with_rest(logs: Tensor, ids: Tensor) -> Tensor:
     return torch.cat([logs.gather(-1, ids), rest], dim=-1)
 
 
-def keep_scores(scores: Tensor, count: int) -> KeptScores:
+def keep_scores(scores: Tensor, count: int) -> TopLogProbs:
     """The `count` likeliest tokens of scores [S,V] (minus infinity where no token may come), the likeliest first.
 
     At least one token that may come must be left to the rest.
@@ -69,7 +69,7 @@ def keep_scores(scores: Tensor, count: int) -> KeptScores:
     logs = log_probs(scores)
     ids = logs.topk(count, dim=-1).indices
     outcomes = with_rest(logs, ids)
-    return KeptScores(ids, outcomes[:, :-1], outcomes[:, -1])
+    return TopLogProbs(ids, outcomes[:, :-1], outcomes[:, -1])
 
 
 class Teacher:
@@ -136,40 +136,40 @@ class DistillTraining(LvlmTraining):
         places = places_of(batch.predicting, batch.ids.device)
         labels = at_places(batch.ids, places, 1)  # [S]
         theirs = None
-        if states.kept is None:
+        if states.top_log_probs is None:
             assert states.feature is not None and self.teacher is not None
             feature, head = at_places(states.feature, places), self.teacher.lm_head  # called as a module
             theirs = lambda piece: head(feature[piece])  # noqa: E731
         hidden = at_places(self.hidden_states(batch), places)  # [S,D]
-        loss, sums = self.head(hidden, functools.partial(self._compare, theirs, states.kept, labels))
+        loss, sums = self.head(hidden, functools.partial(self._compare, theirs, states.top_log_probs, labels))
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
     def _compare(
-        self, theirs: Callable[[slice], Tensor] | None, kept: KeptScores | None, labels: Tensor, piece: slice,
+        self, theirs: Callable[[slice], Tensor] | None, top: TopLogProbs | None, labels: Tensor, piece: slice,
         scores: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The loss summed over a piece, with the draft's scores [C,V] there, and the metrics' sums [3]. `theirs` gives
-        the target's scores [C,V] of a piece; None: its likeliest tokens that were `kept`, and all others as one
+        the target's scores [C,V] of a piece; None: its likeliest tokens are `top`, and all others as one
         outcome.
         """
         objective = self.objective
         scores = scores.masked_fill(self.banned, float("-inf"))
         log_q = log_probs(scores / objective.temperature)
         with torch.no_grad():
-            if kept is None:
+            if top is None:
                 assert theirs is not None
                 goal = theirs(piece).to(self.banned.device).float().masked_fill_(self.banned, float("-inf"))
                 log_p = log_probs(goal.div_(objective.temperature))  # [C,N] over the outcomes that are compared
                 best = log_p.argmax(-1)
             else:
-                log_p = torch.cat([kept.log_probs[piece], kept.log_rest[piece, None]], dim=-1)
-                best = kept.ids[piece, 0]
-        if kept is not None:
-            log_q = with_rest(log_q, kept.ids[piece])
+                log_p = torch.cat([top.log_probs[piece], top.log_rest[piece, None]], dim=-1)
+                best = top.ids[piece, 0]
+        if top is not None:
+            log_q = with_rest(log_q, top.ids[piece])
         loss = divergence_of_logs(objective.divergence, log_p, log_q, beta=objective.beta, eta=objective.eta).sum()
         if objective.cross_entropy:
-            own = F.cross_entropy(scores, labels[piece], reduction="sum")
-            loss = (1 - objective.cross_entropy) * loss + objective.cross_entropy * own
+            on_labels = F.cross_entropy(scores, labels[piece], reduction="sum")
+            loss = (1 - objective.cross_entropy) * loss + objective.cross_entropy * on_labels
         with torch.no_grad():
             choice = scores.argmax(-1)
             alpha = torch.minimum(log_p, log_q).exp().sum()

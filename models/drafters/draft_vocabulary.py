@@ -27,7 +27,7 @@ Scores = Callable[[Tensor], Tensor]  # [...,D] -> [...,V], the target's LM head
 CountTokens = Callable[[], Tensor]
 
 
-class OwnVocabulary(nn.Module):
+class DraftVocabulary(nn.Module):
     """A module that scores either all ids by the target's LM head, or some by its own."""
 
     lm_head: nn.Linear | None
@@ -160,7 +160,7 @@ class Goals:
 @dataclass(frozen=True)
 class _Part:
     scores: Callable[[Tensor], Tensor]  # [C,D] -> [C,...] of neighbouring ids
-    own: slice  # of the draft's ids, which ascend: those among them
+    drafted: slice  # of the draft's ids, which ascend: those among them
     within: Tensor  # int64, where these stand in the part
 
 
@@ -169,7 +169,7 @@ class GoalScores:
     weights are in place, which ids it scores.
     """
 
-    def __init__(self, target: Target, draft: OwnVocabulary):
+    def __init__(self, target: Target, draft: DraftVocabulary):
         self.target, self.draft, self.scores, self.dtype = target, draft, target.scores, target.embedding.dtype
         self._parts: list[_Part] | None = None
 
@@ -186,7 +186,7 @@ class GoalScores:
             scores = part.scores(states)
             if picked is None:
                 picked = scores.new_empty(len(scores), self.draft.lm_head.out_features)
-            picked[:, part.own] = scores.index_select(-1, part.within.to(scores.device))
+            picked[:, part.drafted] = scores.index_select(-1, part.within.to(scores.device))
             most = scores.amax(-1)
             highest = most if highest is None else torch.maximum(highest, most)
             if sums:
@@ -208,6 +208,6 @@ class GoalScores:
             ends = [*(first for first, _ in parts[1:]), self.draft.vocab_size]
             self._parts = []
             for (first, scores), end in zip(parts, ends, strict=True):
-                own = slice(bisect.bisect_left(known, first), bisect.bisect_left(known, end))
-                self._parts.append(_Part(scores, own, ids[own] - first))
+                drafted = slice(bisect.bisect_left(known, first), bisect.bisect_left(known, end))
+                self._parts.append(_Part(scores, drafted, ids[drafted] - first))
         return self._parts

@@ -85,11 +85,11 @@ class MarkovHead(nn.Module):
 
     def embedded(self, before: Before) -> Tensor:
         """[...] ids -> [...,N]; where no code is above, the token before stands alone."""
-        found = self.markov_w1(before.tokens)
+        embedding = self.markov_w1(before.tokens)
         if self.markov_above is None:
-            return found
+            return embedding
         assert before.above is not None, "a head that reads the code above is told which it is"
-        return found + self.markov_above(before.above.clamp(min=0)) * (before.above >= 0)[..., None]
+        return embedding + self.markov_above(before.above.clamp(min=0)) * (before.above >= 0)[..., None]
 
     def factor(self, embedded: Tensor, outputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What `markov_w2` makes the bias of [...,N], and the state that the next place reads, from the embedded token
@@ -161,7 +161,7 @@ class DsparkHead(DflashHead):
     def conditioned(
         self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
     ) -> tuple[Tensor, Tensor | None]:
-        """Scores with the bias; see `Conditional`."""
+        """Scores with the bias."""
         assert self.markov_head is not None
         embedded = self.markov_head.embedded(before).expand(len(outputs), -1, -1)
         factor, state = self.markov_head.factor(embedded, outputs, state)

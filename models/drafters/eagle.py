@@ -113,7 +113,7 @@ class EagleConfig(FusedHeadConfig):
         if not isinstance(module, ImageEagleHead):
             return super().copy_of(module, state)
         copy = ImageEagleHead(module.shape, fc_bias=module.fc.bias is not None)
-        copy.own_embedding = module.own_embedding
+        copy.has_embedding = module.has_embedding
         copy.load_state_dict(state)
         return copy
 
@@ -137,14 +137,6 @@ class EagleConfig(FusedHeadConfig):
         if target.shape.draws_images:
             return ImageEagleProposal(cast(ImageEagleHead, module), target.guided)
         return super().drafter(module, target, options)
-
-    def empty(self, shape: TargetShape) -> nn.Module:
-        if not shape.draws_images:
-            return super().empty(shape)
-        with torch.device("meta"):
-            head = ImageEagleHead(self.layer(shape))
-            head.share_embedding(torch.empty(shape.vocab_size, shape.hidden_size))
-        return head
 
 
 EagleConfig.unread_for_images = frozenset({*EagleConfig.model_fields} - {

@@ -54,7 +54,7 @@ class Eagle3Config(HeadConfig):
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
     beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata"}
-    own_loss: ClassVar[HeadObjective] = EAGLE3_LOSS
+    default_objective: ClassVar[HeadObjective] = EAGLE3_LOSS
     is_eagle3: ClassVar[bool] = True
 
     @model_validator(mode="after")

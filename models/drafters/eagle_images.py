@@ -67,7 +67,7 @@ class ImageEagleHead(FusedHead):
         embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
         super().__init__(shape, fc_bias=fc_bias)
         self.embed_tokens = embedding.requires_grad_(False)
-        self.own_embedding = False
+        self.has_embedding = False
 
     def share_embedding(self, weight: Tensor) -> None:
         """Use the target's rows [V,D] as they are, without a copy."""
@@ -87,7 +87,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 def save_eagle(head: ImageEagleHead, folder: Path, manifest: JsonMapping, *, with_embedding: bool = False) -> None:
     """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
-    whole = with_embedding or head.own_embedding
+    whole = with_embedding or head.has_embedding
     state = {name: value for name, value in head.state_dict().items() if whole or name != _EMBEDDING}
     values = {"model_type": "eagle", "fc_bias": head.fc.bias is not None, **head.shape.to_dict()}
     write_folder(folder, values, state)
@@ -106,8 +106,8 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: HeadC
     shape = stored_layer(config, folder, shape, state)
     with without_storage(device):
         head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
-    head.own_embedding = _EMBEDDING in state
-    if not head.own_embedding:
+    head.has_embedding = _EMBEDDING in state
+    if not head.has_embedding:
         head.share_embedding(embedding)
         state[_EMBEDDING] = embedding
     take_weights(head, state, weights_file(folder), device)
@@ -127,14 +127,14 @@ class ImageEagleTraining(BesideTarget):
         if self.config.guided:
             return self._pairs(batch, states)
         predicted, true = self._predict(states, batch)
-        places = places_of(self._kept(states, batch), predicted.device)
+        places = places_of(self._trained(states, batch), predicted.device)
         terms, metrics = self._unguided(at_places(predicted, places), at_places(true, places))
         return StepLoss(terms, torch.full((), places.shape[1], device=terms.device), metrics)
 
     def _pairs(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
         """Each sample with and without its condition; guided distributions of target and head are compared too."""
         assert states.unconditional is not None and states.ids is not None
-        keep = self._kept(states, batch)
+        keep = self._trained(states, batch)
         places = places_of(keep, batch.codes.device)
         sides = [self._predict(side, batch, number) for number, side in enumerate((states, states.unconditional))]
         unguided = [self._unguided(at_places(ours, places), at_places(true, places)) for ours, true in sides]
@@ -150,11 +150,11 @@ class ImageEagleTraining(BesideTarget):
         loss = (unguided[0][0] + unguided[1][0]) / 2 + self.config.guided * guided
         return StepLoss(loss, torch.full((), places.shape[1], device=loss.device), metrics)
 
-    def _kept(self, states: TargetStates, batch: CodeBatch) -> Tensor:
+    def _trained(self, states: TargetStates, batch: CodeBatch) -> Tensor:
         """[B,T-1] bool on the CPU: which positions count."""
         assert states.ids is not None
-        kept = trained_positions(states.ids.shape[1], states.num_generated, self.config.mask)
-        return kept & batch.on_host("real")[:, None]
+        trained = trained_positions(states.ids.shape[1], states.num_generated, self.config.mask)
+        return trained & batch.on_host("real")[:, None]
 
     def _predict(self, states: TargetStates, batch: CodeBatch, side: int = 0) -> tuple[Tensor, Tensor]:
         """Predicted and true features [B,T-1,D]; each side has noise of its own."""
@@ -181,11 +181,11 @@ class ImageEagleTraining(BesideTarget):
         return self.config.feature * feature + self.config.token * token, metrics
 
 
-def causal_mask(head: ImageEagleHead, seen: Tensor) -> Tensor:
-    """[N,N], or [B,N,N] where the head hides padding, for inputs that are no padding where `seen` [B,N]."""
+def causal_mask(head: ImageEagleHead, visible: Tensor) -> Tensor:
+    """[N,N], or [B,N,N] where the head hides padding, for inputs that are no padding where `visible` [B,N]."""
     if head.shape.mask_padding:
-        return causal_among(seen)
-    return torch.ones(seen.shape[1], seen.shape[1], dtype=torch.bool, device=seen.device).tril()
+        return causal_among(visible)
+    return torch.ones(visible.shape[1], visible.shape[1], dtype=torch.bool, device=visible.device).tril()
 
 
 def trained_positions(length: int, num_generated: int, mask: Literal["next", "eagle"]) -> Tensor:
@@ -224,8 +224,8 @@ class ImageEagleProposal(Recursive):
         assert prompt is not None and prefill.feature is not None, "an image generator's prefill gives its prompt"
         self._warp, self._prompt = warp, prompt
         self._cache = self._new_cache(prompt.ids.shape[1] + capacity)
-        seen = F.pad(prompt.mask, (0, self._cache.capacity - prompt.mask.shape[1]), value=True)
-        self._seen = seen  # [R,L] of the whole cache
+        # [R,L] of the whole cache
+        self._visible = F.pad(prompt.mask, (0, self._cache.capacity - prompt.mask.shape[1]), value=True)
         self._states, self._positions = prefill.feature, prompt.positions
         self._emitted = 0
 
@@ -249,8 +249,8 @@ class ImageEagleProposal(Recursive):
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
         if self.head.shape.mask_padding:
             places = self._cache.length + 1 if mask is None else mask.shape[-1]
-            seen = self._seen[:, None, :places]
-            mask = seen if mask is None else mask & seen  # [R,N,K]
+            visible = self._visible[:, None, :places]
+            mask = visible if mask is None else mask & visible  # [R,N,K]
             if not self._cache.length:
                 # Padding of a prompt sees itself, so that no row of the attention is empty.
                 mask = mask | torch.eye(places, dtype=torch.bool, device=mask.device)

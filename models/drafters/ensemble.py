@@ -144,9 +144,9 @@ class EnsembleProposal(IndependentProposal):
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
         """Run each row's prompt alone: padding all to the longest would cost most of the prefill. M and P look once."""
         shown = ((view.request.pixels, view.request.pictures) for view in views)
-        seen = next((self.decoder.see(pixels, pictures) for pixels, pictures in shown if pixels is not None), None)
+        encoded = next((self.decoder.see(pixels, pictures) for pixels, pictures in shown if pixels is not None), None)
         caches = [self.decoder.new_cache(len(view.request.ids)) for view in views]
-        rope_deltas = [self._run_prompt(view, cache, seen) for view, cache in zip(views, caches, strict=True)]
+        rope_deltas = [self._run_prompt(view, cache, encoded) for view, cache in zip(views, caches, strict=True)]
         lengths = tuple(cache.length for cache in caches)
         self._cache = stacked(caches, max(lengths) + capacity)
         self._places = Places(lengths, max(lengths) + capacity, self.decoder.device, rope_deltas)

@@ -1,4 +1,4 @@
-"""What is done with the hidden-state heads of language models: EAGLE, EAGLE-3, Sparrow, MSD, ViSpec, HiViS.
+"""Files, training and drafting of language models' hidden-state heads: EAGLE, EAGLE-3, Sparrow, MSD, ViSpec, HiViS.
 
 They share one layer and differ in what stands at a visual token, so that each ablation of Sparrow's Table 6 is a
 setting (`head_settings.py`): MTP is `mtp_steps`, IVSB is `ivsb`, VATA is `vata`.
@@ -33,7 +33,7 @@ VISUAL_STAGE = HeadObjective(l1=10.0, listmle=0.1)
 
 
 class HeadConfig(HeadSettings):
-    """What is done with any of these heads: files, training, drafting."""
+    """Files, training and drafting of any of these heads."""
 
     starts_outside: ClassVar[bool] = True
 
@@ -113,7 +113,7 @@ class DirectHeadConfig(FusedHeadConfig):
             return "direct" if self.train_visual_share else "none"
         return "direct" if self.visual_share and not self.vata else "none"
 
-    def visual_kept(self, *, training: bool) -> float:
+    def visual_fraction(self, *, training: bool) -> float:
         return self.train_visual_share if training else self.visual_share
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:

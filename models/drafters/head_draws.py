@@ -1,4 +1,4 @@
-"""What training draws for a row, from the row's seed: the same draws beside any other rows and on any number of ranks.
+"""Random draws of training, from each row's seed: the same beside any other rows and on any number of ranks.
 
 Letters: B rows, T places, N inputs that a row keeps, D width.
 """
@@ -20,7 +20,7 @@ def is_blind(seed: int, share: float) -> bool:
     return random.Random(f"blind/{seed}").random() < share
 
 
-def kept_visual(batch: Batch, share: float, blind_share: float) -> Tensor:
+def visual_mask(batch: Batch, share: float, blind_share: float) -> Tensor:
     """[B,T] bool: visual tokens whose inputs this epoch keeps, a `share` of each row's and none of blind rows."""
     assert len(batch.seeds) == len(batch.ids), "visual inputs are drawn from each row's seed"
     keep = torch.full(batch.ids.shape, share == 1, dtype=torch.bool)

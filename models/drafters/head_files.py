@@ -63,7 +63,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdentity, **more: object) -> JsonObject:
-    """What stands in `draftsmith.json`; `more` is of the stage: command, step, ..."""
+    """The content of `draftsmith.json`; `more` comes from the stage: command, step, ..."""
     return manifest_for(
         config.kind, identity, tokenizer_sha256=identity.tokenizer_sha256, reads=_read_by(config, shape),
         positions={"kind": config.positions, "gap_share": config.gap_share, "gap": config.gap},
@@ -109,10 +109,10 @@ def load_head(
     state = head_state(folder, device)
     layer = stored_layer(config, folder, layer, state)
     # Published heads carry a copy of the target's rows; what was trained beside other rows would draft badly.
-    if (own := state.pop(_EMBEDDING, None)) is not None:
-        rows, embedding = min(len(own), len(target.embedding)), target.embedding
-        same_width = own.shape[1:] == embedding.shape[1:]
-        if not same_width or (own[:rows].to(device).float() - embedding[:rows].float()).abs().max() > 1e-2:
+    if (stored := state.pop(_EMBEDDING, None)) is not None:
+        rows, embedding = min(len(stored), len(target.embedding)), target.embedding
+        same_width = stored.shape[1:] == embedding.shape[1:]
+        if not same_width or (stored[:rows].to(device).float() - embedding[:rows].float()).abs().max() > 1e-2:
             problem = "the head brings embeddings that are not the target's"
             raise UserError(problem, where=str(folder), hint="name the target that it was trained for")
     # An EAGLE-3 file without d2t holds the whole vocabulary.

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from ..decoding.cache import Cache
 from ..decoding.head_layer import DecoderLayer, Rotary, Rotation
 from ..layer import LayerShape
-from .draft_vocabulary import OwnVocabulary
+from .draft_vocabulary import DraftVocabulary
 
 
-class StateHead(OwnVocabulary):
-    """What training and proposals ask of any head; its output goes to the LM head as it is.
+class StateHead(DraftVocabulary):
+    """The interface of all heads to training and proposals; the LM head reads the output as it is.
 
     `forward` is that of `FusedHead`.
     """
 
-    model_type = "reading"  # in config.json
+    model_type = "eagle"  # in config.json: one layer, as EAGLE-1's
     # ViSpec's queries and HiViS' step vectors, which config.json names for every head; 0: none.
     num_queries: int = 0
     num_steps: int = 0
@@ -69,7 +69,7 @@ class FusedHead(StateHead):
         self.rotary = Rotary(shape)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
-        """What enters the layer, [B,N,D]; arguments as of `forward`."""
+        """The layer's input [B,N,D]; arguments as of `forward`."""
         return self.fc(torch.cat([embeds, states], dim=-1))
 
     def forward(

@@ -26,7 +26,7 @@ from ..fast.cuda_graphs import Graphs
 from ..targets.base import Target, TargetStep, Verified
 from .head_module import StateHead
 from .head_settings import HeadSettings
-from .head_training import base_positions, fill, lay_out
+from .head_training import base_positions, fill, layout_of
 
 PIECE = 4096  # inputs of a prompt that are read at once
 
@@ -71,15 +71,15 @@ class Recursive:
         if self.graphs is None or not self.graphs.take(self._cache, states.shape[1]):
             return self._run(states, tokens, positions, mask, depths)
 
-        def run(seen: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        def run(visible: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
             states, tokens, positions, depths = inputs
-            return (self._run(states, tokens, positions, seen[0], depths),)
+            return (self._run(states, tokens, positions, visible[0], depths),)
 
         inputs = (states, 1), (tokens, 1), (positions, -1), (depths, 0)
         (hidden,) = self.graphs(positions.dim(), run, self._cache, mask, *inputs)
         return hidden
 
-    def _lay_out(self, rotary: Rotary, positions: Tensor, further: int) -> None:
+    def _make_rotations(self, rotary: Rotary, positions: Tensor, further: int) -> None:
         """Make rotations up to `further` behind the last of a request's `positions`. A graph computes its own: it would
         read a shorter request's table.
         """
@@ -119,10 +119,10 @@ class Recursive:
         past, first, device = self._cache.length, len(self._expansions), self._outputs.device
         depths = self._expansions.take(parents)
         # The root's output, whose parent is ROOT, -1, stands before the expansions'.
-        rows, seen = np.array([parents, depths, depths]), self._expansions.ancestors(first, past=past).numpy()
+        rows, visible = np.array([parents, depths, depths]), self._expansions.ancestors(first, past=past).numpy()
         rows[0] += 1
         rows[2] -= 1  # behind the root's children
-        tokens, (above, below, further), mask = upload_tokens(device, tokens, rows, seen)
+        tokens, (above, below, further), mask = upload_tokens(device, tokens, rows, visible)
         states, positions = self._outputs[:, above], self._next + further
         # Expansions are written after each other; the cache's length covers them only during this forward.
         self._cache.crop_to(past + first)
@@ -168,12 +168,12 @@ class HeadProposal(Recursive):
             # [1,T+1] bool: the visual tokens that get the most attention, as many as the share says.
             (layer,), shown = self.taps.prefill_attention, prompt.modality[0] != TEXT
             scores = prefill.attention[layer][0].mean(0).masked_fill(~shown, -1.0)
-            best = scores.topk(round(self.config.visual_kept(training=False) * int(shown.sum()))).indices
+            best = scores.topk(round(self.config.visual_fraction(training=False) * int(shown.sum()))).indices
             keep = F.one_hot(best, len(shown) + 1).any(0)[None]
         # The first token stands behind the prompt, and has no state.
         ids, mask = F.pad(prompt.ids, (0, 1), value=first), F.pad(prompt.mask, (0, 1), value=True)
         modality, vectors = F.pad(prompt.modality, (0, 1), value=TEXT), max(0, self.head.num_queries - 1)
-        layout = lay_out(visual, modality, mask, num_vectors=vectors, keep=keep)
+        layout = layout_of(visual, modality, mask, num_vectors=vectors, keep=keep)
         states = TargetStates(prefill.feature, prefill.layers)
         filled = fill(self.head, visual, self._reads, layout, ids, states, self.target.embedding)
         axes = prompt.positions if prompt.positions.dim() == 3 else prompt.positions[None]
@@ -181,17 +181,17 @@ class HeadProposal(Recursive):
         self._cache = self._new_cache(layout.index.shape[1] + self._capacity)
         self._image = None if filled.image is None else filled.image[:, -1:].clone()
         if self.head.takes_rotations:
-            self._lay_out(self.head.rotary, positions, self._capacity)
+            self._make_rotations(self.head.rotary, positions, self._capacity)
         # All inputs but the last one, in pieces, so that no tensor is quadratic in the length of a long clip.
         last = positions.shape[-1] - 1
         for start in range(0, last, PIECE):
-            stop, seen = min(start + PIECE, last), None
+            stop, sees = min(start + PIECE, last), None
             piece = filled.each(operator.itemgetter((slice(None), slice(start, stop))))
             if start:
-                seen = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
+                sees = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
             true = torch.zeros(stop - start, dtype=torch.int64, device=positions.device)
             self._read(
-                piece.embeds, piece.fused(self.head), positions[..., start:stop], seen, true, piece.direct, piece.image
+                piece.embeds, piece.fused(self.head), positions[..., start:stop], sees, true, piece.direct, piece.image
             )
             self._cache.advance(stop - start)
         self._states, self._tokens = filled.states[:, -1:].clone(), ids[:, -1:]
@@ -213,10 +213,8 @@ class HeadProposal(Recursive):
         return self.head.fuse(states.to(self.head.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
-        return self._read(self._embed(tokens), states, self._turned(positions), mask, depths, None, None)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self._embedding).to(self.head.dtype)
+        embeds = F.embedding(tokens, self._embedding).to(self.head.dtype)
+        return self._read(embeds, states, self._turned(positions), mask, depths, None, None)
 
     def _read(
         self, embeds: Tensor, states: Tensor, positions: Tensor | Rotation, mask: Tensor | None, depths: Tensor,

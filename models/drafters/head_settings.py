@@ -18,7 +18,7 @@ from ...core.json_types import JsonObject
 from ...core.states import Taps
 from ..hub import config_value, rope_of, usual_heads
 from ..layer import STRETCHED, LayerShape, stretched
-from ..targets.base import Target, TargetShape
+from ..targets.base import ShapeAlone, Target, TargetShape
 from ..targets.table import text_of
 from .base import HeadObjective, PublishedDrafter
 from .draft_vocabulary import CountTokens, drafted_ids
@@ -106,7 +106,7 @@ class MirroringDrafter(PublishedDrafter):
                 )  # fmt: skip
         theta: Any = self.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
         bias = not like_llama and (family.qkv_bias or bool(config_value(text, "attention_bias")))
-        groups, own = usual_heads(text)
+        groups, head_dim = usual_heads(text)
         inner = self.intermediate_size or config_value(text, "intermediate_size")
         if inner is None:
             raise UserError(
@@ -122,15 +122,19 @@ class MirroringDrafter(PublishedDrafter):
             input_norm=family.norms_input if input_norm is None else input_norm,
             qkv_bias=bias if qkv_bias is None else qkv_bias,
             qk_rms_norm=family.norms_heads and not like_llama,
-            own_head_dim=own if own * heads != text.hidden_size else None,
+            own_head_dim=head_dim if head_dim * heads != text.hidden_size else None,
             attention_input=2 * text.hidden_size if like_llama else None,
             mrope_section=section, mrope_interleaved=bool(section) and family.mrope_interleaved,
             rope_scaling=scaling,
         )  # fmt: skip
 
+    def empty(self, shape: TargetShape) -> nn.Module:
+        with torch.device("meta"):
+            return self.build(ShapeAlone(shape))  # type: ignore[arg-type]
+
 
 class HeadSettings(MirroringDrafter):
-    """What all kinds have."""
+    """Settings of all kinds of heads."""
 
     # Null: as the target's.
     qkv_bias: bool | None = None
@@ -161,7 +165,7 @@ class HeadSettings(MirroringDrafter):
     trains_on: ClassVar[str | None] = "states"
     takes_objective: ClassVar[bool] = True
     layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "eagle"
-    own_loss: ClassVar[HeadObjective] = EAGLE_LOSS
+    default_objective: ClassVar[HeadObjective] = EAGLE_LOSS
     # Which class of serving engines runs it, if its settings allow it: EAGLE-1's or EAGLE-3's.
     is_eagle3: ClassVar[bool] = False
     # What enters as the embedding of a visual token; None: no input has one.
@@ -169,8 +173,8 @@ class HeadSettings(MirroringDrafter):
 
     @property
     def terms(self) -> HeadObjective:
-        """What is trained for: the section's objective, or the kind's own."""
-        return self.objective or self.own_loss
+        """The training objective: the section's, or the kind's default."""
+        return self.objective or self.default_objective
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -178,11 +182,11 @@ class HeadSettings(MirroringDrafter):
 
     # ---- what differs between the kinds
     def visual(self, *, training: bool) -> Visual:
-        """What stands at a visual token."""
+        """The head's input at a visual token."""
         raise NotImplementedError
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
-        """Which of the target's layers it is fed."""
+        """The target's layers that it reads."""
         raise NotImplementedError
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
@@ -190,10 +194,10 @@ class HeadSettings(MirroringDrafter):
         raise NotImplementedError
 
     def image_input(self, *, training: bool = True) -> Image | None:
-        """What enters as the embedding of a visual token; None: no input has one."""
+        """The embedding at a visual token; None: no input has one."""
         return self.embeds_images if self.visual(training=training) != "none" else None
 
-    def visual_kept(self, *, training: bool) -> float:
+    def visual_fraction(self, *, training: bool) -> float:
         """Share of the visual tokens whose inputs it has."""
         return 1.0
 
@@ -236,11 +240,6 @@ class HeadSettings(MirroringDrafter):
         copy = self.module(head.shape, head.ids_on_host)
         copy.load_state_dict(state)
         return copy
-
-    def empty(self, shape: TargetShape) -> nn.Module:
-        with torch.device("meta"):
-            ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-            return self.module(self.layer(shape), ids)
 
     def written_settings(self) -> JsonObject:
         """Settings whose other value is another head; the manifest names them."""

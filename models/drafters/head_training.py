@@ -27,14 +27,14 @@ from ..targets.base import Target
 from ..training_passes import TrainingPasses
 from .base import HeadObjective
 from .draft_vocabulary import BesideTarget, GoalScores
-from .head_draws import add_noise, gaps_of, kept_visual, row_uniforms
+from .head_draws import add_noise, gaps_of, row_uniforms, visual_mask
 from .head_module import StateHead
 from .head_settings import HeadSettings, Reads, Visual
 
 
 @dataclass(frozen=True)
 class Layout(OnDevice):
-    """Which inputs each row keeps."""
+    """The inputs of each row."""
 
     index: Tensor  # [B,N] int64 number of the input; 0 where `real` is False
     real: Tensor  # [B,N] bool
@@ -56,7 +56,7 @@ class Layout(OnDevice):
         return before
 
 
-def lay_out(
+def layout_of(
     visual: Visual, modality: Tensor, mask: Tensor, *, num_vectors: int = 0, keep: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Layout:  # fmt: skip
@@ -73,26 +73,26 @@ def lay_out(
         values, lengths = torch.unique_consecutive(kinds, return_counts=True)
         stretches = zip(values.tolist(), lengths.tolist(), lengths.cumsum(0).tolist(), strict=True)
         runs += [(row, end - length, end) for kind, length, end in stretches if kind != TEXT]
-    seen = modality_[:, 1:] != TEXT  # [B,T-1] of inputs
-    kept = ~seen if visual in ("none", "compressed") else torch.ones_like(seen)
+    of_pictures = modality_[:, 1:] != TEXT  # [B,T-1] of inputs
+    stays = ~of_pictures if visual in ("none", "compressed") else torch.ones_like(of_pictures)
     if visual == "compressed":
         for row, first, end in runs:
-            kept[row, max(end - 1 - num_vectors, first - 1, 0) : end - 1] = True
+            stays[row, max(end - 1 - num_vectors, first - 1, 0) : end - 1] = True
     if keep is not None:
-        kept = kept & (~seen | keep[:, 1:].cpu())
-    kept = kept & mask_[:, 1:]
-    counts = kept.sum(1)
+        stays = stays & (~of_pictures | keep[:, 1:].cpu())
+    stays = stays & mask_[:, 1:]
+    counts = stays.sum(1)
     real = torch.arange(max(1, int(counts.max()))) < counts[:, None]
     # A stable sort of "dropped" puts what is kept in front, in order.
-    order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, : real.shape[1]]
+    order = torch.sort((~stays).to(torch.int8), dim=1, stable=True).indices[:, : real.shape[1]]
     index = torch.where(real, order, 0)
-    is_visual = torch.gather(seen, 1, index) & real
+    is_visual = torch.gather(of_pictures, 1, index) & real
     return Layout(index, real, is_visual, tuple(runs)).to(modality.device if device is None else device)
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What the layer reads at the inputs of a layout, beside positions. Pairs are which inputs [B,N] bool, and what
+    """The layer's inputs by a layout, without positions. Pairs are a mask of inputs [B,N] bool, and what
     they hold [B,N,D].
     """
 
@@ -236,10 +236,10 @@ class HeadTraining(BesideTarget):
     def fill(self, batch: Batch, states: TargetStates) -> tuple[Filled, Tensor]:
         """The inputs of the layer, and their positions [B,N] or [3,B,N]."""
         config, visual = self.config, self.visual
-        share = config.visual_kept(training=True) if visual == "direct" else 1.0
+        share = config.visual_fraction(training=True) if visual == "direct" else 1.0
         draws = bool(config.blind_share) or share not in (0.0, 1.0)
-        keep = kept_visual(batch, share, config.blind_share) if draws else None
-        layout = lay_out(
+        keep = visual_mask(batch, share, config.blind_share) if draws else None
+        layout = layout_of(
             visual, batch.on_host("modality"), batch.on_host("attention_mask"),
             num_vectors=max(0, self.head.num_queries - 1), keep=keep, device=batch.ids.device,
         )  # fmt: skip
@@ -252,7 +252,7 @@ class HeadTraining(BesideTarget):
         return filled, positions
 
     def _skipped(self, trained: Tensor) -> int:
-        """How many inputs of each row no later pass has to run, given [B,N] which ones are trained: under `ttt` later
+        """The number of inputs that no later pass has to run, given [B,N] which ones are trained: under `ttt` later
         passes are read by their own chains alone, so what stands more than a chain before the first trained input
         counts nothing.
         """
@@ -286,20 +286,20 @@ class HeadTraining(BesideTarget):
         if row is not None:
             filled, replaced, segments = filled.each(row.pack), row.pack(replaced), row.numbers[None]
             positions = row.pack(positions) if positions.dim() == 2 else torch.stack([*map(row.pack, positions)])
-            mask = row.seen(filled.states) if config.mtp_attention != "ttt" else None
+            mask = row.mask_for(filled.states) if config.mtp_attention != "ttt" else None
         keys = TrainingPasses(self.num_passes, segments, skipped) if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
             states = filled.states
             if step == 1:
-                kept, taken = states.masked_fill(replaced, 0), replaced.to(states)
+                unreplaced, taken = states.masked_fill(replaced, 0), replaced.to(states)
             if step:
                 # In a packed row a sample's first input is not replaced: the input before it is another sample's.
                 before = F.pad(outputs[-1], (0, 0, 1, -1))
                 # A choice by a mask of one column takes a CPU several times as long; in float16 an output that nobody
                 # reads may be infinite.
                 choose = states.dtype == torch.float16
-                states = torch.where(replaced, before, states) if choose else torch.addcmul(kept, before, taken)
+                states = torch.where(replaced, before, states) if choose else torch.addcmul(unreplaced, before, taken)
             depths = torch.full(states.shape[:2], step, device=states.device) if head.num_steps else None
             outputs.append(head(
                 filled.embeds, states, positions, mask, keys, direct=filled.direct, image=filled.image, depths=depths,

@@ -25,7 +25,7 @@ class HivisConfig(FusedHeadConfig):
     # Number of learned vectors, added by a state's distance from the last true state; 0: none.
     num_steps: int = Field(0, ge=0, le=64)
 
-    own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
+    default_objective: ClassVar[HeadObjective] = VISUAL_STAGE
 
     def visual(self, *, training: bool) -> Visual:
         return "none"

@@ -42,7 +42,7 @@ class IndependentProposal:
         self.substitutes = substitutes or ImageSubstitutes(newline_id)
         self.substitutes.check(mode)
         self._cache: Cache | None = None
-        self._seen: tuple[Request, tuple[View, ...]] | None = None
+        self._last_views: tuple[Request, tuple[View, ...]] | None = None
 
     @property
     def graphs(self) -> Graphs | None:
@@ -53,13 +53,13 @@ class IndependentProposal:
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         self._warp = warp
         began = time.perf_counter()
-        self._seen = (request, self._views_of(self._own(request)))
+        self._last_views = (request, self._views_of(self._as_read(request)))
         # Nothing but captions takes time here; a captioner returns text, so its device has finished.
         self.captioning_s = time.perf_counter() - began if "C" in (self.mode, *members_in(self)) else 0.0
-        self._prefill([view.to(self.decoder.device) for view in self._seen[1]], capacity)
+        self._prefill([view.to(self.decoder.device) for view in self._last_views[1]], capacity)
         self._expansions = Expansions()
 
-    def _own(self, request: Request) -> Request:
+    def _as_read(self, request: Request) -> Request:
         """The request in the draft's own tiles, where they are not the target's, and as far as it can read them."""
         if (view := request.drafter_view) is not None:
             request = replace(view, originals=view.originals or request.originals)
@@ -78,19 +78,19 @@ class IndependentProposal:
         rope_delta = self._run_prompt(view, self._cache)
         self._places = Places((length,), length + capacity, self.decoder.device, [rope_delta])
 
-    def _run_prompt(self, view: View, cache: Cache, seen: Tensor | None = None) -> int:
+    def _run_prompt(self, view: View, cache: Cache, encoded: Tensor | None = None) -> int:
         """Run a prompt into its cache. Returns the row's M-RoPE delta."""
         request = view.request
         ids, modality = request.ids[None], request.modality[None]
-        prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures, pool=view.pool, seen=seen)
+        prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures, pool=view.pool, encoded=encoded)
         self.decoder.run(prompts, cache)
         return prompts.rope_delta
 
     def views(self, request: Request) -> tuple[View, ...]:
         """The request as each row sees it. The latest request is cached, so it is not captioned twice."""
-        if self._seen is None or self._seen[0] is not request:
-            self._seen = (request, self._views_of(self._own(request)))
-        return self._seen[1]
+        if self._last_views is None or self._last_views[0] is not request:
+            self._last_views = (request, self._views_of(self._as_read(request)))
+        return self._last_views[1]
 
     def last_position(self, request: Request, max_new_tokens: int) -> int:
         """The last position that the request reaches. A draft proposes noise beyond its own positions (TABED: mode M on
@@ -143,7 +143,7 @@ class IndependentProposal:
     def accept(self, verified: Verified) -> None:
         """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
         assert self._cache is not None
-        kept = accepted_expansions(verified)
-        self._cache.commit(kept)
-        self._pending = [*verified.tokens[len(kept) :], verified.bonus]
+        accepted = accepted_expansions(verified)
+        self._cache.commit(accepted)
+        self._pending = [*verified.tokens[len(accepted) :], verified.bonus]
         self._expansions = Expansions()

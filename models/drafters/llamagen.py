@@ -110,9 +110,9 @@ class SiblingProposal:
         )
 
     def accept(self, verified: Verified) -> None:
-        kept = accepted_expansions(verified)
-        self._session.cache.commit(kept)
-        self._pending = [*verified.tokens[len(kept) :], verified.bonus]
+        accepted = accepted_expansions(verified)
+        self._session.cache.commit(accepted)
+        self._pending = [*verified.tokens[len(accepted) :], verified.bonus]
 
 
 def check_sibling(target: LlamaGenConfig, sibling: LlamaGenConfig) -> None:

@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 class LookupConfig(WeightlessDrafter):
-    """What both kinds share: no weights, no states, any target that answers in words."""
+    """Settings of both kinds: no weights, no states, any target that answers in words."""
 
     # Fewest tokens of a match; nothing is drafted where there is none.
     min_match: int = Field(1, ge=1, le=1024)
@@ -70,8 +70,8 @@ class LookupConfig(WeightlessDrafter):
     def exports(self, engine: str) -> list[str]:
         """There is nothing to export: engines look up by themselves."""
         count = {"num_speculative_tokens": 5} if self.kind == "ngram" else {}
-        own = json.dumps({"method": self.kind, **count, **self.lookup_in_vllm})
-        how = f"vllm serve TARGET --speculative-config '{own}'" if engine == "vllm" else "see its documentation"
+        section = json.dumps({"method": self.kind, **count, **self.lookup_in_vllm})
+        how = f"vllm serve TARGET --speculative-config '{section}'" if engine == "vllm" else "see its documentation"
         return [f"a drafter of kind {self.kind} has no weights to export, and engines look up in their own way: {how}"]
 
 
@@ -123,8 +123,8 @@ class SuffixConfig(LookupConfig):
     def weighed(self, node: Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Continuations by how often they came, down to a share of the match's."""
         ids, counts = np.unique(tokens, return_counts=True)
-        kept = node.share * counts >= self.min_prob * len(node.ends)
-        ids, counts = ids[kept], counts[kept]
+        likely = node.share * counts >= self.min_prob * len(node.ends)
+        ids, counts = ids[likely], counts[likely]
         if self.proposal == "one_hot" and len(ids):
             return ids[[counts.argmax()]], np.ones(1)
         return ids, counts.astype(np.float64)
@@ -166,7 +166,7 @@ class LookupProposal:
         prompt = request.ids.cpu().numpy().copy()
         self._prompt = prompt.tobytes()
         visual = (request.modality != TEXT).cpu().numpy()
-        others = (answer for asked, answer in self._earlier.items() if asked != self._prompt)
+        others = (answer for prompt_before, answer in self._earlier.items() if prompt_before != self._prompt)
         before = [part for answer in others for part in (answer, [-1])]
         self._text = np.concatenate([*before, prompt, np.zeros(capacity + 1)]).astype(np.int64)
         self._begins = self._length = len(self._text) - capacity - 1

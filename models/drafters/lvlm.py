@@ -26,7 +26,7 @@ from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.made_for_engines import ProjectorInput, reading_beside, reading_of
 from ..targets.llava.made_for_engines import Reading as Reading
-from ..targets.llava.made_for_engines import own_projector as own_projector
+from ..targets.llava.made_for_engines import trained_projector as trained_projector
 from ..targets.llava.model import LlavaDecoder, LlavaTraining, assemble, llava_config
 from ..targets.llava.section import LlavaTarget
 from ..targets.load import load_lvlm

@@ -58,7 +58,7 @@ def tested_with() -> dict[str, str]:
 
 
 def manifest_for(kind: str, identity: TargetIdentity, **more: object) -> JsonObject:
-    """What the manifest of a drafter of this kind says; `more` is of the kind, and of the stage that trained it."""
+    """The manifest of a drafter of this kind; `more` comes from the kind, and from the stage that trained it."""
     return {"method": kind, "target": dict(identity.section), "tested_with": tested_with(), **more}
 
 
@@ -68,7 +68,7 @@ def write_manifest(folder: Path, manifest: JsonMapping) -> None:
 
 
 def read_manifest(folder: Path) -> JsonObject:
-    """What the manifest in a folder says; {} where there is none. Raises `UserError` where it cannot be read, or an
+    """The manifest in a folder; {} where there is none. Raises `UserError` where it cannot be read, or an
     entry is of another kind than we write.
     """
     path = folder / MANIFEST

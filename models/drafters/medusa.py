@@ -26,7 +26,7 @@ from ..decoding.warp import Warp
 from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetShape, TargetStep, Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective
-from .draft_vocabulary import BesideTarget, GoalScores, OwnVocabulary, drafted_ids, entries
+from .draft_vocabulary import BesideTarget, DraftVocabulary, GoalScores, drafted_ids, entries
 from .plain_module import ModuleDrafter
 
 
@@ -73,8 +73,8 @@ class MedusaConfig(ModuleDrafter):
 
     def sizes(self, module: nn.Module) -> JsonObject:
         head = cast(MedusaHead, module)
-        own = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
-        return {"model_type": "medusa", **asdict(head.shape), **own}
+        vocabulary = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
+        return {"model_type": "medusa", **asdict(head.shape), **vocabulary}
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         training = MedusaImageTraining if target.shape.draws_images else MedusaTraining
@@ -111,7 +111,7 @@ class ResidualBlock(nn.Module):
         return states + F.silu(self.linear(states))
 
 
-class MedusaHead(OwnVocabulary):
+class MedusaHead(DraftVocabulary):
     """[...,D] -> [L,...,D]: features whose scores the target's LM head gives, or one over `draft_ids` [V']."""
 
     def __init__(self, shape: MedusaShape, vocab_size: int, draft_ids: Tensor | None = None):

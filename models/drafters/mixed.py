@@ -109,7 +109,7 @@ class MixedProposal:
 
 
 def _all_taps(taps: Sequence[Taps]) -> Taps:
-    """What serves all members in decoding."""
+    """The union of the members' taps in decoding."""
     attention = [tap for tap in taps if tap.prefill_attention]
     if len({tap.attention_queries for tap in attention}) > 1:
         raise ValueError("members want the target's attention averaged over different queries; leave one of them out")

@@ -64,7 +64,7 @@ class MtpConfig(HeadConfig):
     positions: Literal["compact", "flat", "mrope"] = "mrope"
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset()
-    own_loss: ClassVar[HeadObjective] = MTP_LOSS
+    default_objective: ClassVar[HeadObjective] = MTP_LOSS
     embeds_images: ClassVar[Image | None] = "projected"
 
     @model_validator(mode="after")
@@ -102,13 +102,13 @@ class MtpConfig(HeadConfig):
             )
         if problem:
             raise UserError(problem, key="drafter.kind", hint="take a dense Qwen3.5, or train eagle3")
-        groups, own = usual_heads(text)
+        groups, head_dim = usual_heads(text)
         return MtpShape(
             vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=text.intermediate_size,
             num_heads=text.num_attention_heads, num_kv_heads=groups, norm_eps=text.rms_norm_eps,
             rope_theta=float(rope["rope_theta"]), input_norm=True, qkv_bias=bool(config_value(text, "attention_bias")),
-            qk_rms_norm=True, own_head_dim=own, mrope_section=tuple(rope["mrope_section"]), mrope_interleaved=True,
-            turned=int(own * rope.get("partial_rotary_factor", 1.0)),
+            qk_rms_norm=True, own_head_dim=head_dim, mrope_section=tuple(rope["mrope_section"]), mrope_interleaved=True,
+            turned=int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         )  # fmt: skip
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:

@@ -18,16 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import Batch, StepLoss
-from ...core.errors import Refused, UserError
+from ...core.errors import Refused
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import TargetStates, uploaded
-from ..decoding.tree import Expansions
 from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..losses import Divergence
 from ..targets.base import Target, TargetShape, TargetStep
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective
+from .dflash_proposal import Levels
+from .dflash_settings import check_mask
 from .dflash_training import Places, draw_blocks
 from .eagle3 import Eagle3Config, Eagle3Head
 from .head_module import StateHead
@@ -71,11 +72,7 @@ class PeagleConfig(Eagle3Config):
 
     def check(self, shape: TargetShape) -> None:
         super().check(shape)
-        if self.mask_token_id is not None and self.mask_token_id >= shape.vocab_size:
-            raise UserError(
-                f"the mask's id is {self.mask_token_id}, and the target has {shape.vocab_size}",
-                key="drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
-            )  # fmt: skip
+        check_mask(self.mask_token_id, shape)
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
@@ -85,7 +82,7 @@ class PeagleConfig(Eagle3Config):
         """A trained mask's vector begins with the mean of the embedding."""
         head = cast(PeagleHead, super().build(target, count_tokens=count_tokens))
         if head.mask_embedding is not None:
-            head.mask_embedding.data = target.embedding.float().mean(0).cpu()
+            head.mask_embedding.data.copy_(target.embedding.float().mean(0))
         return head
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
@@ -119,8 +116,8 @@ class PeagleHead(Eagle3Head):
 
     def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
         """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""
-        own = self.mask_embedding
-        embed = own if own is not None else embedding[mask_token_id]
+        trained = self.mask_embedding
+        embed = trained if trained is not None else embedding[mask_token_id]
         states = self.fuse(self.mask_hidden)
         return embed.to(self.dtype).expand(rows, count, -1), states.expand(rows, count, -1)
 
@@ -174,11 +171,11 @@ class PeagleTraining(HeadTraining):
         entry = entry.scatter(1, places, numbers).gather(1, anchors)  # [B,A]
         embeds, hidden = head.masks(rows, anchors.shape[1] * masks, self.embedding, config.mask_token_id)
         behind = torch.arange(1, masks + 1, device=anchors.device)
-        own = (positions.gather(1, entry)[..., None] + behind).flatten(1)
-        seen = rollout_mask(layout.real, entry, masks)
+        of_masks = (positions.gather(1, entry)[..., None] + behind).flatten(1)
+        visible = rollout_mask(layout.real, entry, masks)
         made = head(
             torch.cat([filled.embeds, embeds], 1), torch.cat([filled.fused(head), hidden], 1),
-            torch.cat([positions, own], 1), seen,
+            torch.cat([positions, of_masks], 1), visible,
         )  # fmt: skip
         first = made.gather(1, entry[..., None].expand(-1, -1, made.shape[-1]))
         return torch.cat([first[:, :, None], made[:, entries:].unflatten(1, (-1, masks))], dim=2)
@@ -194,48 +191,43 @@ def rollout_mask(real: Tensor, entry: Tensor, masks: int) -> Tensor:
     true = (index[:, None] >= index).expand(rows, -1, -1)
     before = (index <= entry[..., None]).repeat_interleave(masks, 1)  # [B,A*M,N]
     number = torch.arange(entry.shape[1] * masks, device=real.device)
-    own = (number[:, None] // masks == number // masks) & (number[:, None] >= number)
+    of_block = (number[:, None] // masks == number // masks) & (number[:, None] >= number)
     upper = torch.cat([true, true.new_zeros(rows, entries, len(number))], -1)
-    return torch.cat([upper, torch.cat([before, own.expand(rows, -1, -1)], -1)], 1)
+    return torch.cat([upper, torch.cat([before, of_block.expand(rows, -1, -1)], -1)], 1)
 
 
-class PeagleProposal:
-    """Drafts K tokens in one pass; `expand` answers by level. The prompt is read as every head reads it."""
+class PeagleProposal(HeadProposal):
+    """Drafts K tokens in one pass; `expand` answers by level."""
+
+    head: PeagleHead
+    config: PeagleConfig
 
     def __init__(self, head: PeagleHead, target: Target, config: PeagleConfig):
-        self.head, self.target, self.config = head.eval(), target, config
-        self.reader = HeadProposal(head, target, config)
-        self.taps, self.begin, self.accept = self.reader.taps, self.reader.begin, self.reader.accept
-        self.max_levels: int | None = config.parallel_tokens
-
-    @property
-    def num_held(self) -> int:
-        return self.reader.num_held
+        super().__init__(head, target, config)
+        self.max_levels, self.captures = config.parallel_tokens, False
 
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Keep the prompt and its states; `begin` reads them. Masks are written after what is committed."""
-        self._warp = warp
-        self.reader.start(request, prefill, warp, capacity=capacity + self.config.parallel_tokens)
+        super().start(request, prefill, warp, capacity=capacity + self.config.parallel_tokens)
 
     @torch.inference_mode()
     def root(self) -> Tensor:
         """Read what was committed and the masks after it; only the former stays. q [V] of the token after it."""
-        reader, head, masks = self.reader, self.head, self.config.parallel_tokens - 1
-        count, past, device = reader._states.shape[1], reader._cache.length, reader._states.device
-        embeds, hidden = head.masks(1, masks, self.target.embedding, self.config.mask_token_id)
-        last = reader._positions[:, -1:]
-        reader._next = last + 1
-        positions = torch.cat([reader._positions, last + torch.arange(1, masks + 1, device=device)], dim=1)
-        seen = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
-        true = F.embedding(reader._tokens, self.target.embedding).to(head.dtype)
+        head, masks, device = self.head, self.config.parallel_tokens - 1, self._states.device
+        count, past, last = self._states.shape[1], self._cache.length, self._positions[:, -1:]
+        embeds, hidden = head.masks(1, masks, self._embedding, self.config.mask_token_id)
+        self._next = last + 1
+        positions = torch.cat([self._positions, last + torch.arange(1, masks + 1, device=device)], dim=1)
+        visible = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
+        true = F.embedding(self._tokens, self._embedding).to(head.dtype)
         outputs = head(
-            torch.cat([true, embeds], 1), torch.cat([reader._fused(reader._states), hidden], 1),
-            reader._turned(positions), seen, reader._cache,
+            torch.cat([true, embeds], 1), torch.cat([self._fused(self._states), hidden], 1),
+            self._turned(positions), visible, self._cache,
         )  # fmt: skip
-        reader._cache.advance(count)
-        scores = head.draft_scores(outputs[0, count - 1 :], self.target.scores, self.target.embedding.dtype)
-        self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
-        return self._levels[0]
+        self._cache.advance(count)
+        scores = head.draft_scores(outputs[0, count - 1 :], self.target.scores, self._embedding.dtype)
+        self._answers = Levels(scores, self._warp)
+        return self._answers.root()
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        return self._levels[self._expansions.take(parents)]
+        return self._answers.expand(parents, tokens)

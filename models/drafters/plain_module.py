@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.placement import without_storage
-from ..decoding.rows import Guidance
 from ..folders import CONFIG, WEIGHTS
-from ..targets.base import Target
+from ..targets.base import ShapeAlone, Target
 from .base import PublishedDrafter
 from .head_files import head_state, take_weights, weights_file
 from .manifest import TargetIdentity, check_made_for, manifest_for, write_manifest
@@ -42,7 +39,7 @@ class ModuleDrafter(PublishedDrafter):
         return manifest_for(self.kind, identity, drafter=self.model_dump(mode="json"), **training)
 
     def sizes(self, module: nn.Module) -> JsonObject:
-        """What `config.json` says of the module, for other programs; empty: there is no such file."""
+        """The content of `config.json`, for other programs; empty: there is no such file."""
         return {}
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
@@ -69,31 +66,3 @@ class ModuleDrafter(PublishedDrafter):
     def empty(self, shape: object) -> nn.Module:
         with torch.device("meta"):
             return self.build(ShapeAlone(shape))  # type: ignore[arg-type]
-
-
-class ShapeAlone:
-    """A target without values: the shape, the two tables, and what they give. Building and training ask no more."""
-
-    device = torch.device("meta")
-
-    def __init__(self, shape: Any, dtype: torch.dtype = torch.float32):
-        self.shape, self.vocab_size = shape, shape.vocab_size
-        tables = torch.empty(2, shape.vocab_size, shape.hidden_size, dtype=dtype, device="meta")
-        self.embedding, self._head = tables
-
-    def scores(self, feature: Tensor) -> Tensor:
-        """[...,D] -> [...,V] float32."""
-        return self._scores_of(slice(None), feature)
-
-    def score_parts(self, size: int) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
-        """Return the parts of `scores` as `LanguageTarget.score_parts` does."""
-        return [
-            (first, partial(self._scores_of, slice(first, first + size))) for first in range(0, self.vocab_size, size)
-        ]
-
-    def _scores_of(self, ids: slice, feature: Tensor) -> Tensor:
-        return F.linear(feature, self._head[ids]).float()
-
-    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
-        """[R,N,D] -> [N,V] float32, of an image generator's rows with a condition and without."""
-        return Guidance(scale=2.0)(self.scores(feature), steps, banned=False)

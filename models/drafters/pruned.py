@@ -79,7 +79,7 @@ class PrunedConfig(DrafterConfig):
     def _loaded(
         self, folder: Path | None, target: Target, dtype: torch.dtype | None, identity: TargetIdentity | None
     ) -> Any:
-        """What drafts, which several proposals may share: the target itself, or its sibling."""
+        """The drafting model, which several proposals may share: the target itself, or its sibling."""
         assert isinstance(target, LanguageTarget)
         if self.model == "target":
             return target
@@ -102,10 +102,10 @@ class PrunedConfig(DrafterConfig):
         return parameter_counts(target_config(self.model, None, network=False))
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
-        kept = f"{1 - self.ratio:.0%} of the visual tokens kept" if self.ratio else "every visual token kept"
+        left = f"{1 - self.ratio:.0%} of the visual tokens kept" if self.ratio else "every visual token kept"
         if self.model == "target":
-            return [f"  the target's own weights, with a cache of its own; {kept}; nothing is trained"]
-        return [*parameter_lines(target_config(self.model, None, network=False)), f"  {kept}; nothing is trained"]
+            return [f"  the target's own weights, with a cache of its own; {left}; nothing is trained"]
+        return [*parameter_lines(target_config(self.model, None, network=False)), f"  {left}; nothing is trained"]
 
     def num_kept(self, visual: int) -> int:
         """The budget for this number of visual tokens."""
@@ -148,19 +148,19 @@ def keep_visual(scores: Tensor, budget: int, *, share: float = 0.4) -> Tensor:
     return torch.cat([first, left[even]]).sort().values
 
 
-def pruned_prompt(prompts: PromptRows, kept: Tensor, *, positions: Literal["compact", "target"]) -> PromptRows:
-    """The prompt of one row at the places `kept` alone."""
-    at, kept = kept.cpu(), kept.to(prompts.embeds.device)
-    placed, next_position = prompts.positions[:, :, kept], prompts.next_position
+def pruned_prompt(prompts: PromptRows, places: Tensor, *, positions: Literal["compact", "target"]) -> PromptRows:
+    """The prompt of one row at `places` alone."""
+    at, places = places.cpu(), places.to(prompts.embeds.device)
+    placed, next_position = prompts.positions[:, :, places], prompts.next_position
     if positions == "compact":
-        placed = torch.arange(len(kept), device=kept.device).expand_as(placed)
-        next_position = torch.full_like(next_position, len(kept))
+        placed = torch.arange(len(places), device=places.device).expand_as(placed)
+        next_position = torch.full_like(next_position, len(places))
     visual, deepstack = prompts.visual, prompts.deepstack
     if visual is not None:
-        number = (visual[0].cumsum(0) - 1)[at][visual[0, at]].to(kept.device)
+        number = (visual[0].cumsum(0) - 1)[at][visual[0, at]].to(places.device)
         visual, deepstack = visual[:, at], tuple(part[number] for part in deepstack)
-    blocks = None if prompts.blocks is None else prompts.blocks[:, kept]
-    return PromptRows(prompts.embeds[:, kept], placed, next_position, None, visual, deepstack, blocks=blocks)
+    blocks = None if prompts.blocks is None else prompts.blocks[:, places]
+    return PromptRows(prompts.embeds[:, places], placed, next_position, None, visual, deepstack, blocks=blocks)
 
 
 class PrunedProposal(IndependentProposal):
@@ -182,7 +182,7 @@ class PrunedProposal(IndependentProposal):
         self._warp = warp
         request = self.reader.view(request).to(self.decoder.device)
         began = time.perf_counter()
-        kept = self._kept(request, prefill)
+        places = self._remaining(request, prefill)
         self.pruning_s = time.perf_counter() - began
         if self._is_target:
             assert prefill.received is not None, "a language model's prefill"
@@ -190,15 +190,15 @@ class PrunedProposal(IndependentProposal):
         else:
             ids, modality = request.ids[None], request.modality[None]
             prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures)
-        if len(kept) < len(request.ids):
-            prompts = pruned_prompt(prompts, kept, positions=self.config.positions)
+        if len(places) < len(request.ids):
+            prompts = pruned_prompt(prompts, places, positions=self.config.positions)
         length = prompts.embeds.shape[1]
         self._cache = self.decoder.new_cache(length + capacity)
         self.decoder.run(prompts, self._cache, chunk=self.reader.prefill_chunk)
         self._places = Places((length,), length + capacity, self.decoder.device, [prompts.rope_delta])
         self._expansions = Expansions()
 
-    def _kept(self, request: Request, prefill: TargetStep) -> Tensor:
+    def _remaining(self, request: Request, prefill: TargetStep) -> Tensor:
         """Places of the prompt that stay: all text, and the chosen visual tokens."""
         visual = (request.modality != TEXT).nonzero().flatten().cpu()
         self.num_visual, self.num_kept = len(visual), self.config.num_kept(len(visual))

@@ -27,7 +27,7 @@ class SparrowConfig(DirectHeadConfig):
     # Layers that those states have passed; null: half of the target's, at least one.
     middle_layer: int | None = Field(None, ge=1)
 
-    own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
+    default_objective: ClassVar[HeadObjective] = VISUAL_STAGE
 
     @property
     def parts(self) -> dict[str, bool]:

@@ -37,7 +37,7 @@ class VispecConfig(FusedHeadConfig):
     vata: bool = False
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
-    own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
+    default_objective: ClassVar[HeadObjective] = VISUAL_STAGE
 
     def visual(self, *, training: bool) -> Visual:
         return "none" if (self.vata and not training) or self.num_queries == 1 else "compressed"
@@ -101,8 +101,8 @@ def spread(layout: Layout, vectors: Tensor) -> Tensor:
     for number, (row, first, end) in enumerate(layout.runs):
         held = (visual[row] & (index[row] >= first - 1) & (index[row] < end - 1)).nonzero()[:, 0]
         held = uploaded(held, values.device)
-        own = vectors[number, vectors.shape[1] - len(held) :]
-        values = values.index_put((torch.full_like(held, row), held), own)
+        last = vectors[number, vectors.shape[1] - len(held) :]
+        values = values.index_put((torch.full_like(held, row), held), last)
     return values
 
 

@@ -132,21 +132,21 @@ class History:
 
     def __init__(self, window: int | None):
         self.window = window
-        self._kept: Tensor | None = None  # [S] sums, or [window,S] with the newest last
+        self._scores: Tensor | None = None  # [S] sums, or [window,S] with the newest last
 
     def add(self, scores: Tensor) -> None:
         """Scores [P,S], oldest first."""
         if self.window is None:
             total = scores.sum(0, dtype=torch.float64)
-            self._kept = total if self._kept is None else self._kept + total
+            self._scores = total if self._scores is None else self._scores + total
         else:
             scores = scores.double()
-            self._kept = (scores if self._kept is None else torch.cat([self._kept, scores]))[-self.window :]
+            self._scores = (scores if self._scores is None else torch.cat([self._scores, scores]))[-self.window :]
 
     def total(self) -> Tensor:
         """[S] float64."""
-        assert self._kept is not None, "nothing was observed"
-        return self._kept if self.window is None else self._kept.sum(0)
+        assert self._scores is not None, "nothing was observed"
+        return self._scores if self.window is None else self._scores.sum(0)
 
 
 class GridSearch:

@@ -1,4 +1,4 @@
-"""What is faster or needs less memory than a readable function, and says less.
+"""Functions that are faster or need less memory than readable ones, and say less.
 
 Each file stands in for functions that stand in the method's own file, and that `DRAFTSMITH_FAST=0` runs instead. A test
 holds each pair equal. `STANDS_IN_FOR` is the table of the pairs.

@@ -32,12 +32,12 @@ def attention(
 
     def attend_in_pieces(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # Split at once: the backward pass would write each slice into zeros of all places.
-        (keys, *own_keys), (values, *own_values) = (x.split([total, *sizes], dim=2) for x in (k, v))
+        (keys, *block_keys), (values, *block_values) = (x.split([total, *sizes], dim=2) for x in (k, v))
         mixed = []
-        for mask, reach, queries, *own in zip(
-            masks, reaches, q.split(sizes, dim=2), own_keys, own_values, strict=True
+        for mask, reach, queries, *blocks in zip(
+            masks, reaches, q.split(sizes, dim=2), block_keys, block_values, strict=True
         ):  # fmt: skip
-            k, v = (torch.cat([x[:, :, :reach], one], dim=2) for x, one in zip((keys, values), own, strict=True))
+            k, v = (torch.cat([x[:, :, :reach], one], dim=2) for x, one in zip((keys, values), blocks, strict=True))
             mixed.append(attend(queries, k, v, mask))
         return torch.cat(mixed, dim=2)
 

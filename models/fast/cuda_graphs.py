@@ -87,17 +87,17 @@ class Graphs:
         reach = next(k for k in self.lengths if k >= past + fixed)
         mask = torch.ones(count, count, dtype=torch.bool, device=self.device).tril() if mask is None else mask
         rows, end = 1 if mask.dim() == 2 else len(mask), past + count
-        seen = mask.new_zeros(rows, fixed, reach)
-        seen[..., : max(1, end - mask.shape[-1])] = True  # padding too: an empty row of attention is undefined
-        seen[:, :count, end - mask.shape[-1] : end] = mask
+        visible = mask.new_zeros(rows, fixed, reach)
+        visible[..., : max(1, end - mask.shape[-1])] = True  # padding too: an empty row of attention is undefined
+        visible[:, :count, end - mask.shape[-1] : end] = mask
         places = torch.arange(past, past + fixed, device=self.device)
         padded = [F.pad(value, [0, 0] * ((-1 - dim) % value.dim()) + [0, fixed - count]) for value, dim in inputs]
 
-        def written(places: Tensor, seen: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        def written(places: Tensor, visible: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
             with cache.written_at(places, reach):
-                return run(seen, *values)
+                return run(visible, *values)
 
-        values = (places, seen, *padded)
+        values = (places, visible, *padded)
         key = key, reach, *(value.shape for value in values)
         if key not in self.captured:
             self.captured[key] = self._capture(written, values)

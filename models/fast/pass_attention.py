@@ -79,7 +79,7 @@ class _Attention(torch.autograd.Function):
         dq = keys.attend_backward(gradient, q, out, whole, ctx.kernels, rests, step, d_true, d_held)
         if d_held is None:
             return dq, None, None, d_true, None, None, None
-        dk, dv = keys.own(d_held, step, q.shape[2]).to(keys.true)
+        dk, dv = keys.of_pass(d_held, step, q.shape[2]).to(keys.true)
         return dq, dk, dv, d_true, d_held if step > 1 else None, None, None
 
 
@@ -115,7 +115,7 @@ class Keys:
         """Where the `count` inputs of pass `step`, and all that they see of later passes, stand."""
         return slice(self.later - step, self.later - step + count)
 
-    def own(self, held: Tensor, step: int, count: int) -> Tensor:
+    def of_pass(self, held: Tensor, step: int, count: int) -> Tensor:
         """[2,B,G,M,E] of `held` that are those of pass `step` itself."""
         return held[:, step - 1, :, :, self.columns(step, count)]
 
@@ -127,7 +127,7 @@ class Keys:
             segments = k.new_zeros(1, count, dtype=torch.int64) if self.segments is None else self.segments
             before = F.pad(segments, (self.later - 1, 0), value=-1).unfold(1, count, 1)  # [B,P,M], the farthest first
             self._hidden = (before != segments[:, None]).transpose(0, 1)
-        torch.stack([k, v], out=self.own(self.held, step, count))
+        torch.stack([k, v], out=self.of_pass(self.held, step, count))
 
     def _later(self, which: int, step: int, count: int) -> Tensor:
         """[step,B,G,1,M,E]: what each of M inputs sees of later passes up to `step`: keys (0) or values (1)."""

@@ -101,12 +101,12 @@ def _native(source: Source, vocabulary: int) -> JsonObject:
 def _speculators(source: Source, vocabulary: int) -> JsonObject:
     shape, layer = source.head.shape, _layers(source)
     del layer["rope_scaling"]
-    kind, own = source.config.kind, JsonObject(sample_from_anchor=shape.sample_from_anchor)
+    kind, of_kind = source.config.kind, JsonObject(sample_from_anchor=shape.sample_from_anchor)
     if kind == "dflash2":
-        own |= {name: shape.to_dict()["dflash_config"][name] for name in DFLASH2}
+        of_kind |= {name: shape.to_dict()["dflash_config"][name] for name in DFLASH2}
     if isinstance(shape, DsparkShape):
-        own |= {name: shape.to_dict()[name] for name in DSPARK if name != "enable_confidence_head"}
-        own["enable_confidence_head"] = shape.confidence
+        of_kind |= {name: shape.to_dict()[name] for name in DSPARK if name != "enable_confidence_head"}
+        of_kind["enable_confidence_head"] = shape.confidence
     return {
         "architectures": [{"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator", "dflash2": _SECOND}[kind]],
         "speculators_model_type": kind,
@@ -119,7 +119,7 @@ def _speculators(source: Source, vocabulary: int) -> JsonObject:
         "target_hidden_size": None,
         # Left out, the package takes a window for causal, and vLLM 0.32 every layer.
         "sliding_window_non_causal": True,
-        **own,
+        **of_kind,
         "tie_word_embeddings": False,
         "torch_dtype": source.dtype,
         "speculators_config": proposals(kind, shape.num_drafts, source.target),

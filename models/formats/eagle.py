@@ -42,18 +42,18 @@ def from_ours(engine: Engine, source: Source, copied: Tensor | None, *, pictures
     head, text, config = source.head, source.target.text, cast(HeadConfig, source.config)
     state, shape = dict(head.state_dict()), head.shape
     values = {"architectures": ["LlamaForCausalLM"], **llama_values(shape, text), "torch_dtype": source.dtype}
-    own = plugins_name(config) if engine == "vllm" and pictures else None
-    if own is not None:  # what enters the layer at pictures has no bias: fc's stays where it is
-        more = {} if own == "msd" else {"input_norm": shape.input_norm}
-        if own == "vispec":
+    class_name = plugins_name(config) if engine == "vllm" and pictures else None
+    if class_name is not None:  # what enters the layer at pictures has no bias: fc's stays where it is
+        more = {} if class_name == "msd" else {"input_norm": shape.input_norm}
+        if class_name == "vispec":
             held = head.num_queries - 1 if config.visual(training=False) == "compressed" else 0
             more |= {"num_queries": head.num_queries, "num_held": held}
-        if own == "middle":
+        if class_name == "middle":
             assert copied is not None
             between = cast(DirectHeadConfig, config).visual_layer(source.target.shape, training=False)
             values[TAPS] = [between, source.target.shape.num_layers]  # the last one before the final norm
             state[_TARGET_NORM] = copied.to(head.dtype)
-        values = served_by_plugin(values, own, fc_bias="fc.bias" in state, **more)
+        values = served_by_plugin(values, class_name, fc_bias="fc.bias" in state, **more)
         values["attention_bias"] = shape.qkv_bias
     elif engine == "vllm":
         if "fc.bias" in state:
@@ -154,13 +154,13 @@ def without_pictures(source: Source) -> Source:
     settings = {name: dict(source.config)[name] for name in _SHARED}
     config = EagleConfig(kind="eagle", fc_bias=True, image="placeholder", **settings)
     width, state = head.shape.hidden_size, {name: value.float() for name, value in head.state_dict().items()}
-    own = {name: value for name, value in state.items() if not name.startswith(("imadpt.", "img_fc."))}
+    weights = {name: value for name, value in state.items() if not name.startswith(("imadpt.", "img_fc."))}
     of_state = state["fc.weight"][:, width:]
-    own["fc.weight"] = own["fc.weight"].clone()
-    own["fc.weight"][:, width:] = of_state @ state["img_fc.weight"][:, :width]
-    own["fc.bias"] = state.get("fc.bias", 0.0) + of_state @ state["img_fc.bias"]
+    weights["fc.weight"] = weights["fc.weight"].clone()
+    weights["fc.weight"][:, width:] = of_state @ state["img_fc.weight"][:, :width]
+    weights["fc.bias"] = state.get("fc.bias", 0.0) + of_state @ state["img_fc.bias"]
     made = config.module(config.layer(source.target.shape), None)
-    made.load_state_dict(own)
+    made.load_state_dict(weights)
     about = source.manifest
     identity = TargetIdentity(about.get("target") or {}, about.get("tokenizer_sha256"))
     written = manifest_of(config, source.target.shape, identity, drafter=config.model_dump(mode="json"))

@@ -27,7 +27,7 @@ from ..targets.table import family_of
 from . import dflash, eagle, eagle3, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
-from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
+from .plugin import INSTALL, NEEDS, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, unserved
 from .target import with_mtp_head
 
@@ -88,7 +88,7 @@ class Exported:
 
     @property
     def command(self) -> str:
-        """How the engine is started with it."""
+        """The engine's command with it."""
         target, path = self.target or "TARGET", str(self.folder)
         if self.engine == "vllm":
             config = self.speculative(self.chain) | {"model": path}
@@ -150,7 +150,7 @@ def export_drafter(
     kind, manifest = kind_of(folder), read_manifest(folder)
     check_sums(folder, only=_READ)
     check_written(folder, only=_READ)
-    if kind == "visual":
+    if kind == "image_head":
         _refuse_visual(folder, engine, manifest)
     if mode is not None and (kind != "lvlm" or engine != "vllm" or prompts == "text"):
         raise UserError("--mode says what a draft LVLM is shown of pictures in vLLM", where=str(folder),
@@ -168,7 +168,7 @@ def export_drafter(
         chain = cast(MtpConfig, source.config).mtp_steps + 1
         made = replace(made, method="mtp", notes=(_STITCHED,), chain=chain)
         manifest, write = source.manifest, partial(with_mtp_head, source)
-    elif kind == "reading":
+    elif kind == "language_head":
         made, manifest, write = _head(folder, made, whose, prompts)
     elif kind == "lvlm" and engine == "vllm" and prompts == "all":
         made, manifest, write = _seeing(folder, made, whose, mode)
@@ -178,8 +178,8 @@ def export_drafter(
         name_accelerator()
     penalties = Checkpoint(whose.place, whose.revision).penalties()
     pixels = object_at(read_manifest(folder), "pixels") if prompts == "all" else None
-    notes = (*made.notes, *([penalties] if penalties else []))
-    made = replace(made, notes=notes, unpenalised=bool(penalties), prompt=prompt is not None, pixels=pixels or {})
+    all_notes = (*made.notes, *([penalties] if penalties else []))
+    made = replace(made, notes=all_notes, unpenalised=bool(penalties), prompt=prompt is not None, pixels=pixels or {})
     served = {name: vars(made)[name] for name in _SERVED} | {"overrides": dict(made.overrides)}
     about = {"engine": engine, "prompts": prompts, "notes": made.notes, "tested_with": tested_with(), "served": served}
     with new_folder(destination) as aside:
@@ -225,15 +225,15 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
         notes.append("vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it")
         if source.head.draft_ids is not None:
             notes += [INSTALL, "vLLM 0.32 does not load a part of the vocabulary (token_map): our plugin repairs it"]
-    values, state = lay_out(engine, source, copied, pictures=pictures)
+    values, state = files_of(engine, source, copied, pictures=pictures)
     patched = is_patched(values)
     if SECTION in values:
-        notes += [INSTALL, ASKED] if patched else [INSTALL]
+        notes += [INSTALL, NEEDS] if patched else [INSTALL]
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     if prompts == "text" and whose.sees:
         notes.append("for prompts without pictures: at a picture the engine runs something else than this head")
-    elif family_of(whose.config).is_misplaced_in_v1 and engine in ("vllm", "speculators") and not is_medusa:
+    elif family_of(whose.config).v1_misplaces_drafts and engine in ("vllm", "speculators") and not is_medusa:
         notes.append(V1_FAULT)
     parallel, shape = dict(source.config).get("parallel_tokens"), source.head.shape
     chain = shape.num_heads if is_medusa else shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
@@ -248,7 +248,7 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
     return made, source.manifest, partial(write_folder, values=values, state=state)
 
 
-def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:
+def files_of(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors of a head or draft that `check_expressible` has let through.
 
     Args:
@@ -297,7 +297,7 @@ def _seeing(folder: Path, made: Exported, whose: Target, mode: PatchedMode | Non
     else:
         values, state = lvlm.for_patches(folder, section, whose)
         manifest |= {"drafter": section.model_dump(mode="json")}
-        made = replace(made, notes=(INSTALL, ASKED), runner=1, patched=True)
+        made = replace(made, notes=(INSTALL, NEEDS), runner=1, patched=True)
     made = replace(made, drops_inputs=drops_inputs(values), plugin=True)
     return made, manifest, partial(write_folder, values=values, state=state)
 

@@ -1,4 +1,4 @@
-"""What each engine can express of a head: every rule names what the engine would run instead.
+"""The heads that each engine can express: every rule names what the engine would run instead.
 
 Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In all of them the only sign of a
 mismatch is a low acceptance rate.
@@ -33,17 +33,17 @@ _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)
 
 def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
     """Raises `UserError` with every reason why an engine would run something else than this head or draft."""
-    asked = source.target.sees and prompts == "all"
+    with_pictures = source.target.sees and prompts == "all"
     on_text = "on text alone it can: --prompts text, if it will only be asked without pictures"
     config = source.config
     if isinstance(config, DflashConfig):
         reasons = _dflash(engine, source, config)
         pictures = []
-        if asked and not reasons and config.visual(training=False) == "none":
+        if with_pictures and not reasons and config.visual(training=False) == "none":
             pictures = ["it sees no state at a picture (text-only window), and the engine shows it all of them"]
-        elif asked and not reasons and not family_of(source.target.config).agrees_on_pictures:
+        elif with_pictures and not reasons and not family_of(source.target.config).agrees_on_pictures:
             pictures = [_UNCOMPARED]
-        elif asked and not reasons:
+        elif with_pictures and not reasons:
             pictures = _added_below(source.head.shape.taps[0], source)
         refused = f"--to {engine} cannot express this draft"
         hint = f"train it with settings that the engine knows ({page('exports.md')}), or decode with our own loop"
@@ -51,11 +51,11 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         reasons, pictures = config.exports(engine), []
         refused, hint = f"--to {engine} cannot express Medusa heads", "export it --to vllm, or decode with our own loop"
     else:
-        reasons = _of_head(engine, source, config, asked=asked)
-        pictures = _pictures(engine, source, config) if asked else []
+        reasons = _of_head(engine, source, config, with_pictures=with_pictures)
+        pictures = _pictures(engine, source, config) if with_pictures else []
         refused = f"{_NAMES[engine]} cannot express this head"
         hint = f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})"
-        if _of_head(engine, source, config, asked=False):
+        if _of_head(engine, source, config, with_pictures=False):
             on_text = hint
         elif pictures == _other_embedding(engine, config):
             on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
@@ -63,7 +63,7 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         raise unserved(refused, reasons + pictures, source.folder, hint if reasons else on_text)
 
 
-def _of_head(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -> list[str]:
+def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_pictures: bool) -> list[str]:
     shape, reasons, is_eagle3 = source.head.shape, list[str](), config.is_eagle3
     if engine != "eagle":
         theirs, runs = source.target.config, _RUNS_IN[engine]
@@ -105,9 +105,9 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, asked: bool)
         return reasons
     if dict(config).get("state", "feature") != "feature":
         reasons.append("it reads the state before the last layer, and engines hand over the one after the final norm")
-    own = config.kind if engine == "eagle" else plugins_name(config) if engine == "vllm" and asked else None
+    layout = config.kind if engine == "eagle" else plugins_name(config) if engine == "vllm" and with_pictures else None
     normed = ("msd",) if engine == "eagle" else ("middle", "window", "vispec")
-    if shape.input_norm and own not in normed:
+    if shape.input_norm and layout not in normed:
         reasons.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
     return reasons
 
@@ -141,7 +141,7 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
 
 def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
     """Reasons that a head has for which our plugin has a class."""
-    reasons, theirs, share = list[str](), source.target.config, config.visual_kept(training=False)
+    reasons, theirs, share = list[str](), source.target.config, config.visual_fraction(training=False)
     compared = "patched" in family_of(theirs).engines.get("vllm", ())
     if name in ("msd", "middle") and share != 1:
         reasons.append(f"it keeps a share of {share} of a picture's tokens, and the class all of them")

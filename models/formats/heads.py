@@ -81,8 +81,8 @@ def import_head(
         draft, section, decided = dflash.to_ours(cast(dflash.BlockKind, kind), values, state, text, folder)
         return ImportedHead(read_beside(draft, folder, text), draft, section, tuple(decided))
     if kind == "medusa":
-        levels, own, decided = medusa.to_ours(values, state, text, str(folder))
-        return ImportedHead(levels, own, own.model_dump(mode="json", exclude_defaults=True), tuple(decided))
+        levels, drafter, decided = medusa.to_ours(values, state, text, str(folder))
+        return ImportedHead(levels, drafter, drafter.model_dump(mode="json", exclude_defaults=True), tuple(decided))
     where, notes = str(folder), list[str]()
     _check_kind(kind, state, where)
     is_eagle3 = kind in _OF_EAGLE3
@@ -153,22 +153,22 @@ def _check_kind(kind: str, state: State, where: str) -> None:
 
 def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where: str, notes: list[str]) -> None:
     """Take the target's tables out, after a look whether they are the target's."""
-    own = state.pop("embed_tokens.weight", None)
+    stored = state.pop("embed_tokens.weight", None)
     for name in _TABLES:
         if name in state and not (is_eagle3 and name == "lm_head.weight"):
             del state[name]
             notes.append(f"{name} is left out: the target's own scores are used")
-    if own is None:
+    if stored is None:
         return
     if embedding is None:
         notes.append("its copy of the embedding was not compared with the target's, whose weights were not given")
         return
-    rows = min(len(own), len(embedding))
-    if own.shape[1:] != embedding.shape[1:]:
-        raise UserError(f"its embeddings are {list(own.shape)}, the target's {list(embedding.shape)}", where=where,
+    rows = min(len(stored), len(embedding))
+    if stored.shape[1:] != embedding.shape[1:]:
+        raise UserError(f"its embeddings are {list(stored.shape)}, the target's {list(embedding.shape)}", where=where,
                         hint="name the target that it was trained for")  # fmt: skip
     # Rows after the tokens are padding, which conversions draw anew: most of the others must agree.
-    apart = (own[:rows].float() - embedding[:rows].float()).abs().amax(1) > 1e-2
+    apart = (stored[:rows].float() - embedding[:rows].float()).abs().amax(1) > 1e-2
     if float(apart.float().mean()) > 0.01:
         raise OtherTarget(
             f"{int(apart.sum())} of its {rows} rows of embedding are not the target's", where=where,
@@ -181,13 +181,13 @@ def _attention(state: State, layer: str, text: PreTrainedConfig, where: str) -> 
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
         raise UserError(f"{key} is missing; the file begins with {held}", where=where, hint="give the folder of a head")
-    own, width = usual_heads(text)
+    usual, width = usual_heads(text)
     heads = state[key].shape[0] // width
     settings: JsonObject = {"qkv_bias": f"{layer}self_attn.q_proj.bias" in state}
-    if heads != own:
+    if heads != usual:
         if heads != text.num_attention_heads:
             raise UserError(
-                f"{heads} heads of keys and values, the target has {own} for "
+                f"{heads} heads of keys and values, the target has {usual} for "
                 f"{text.num_attention_heads} of queries", where=where, hint="name the target that it was trained for",
             )  # fmt: skip
         settings["kv_heads"] = "mha"

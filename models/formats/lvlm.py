@@ -17,7 +17,7 @@ from torch import nn
 
 from ...core.errors import UserError
 from ...core.pretrained import read_safetensors, reading_pretrained
-from ..drafters.lvlm import LvlmConfig, Reading, assemble, own_projector, reading_of
+from ..drafters.lvlm import LvlmConfig, Reading, assemble, reading_of, trained_projector
 from ..folders import WEIGHTS, State, check_shapes, read_values, shapes_of
 from ..hub import config_value, rope_of, usual_heads
 from ..parts import grow_vocabulary, language_model_of
@@ -101,16 +101,16 @@ def for_plugin(folder: Path, target: Target) -> Files:
             f"the draft was made for a target of width {width} and {text.vocab_size} rows of vocabulary; this one has "
             f"{theirs.hidden_size} and {theirs.vocab_size}", where=str(folder), hint="name its own target: --target",
         )  # fmt: skip
-    own = {key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT}
+    language_model = {key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT}
     # The engine's buffer of states has the target's width, that of embeddings the draft's.
     kv_heads, head_dim = usual_heads(theirs)
-    outer = own | {
+    outer = language_model | {
         "model_type": "llama", "hidden_size": width, "projection_dim": text.hidden_size,
         "torch_dtype": str(model.dtype).removeprefix("torch."), "num_attention_heads": theirs.num_attention_heads,
         "num_key_value_heads": kv_heads, "head_dim": head_dim,
         **{name: config_value(theirs, name) for name in _IDS},
     }  # fmt: skip
-    return served_by_plugin(outer, "lvlm", language_model=own), _state(model) | _projector(model)
+    return served_by_plugin(outer, "lvlm", language_model=language_model), _state(model) | _projector(model)
 
 
 def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
@@ -131,7 +131,7 @@ def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
         target_projector=target.model.multi_modal_projector if is_projected else None,
     )  # fmt: skip
     pieces = {"model.": language_model_of(draft), "lm_head.": draft.lm_head}
-    pieces |= {} if about["drafter"] == "lvlm-t" else {_PROJECTOR: own_projector(draft)}
+    pieces |= {} if about["drafter"] == "lvlm-t" else {_PROJECTOR: trained_projector(draft)}
     for prefix, module in pieces.items():
         state = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
         check_shapes(shapes_of(state), shapes_of(module.state_dict()), where=str(folder / WEIGHTS))
@@ -162,10 +162,10 @@ def to_ours(
         raise UserError(f"{have} rows of vocabulary, the target has {rows}", where=source,
                         hint="give a target of the same tokenizer")  # fmt: skip
     if have < rows:
-        kept = next(model.parameters()).dtype
+        dtype = next(model.parameters()).dtype
         model.float()
         grow_vocabulary(model, rows, torch.Generator().manual_seed(0))
-        cast(nn.Module, model).to(kept)
+        cast(nn.Module, model).to(dtype)
         notes.append(f"{rows - have} rows added near the mean, up to the target's vocabulary: they are never proposed")
     if ours.image_token_id != target.image_token_id:
         notes.append(f"its image token was {ours.image_token_id}, the target's is {target.image_token_id}")
@@ -226,7 +226,7 @@ def _state(model: Any) -> State:
 
 
 def _projector(model: PreTrainedModel) -> State:
-    return {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
+    return {f"{_PROJECTOR}{name}": value for name, value in trained_projector(model).state_dict().items()}
 
 
 def _unserved(model: PreTrainedModel, target: Target, members: tuple[str, ...]) -> Iterator[str]:
@@ -251,12 +251,12 @@ def _unserved(model: PreTrainedModel, target: Target, members: tuple[str, ...]) 
 
 def _other_tower(model: PreTrainedModel, target: Target, where: str) -> Iterator[str]:
     """Reasons that a draft has whose tower, or the layer that it reads, is not the target's."""
-    own, theirs = model.config, target.config
-    if own.model_type != theirs.model_type:
-        yield f"it is a {own.model_type}, which reads its tower's features with newlines between them"
+    ours, theirs = model.config, target.config
+    if ours.model_type != theirs.model_type:
+        yield f"it is a {ours.model_type}, which reads its tower's features with newlines between them"
         return
     for name in ("vision_feature_layer", "vision_feature_select_strategy"):
-        here, there = config_value(own, name), config_value(theirs, name)
+        here, there = config_value(ours, name), config_value(theirs, name)
         if here != there:
             yield f"its {name} is {here}, and the target's {there}"
     held = stored_tower(target.place, where=where)

@@ -58,7 +58,7 @@ def to_ours(
               if name not in (LM_HEAD, _IDS)}  # fmt: skip
     for name in [name for name in blocks if name.endswith(".weight")]:  # vLLM's biases are an option
         blocks.setdefault(name.replace(".weight", ".bias"), torch.zeros_like(blocks[name][0]))
-    places = [(int(found[1]), int(found[2])) for name in blocks if (found := _OURS.fullmatch(name))]
+    places = [(int(match[1]), int(match[2])) for name in blocks if (match := _OURS.fullmatch(name))]
     if not places:
         raise UserError(f"no Medusa heads: the file begins with {', '.join(sorted(state)[:4])}", where=where,
                         hint="give a folder with blocks.0.layers.0.weight")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What an exported `config.json` says to our plugin of vLLM (serving/draftsmith-vllm): one section, `draftsmith`.
+"""The section `draftsmith` of an exported `config.json`, which our plugin of vLLM reads (serving/draftsmith-vllm).
 
 The plugin has its own environment and imports nothing of ours; its `section.py` reads what is written here.
 """
@@ -28,11 +28,11 @@ _PATCHED = ("lvlm-m", "lvlm-t", "window", "vispec")
 # Of these, those whose caches hold fewer inputs than the target's.
 _DROP = ("lvlm-t", "window", "vispec")
 PATCHES = "DRAFTSMITH_VLLM_PATCHES"
-ASKED = f"it needs patches of vLLM 0.32 (runner V1), which {PATCHES}=1 switches on: without it vLLM refuses the folder"
+NEEDS = f"it needs patches of vLLM 0.32 (runner V1), which {PATCHES}=1 switches on: without it vLLM refuses the folder"
 
 
 def plugins_name(config: Any) -> str | None:
-    """What our plugin calls a head that it runs on pictures; None: it has no class for it. `config`: of a drafter that
+    """The plugin's name of a head that it runs on pictures; None: it has no class for it. `config`: of a drafter that
     reads states.
     """
     if config.kind == "vispec":

@@ -48,7 +48,7 @@ CHAIN = 5
 
 @dataclass(frozen=True)
 class Target:
-    """What a drafter was made for."""
+    """The target that a drafter was made for."""
 
     config: PreTrainedConfig
     name: str | None  # None: weights of a run, which have no name
@@ -87,7 +87,7 @@ class Source:
 
     @property
     def layout(self) -> Literal["eagle", "eagle3", "dflash", "medusa"]:
-        """Which file of this folder writes it; vLLM calls the methods so, too."""
+        """The file of this folder that writes it; vLLM calls the methods so, too."""
         assert self.config.layout is not None, "read_source asks"
         eagle3 = self.config.layout == "eagle" and cast(HeadConfig, self.config).is_eagle3
         return "eagle3" if eagle3 else self.config.layout
@@ -99,7 +99,7 @@ class Source:
 
 
 def kind_of(folder: Path) -> str:
-    """reading, visual (a head of an image generator), lvlm or causal. Raises `UserError`: no folder of a drafter."""
+    """language_head, image_head, lvlm or causal. Raises `UserError`: no folder of a drafter."""
     if not folder.is_dir():
         raise UserError(f"no directory {str(folder)!r}", hint="give the folder of a stage that trained a drafter")
     manifest = read_manifest(folder)
@@ -114,11 +114,11 @@ def kind_of(folder: Path) -> str:
     values = read_values(folder)
     of_target = text_at(manifest, "target", "kind")
     if of_target in IMAGE_SECTIONS:
-        return "visual"
+        return "image_head"
     if of_target and manifest.get("method") is not None:
-        return "reading"
+        return "language_head"
     if (manifest.get("imported") or {}).get("as") == "lantern":
-        return "visual"
+        return "image_head"
     model = str(values.get("model_type"))
     if family_named(model).shares_pictures or "vision_config" in values:
         return "lvlm"
@@ -209,7 +209,7 @@ def _trained_config(manifest: JsonObject, folder: Path) -> ReadConfig:
 
 
 def unserved(problem: str, reasons: Sequence[str], folder: Path, hint: str) -> UserError:
-    """What is refused, with every reason on a line of its own."""
+    """The error for a refusal, with every reason on its line."""
     return UserError("\n".join([f"{problem}:", *(f"  - {why}" for why in reasons)]), where=str(folder), hint=hint)
 
 
@@ -266,15 +266,15 @@ def layer_settings(values: JsonObject, text: PreTrainedConfig, where: str) -> tu
     config has what `written_rope` refuses.
     """
     rope, targets = written_rope(values, Path(where) / CONFIG), rope_of(text)
-    own, theirs = stretched(rope, values.get("max_position_embeddings")), stretched(targets)
-    if own not in (None, theirs):
-        raise UserError(f"the head's positions are stretched ({own['rope_type']}), the target's otherwise or not",
+    ours, theirs = stretched(rope, values.get("max_position_embeddings")), stretched(targets)
+    if ours not in (None, theirs):
+        raise UserError(f"the head's positions are stretched ({ours['rope_type']}), the target's otherwise or not",
                         where=where, hint="name the target that it was trained for")  # fmt: skip
     said = {
         "norm_eps": float(values.get("rms_norm_eps", 1e-6)),
         # EAGLE's code takes 10,000 where a config says nothing, whatever its target has.
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
-        "rope": "target" if own == theirs else "plain",
+        "rope": "target" if ours == theirs else "plain",
     }
     same = {"norm_eps": text.rms_norm_eps, "rope_theta": float(targets.get("rope_theta") or 10000.0), "rope": "target"}
     return {name: value for name, value in said.items() if value != same[name]}, tuple(rope.get("mrope_section") or ())

@@ -104,12 +104,12 @@ def with_mtp_head(source: Source, destination: Path) -> None:
         name = path.name if len(files) > 1 else _ALONE
         with opened(path) as stored:
             names = list(stored.keys())
-            kept = [one for one in names if not one.startswith(PREFIX)]
-            if len(kept) == len(names):
+            others = [one for one in names if not one.startswith(PREFIX)]
+            if len(others) == len(names):
                 shutil.copy2(path, destination / name)
-            elif kept:
-                save_file({one: stored.get_tensor(one) for one in kept}, destination / name, {"format": "pt"})
-        index |= dict.fromkeys(kept, name)
+            elif others:
+                save_file({one: stored.get_tensor(one) for one in others}, destination / name, {"format": "pt"})
+        index |= dict.fromkeys(others, name)
     head = {name: value.to(dtype or value.dtype).contiguous() for name, value in state.items()}
     save_file(head, destination / _HEAD, {"format": "pt"})
     size = sum(path.stat().st_size for path in destination.glob("*.safetensors"))

@@ -5,12 +5,14 @@ Letters: N nodes without the root, R rows (2 under guidance), D width, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...core.errors import UserError
 from ...core.states import Taps, TargetStates, uploaded
@@ -64,7 +66,7 @@ class TargetStep:
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What a drafter mirrors of its target, known without weights: dry runs count parameters from it."""
+    """The target's sizes that a drafter mirrors, known without weights: dry runs count parameters from them."""
 
     vocab_size: int
     hidden_size: int
@@ -100,7 +102,7 @@ class Target(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go, and where a drafter is loaded."""
+        """The device of inputs, and of a drafter."""
         ...
 
     @property
@@ -131,6 +133,34 @@ class Target(Protocol):
     def commit(self, session: Any, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path` of the last verification."""
         ...
+
+
+class ShapeAlone:
+    """A target without values: the shape, the two tables, and what they give. Building and training ask no more."""
+
+    device = torch.device("meta")
+
+    def __init__(self, shape: Any, dtype: torch.dtype = torch.float32):
+        self.shape, self.vocab_size = shape, shape.vocab_size
+        tables = torch.empty(2, shape.vocab_size, shape.hidden_size, dtype=dtype, device="meta")
+        self.embedding, self._head = tables
+
+    def scores(self, feature: Tensor) -> Tensor:
+        """[...,D] -> [...,V] float32."""
+        return self._scores_of(slice(None), feature)
+
+    def score_parts(self, size: int) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
+        """Return the parts of `scores` as `LanguageTarget.score_parts` does."""
+        return [
+            (first, partial(self._scores_of, slice(first, first + size))) for first in range(0, self.vocab_size, size)
+        ]
+
+    def _scores_of(self, ids: slice, feature: Tensor) -> Tensor:
+        return F.linear(feature, self._head[ids]).float()
+
+    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
+        """[R,N,D] -> [N,V] float32, of an image generator's rows with a condition and without."""
+        return Guidance(scale=2.0)(self.scores(feature), steps, banned=False)
 
 
 def check_layers(taps: Taps, num_layers: int) -> None:

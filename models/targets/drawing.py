@@ -1,4 +1,4 @@
-"""What the section of every image generator answers: one class a family, so that stages need not tell them apart.
+"""The section of every image generator: one class a family, so that stages need not tell them apart.
 
 Folders are those of the stages that trained a thing (target, text, vq), by its name; others come from the recipe.
 Letters: B pictures, n codes of each, S side in pixels, t tokens of a caption, F width of its features.
@@ -28,7 +28,7 @@ Conditions = Callable[[str, int | None], Tensor]  # caption, label -> what the t
 
 @dataclass(frozen=True)
 class Drawer:
-    """What turns codes into pictures."""
+    """Turns codes into pictures."""
 
     pictures: Callable[[Tensor], Tensor]  # codes [B,n] -> uint8 [B,3,S,S], on the CPU
     codebook: Tensor  # [C,d] as stored: what codes are near one another by
@@ -43,7 +43,7 @@ class Generator(Drawer):
     condition: Conditions
 
     def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
-        """What the target is asked for. Raises `UserError` where it is asked by class, and has none of this label."""
+        """A picture's request. Raises `UserError` where the target is asked by class, and has none of this label."""
         return ImageRequest(self.condition(caption, label), caption, name)
 
 
@@ -66,12 +66,12 @@ class ImageTargetSection(Kinded):
 
     @classmethod
     def mirrored_in(cls, folder: Path, values: JsonMapping) -> TargetShape | None:
-        """What heads mirror of published weights, by the folder's `config.json`; None: another family's."""
+        """The shape of published weights, by the folder's `config.json`; None: another family's."""
         raise NotImplementedError
 
     @classmethod
     def named_shape(cls, section: JsonObject) -> JsonObject:
-        """What a manifest's section says of the shape, as keys of the model's config. Raises `ValidationError`."""
+        """The shape in a manifest's section, as keys of the model's config. Raises `ValidationError`."""
         return {}
 
     def provides(self) -> set[str]:
@@ -81,7 +81,7 @@ class ImageTargetSection(Kinded):
     @property
     def num_codes(self) -> int:
         """Tokens of an image."""
-        raise NotImplementedError
+        return self.mirrored().grid ** 2
 
     @property
     def codebook_size(self) -> int:
@@ -103,7 +103,7 @@ class ImageTargetSection(Kinded):
         raise NotImplementedError
 
     def mirrored(self) -> TargetShape:
-        """What heads mirror, without weights."""
+        """The shape that heads mirror, without weights."""
         raise NotImplementedError
 
     def count(self) -> dict[str, int]:
@@ -115,7 +115,7 @@ class ImageTargetSection(Kinded):
         raise NotImplementedError
 
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
-        """What the target is asked by: a label [], features [t,F] or text ids [t]."""
+        """The function that makes conditions: a label [], features [t,F] or text ids [t]."""
         raise NotImplementedError
 
     def sample_condition(self, words: object = None) -> Callable[[Any], Tensor]:
@@ -136,7 +136,7 @@ class ImageTargetSection(Kinded):
         raise NotImplementedError
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
-        """What its codes become."""
+        """The decoder of its codes."""
         raise NotImplementedError
 
     def generator(self, folders: Folders, *, device: torch.device) -> Generator:
@@ -148,22 +148,17 @@ class ImageTargetSection(Kinded):
         """uint8 [B,3,S,S] -> codes [B,n] int64 on the CPU."""
         raise NotImplementedError
 
-    @property
-    def reads_features(self) -> bool:
-        """Whether captions reach it as the features of a text encoder."""
-        return False
-
     def caption_encoder(
         self, folders: Folders, *, device: torch.device
     ) -> Callable[[Sequence[str]], list[Tensor]] | None:
         """Captions to features [t,F]; None where the target reads none."""
         return None
 
-    def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
+    def check_labels(self, prompts: Iterable[tuple[str, int | None]]) -> None:
         """Raises `UserError` where the target is asked by class and has none of these labels (beside captions), or is
         asked by text and a caption is empty.
         """
-        for caption, label in asked:
+        for caption, label in prompts:
             if not caption.strip():
                 raise UserError(f"a prompt without a caption (label {label}), and the target is asked by text",
                                 hint="give prompts with captions: `path`, and no `classes`")  # fmt: skip

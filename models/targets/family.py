@@ -1,4 +1,4 @@
-"""What the rest of draftsmith asks of a target family: a record, which the family's folder holds.
+"""The record of a target family, which the rest of draftsmith asks; the family's folder holds it.
 
 `models/targets/table.py` finds a model's record by the model_type of its config.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pictures:
-    """How pictures fill a prompt, which dry runs ask: here in square tiles, of which each patch is a token."""
+    """Pictures that fill a prompt, for dry runs: here in square tiles, of which each patch is a token."""
 
     def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         """Sides in pixels of what becomes a token, and of a tile."""
@@ -41,7 +41,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Text:
-    """What heads that mirror a language model's layer take from its family, beside its config."""
+    """Traits of a family's language model that heads mirror, beside its config."""
 
     norms_input: bool = False  # a head's layer norms what enters it, as the decoder's own does
     qkv_bias: bool = False
@@ -84,7 +84,7 @@ class Family:
     # Whether pictures in engines were compared with ours: engines get none of a family before.
     is_compared: bool = False
     # Whether vLLM's model runner V1 writes draft steps after a picture where earlier keys lie.
-    is_misplaced_in_v1: bool = False
+    v1_misplaces_drafts: bool = False
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         """A model with random weights in the default type."""

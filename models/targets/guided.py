@@ -1,4 +1,4 @@
-"""What decoding is the same in every image generator: rows with and without the condition in one batch, guided first.
+"""The decoding that all image generators share: rows with and without the condition in one batch, guided first.
 
 Letters: R rows (1, or 2 under guidance), N nodes with the root, B pictures, T prompt places, D width, V vocabulary.
 """
@@ -26,13 +26,13 @@ class DrawingSession:
     """A request, or B pictures that are drawn side by side.
 
     Args:
-        seen: [T] or [R*B,T] bool: places of the prompt that later ones see; None: all.
+        prompt_mask: [T] or [R*B,T] bool: places of the prompt that later ones see; None: all.
     """
 
     cache: Cache
     taps: Taps
     prompt: Prompt
-    seen: Tensor | None
+    prompt_mask: Tensor | None
 
 
 class GuidedTarget(Target):
@@ -57,8 +57,8 @@ class GuidedTarget(Target):
         """Runs B prompts: rows are the B with their conditions, then, under guidance, the B without."""
         raise NotImplementedError
 
-    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, seen: Tensor | None) -> DecoderStates:
-        """States of `ids` [R*B,N] at `places` [N]; `seen` as of `_seen`."""
+    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, mask: Tensor | None) -> DecoderStates:
+        """States of `ids` [R*B,N] at `places` [N]; `mask` as of `_visible`."""
         raise NotImplementedError
 
     def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
@@ -75,8 +75,8 @@ class GuidedTarget(Target):
     def verify(self, session: DrawingSession, root: int, tree: Tree) -> TargetStep:
         ids, places, mask = upload_tree(self.device, tree, root, session.cache.length)
         assert mask is not None
-        seen = self._seen(session, len(ids), mask)
-        states = self._at(session, ids.expand(self.guidance.num_rows, -1), places, seen)
+        visible = self._visible(session, len(ids), mask)
+        states = self._at(session, ids.expand(self.guidance.num_rows, -1), places, visible)
         feature = states.feature if session.taps.feature else None
         return TargetStep(self.guided(states.feature, steps_of(session, [0, *tree.depths])), feature, states.layers)
 
@@ -96,7 +96,7 @@ class GuidedTarget(Target):
         ids = tokens.to(self.device).repeat(self.guidance.num_rows)[:, None]
         alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
         place = torch.full((1,), session.cache.length, device=self.device)
-        states = self._at(session, ids, place, self._seen(session, 1, alone))
+        states = self._at(session, ids, place, self._visible(session, 1, alone))
         (step,) = steps_of(session, [0])
         session.cache.advance(1)
         return self._guided_batch(states.feature[:, -1], step)
@@ -112,19 +112,19 @@ class GuidedTarget(Target):
         uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
         return [request.condition.to(self.device) for request in requests] * num_rows, uncond
 
-    def _seen(self, session: DrawingSession, count: int, mask: Tensor) -> Tensor | None:
+    def _visible(self, session: DrawingSession, count: int, mask: Tensor) -> Tensor | None:
         """[count,P+count] or [R*B,count,P+count] bool of `count` new places, over the P before them and themselves.
         `mask`: [count,S] over the last S of these places; what lies before, the prompt apart, is seen.
         """
-        past, prompt = session.cache.length, session.seen
+        past, prompt = session.cache.length, session.prompt_mask
         if prompt is None and mask.shape[1] == 1:  # a single node need not see its siblings
             return None
         rows = () if prompt is None else prompt.shape[:-1]
-        seen = torch.ones(*rows, count, past + count, dtype=torch.bool, device=self.device)
-        seen[..., past + count - mask.shape[1] :] = mask
+        visible = torch.ones(*rows, count, past + count, dtype=torch.bool, device=self.device)
+        visible[..., past + count - mask.shape[1] :] = mask
         if prompt is not None:
-            seen[..., : prompt.shape[-1]] = prompt[..., None, :]
-        return seen
+            visible[..., : prompt.shape[-1]] = prompt[..., None, :]
+        return visible
 
     @torch.no_grad()
     def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:

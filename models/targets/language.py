@@ -21,7 +21,7 @@ from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.rows import Guidance
-from ..decoding.tapped import check_end_attention, end_attention, is_cut, whole
+from ..decoding.tapped import check_end_attention, end_attention, full_tensor, is_cut
 from ..decoding.tree import Tree, upload_tree
 from ..fast.cuda_graphs import Graphs
 from ..hub import rope_of
@@ -86,7 +86,7 @@ class LanguageTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the device of the embedding."""
+        """The device of inputs and of the embedding."""
         return self.decoder.device
 
     @property
@@ -96,7 +96,7 @@ class LanguageTarget:
 
     @property
     def shape(self) -> TargetShape:
-        """What heads mirror of the language model."""
+        """The language model's shape, which heads mirror."""
         return language_shape(self.config)
 
     @property
@@ -104,7 +104,7 @@ class LanguageTarget:
         """[V,D] of token ids."""
         weight = self.decoder.language_model.get_input_embeddings().weight
         if self._embedding is None or self._embedding[0] is not weight:
-            self._embedding = weight, whole(weight)  # gathered once from the ranks that hold its parts
+            self._embedding = weight, full_tensor(weight)  # gathered once from the ranks that hold its parts
         return self._embedding[1]
 
     @property
@@ -147,10 +147,10 @@ class LanguageTarget:
         each layer after which Qwen3-VL adds visual states.
         """
         view = self.view(request)
-        seen = view.to(self.device)
-        ids, modality = seen.ids[None], seen.modality[None]
+        on_device = view.to(self.device)
+        ids, modality = on_device.ids[None], on_device.modality[None]
         rows = self.decoder.prompts(
-            ids, modality, seen.pixels, seen.pictures, on_host=(view.modality[None].cpu(), None)
+            ids, modality, on_device.pixels, on_device.pictures, on_host=(view.modality[None].cpu(), None)
         )  # fmt: skip
         return EmbeddedPrompt(request, ids, modality, rows)
 
@@ -182,13 +182,13 @@ class LanguageTarget:
             chunk=self.prefill_chunk,
         )
         positions = prompts.positions if len(prompts.positions) == 3 else prompts.positions[0]
-        seen = torch.ones_like(ids, dtype=torch.bool)
+        mask = torch.ones_like(ids, dtype=torch.bool)
         return session, TargetStep(
             self.decoder.logits(states.feature[0, -1:]),
             states.feature if taps.feature else None,
             states.layers,
             states.attention,
-            Prompt(ids, seen, positions, Guidance(), modality),
+            Prompt(ids, mask, positions, Guidance(), modality),
             prompts,
         )
 
@@ -240,7 +240,7 @@ class LanguageTarget:
         row = PackedRow.of(on_host[1], mask.device) if batch.packed else None
         states = self._run(prompts, row, taps)
         feature = states.feature if taps.feature else None
-        return kept_states(batch, taps, feature, states.layers, prompts.positions)
+        return tapped_states(batch, taps, feature, states.layers, prompts.positions)
 
     def _check_length(self, places: int, name: str | None = None) -> None:
         """Raises `UserError` for a text that is longer than the target's rotations are fixed for."""
@@ -258,9 +258,16 @@ class LanguageTarget:
     def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
         """States [B,T,D] of a batch's prompts, padded or in one packed row."""
         # Padding is on the right, so a causal pass never attends to it.
-        whole = replace(prompts, mask=None) if row is None else packed_prompts(prompts, row)
-        cache = self.decoder.new_cache(whole.embeds.shape[1])
-        states = self.decoder.run(whole, cache, layers=taps.layers, chunk=self.prefill_chunk)
+        prompts = replace(prompts, mask=None)
+        if row is not None:  # the samples in one row, each with the positions that it has alone
+            prompts = replace(
+                prompts, row=row, embeds=row.pack(prompts.embeds),
+                positions=torch.stack([row.pack(part) for part in prompts.positions]),
+                visual=None if prompts.visual is None else prompts.visual[row.real][None],
+                blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
+            )  # fmt: skip
+        cache = self.decoder.new_cache(prompts.embeds.shape[1])
+        states = self.decoder.run(prompts, cache, layers=taps.layers, chunk=self.prefill_chunk)
         if row is None:
             return states
         layers = {layer: row.spread(part) for layer, part in states.layers.items()}
@@ -280,20 +287,7 @@ class LanguageTarget:
             )
 
 
-def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
-    """The samples of padded prompts in one row, each with the positions that it has alone."""
-    return replace(
-        prompts,
-        embeds=row.pack(prompts.embeds),
-        positions=torch.stack([row.pack(part) for part in prompts.positions]),
-        mask=None,
-        visual=None if prompts.visual is None else prompts.visual[row.kept][None],
-        row=row,
-        blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
-    )
-
-
-def kept_states(
+def tapped_states(
     batch: Batch, taps: Taps, feature: Tensor | None, layers: Mapping[int, Tensor], positions: Tensor
 ) -> TargetStates:
     """States [B,T,D] at the places that `taps` asks for, zero elsewhere."""
@@ -301,14 +295,14 @@ def kept_states(
     text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
     visual = visual_places(batch.modality, mask)
     only = lambda states, places: states.masked_fill(~places.unsqueeze(-1), 0)  # noqa: E731
-    kept = {layer: torch.zeros_like(mask) for layer in taps.layers}
+    by_layer = {layer: torch.zeros_like(mask) for layer in taps.layers}
     for layer in taps.text_layers:
-        kept[layer] = kept[layer] | text
+        by_layer[layer] = by_layer[layer] | text
     for layer in taps.visual_layers:
-        kept[layer] = kept[layer] | visual
+        by_layer[layer] = by_layer[layer] | visual
     return TargetStates(
         feature=only(feature, text) if feature is not None and taps.feature else None,
-        layers={layer: only(layers[layer], places) for layer, places in kept.items()},
+        layers={layer: only(layers[layer], places) for layer, places in by_layer.items()},
         positions=positions,
     )
 

@@ -1,4 +1,4 @@
-"""Which target a recipe names, and how its weights come onto the device."""
+"""Loads the target that a recipe names, and puts its weights on the device."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _tables(maker: Any, config: PreTrainedConfig, source: str | Path, **argument
         if config_value(part, "quantization_config") is not None:
             del part.quantization_config
     layers, text.num_hidden_layers = text.num_hidden_layers, 0
-    if own := config_value(text, "hidden_size_per_layer_input"):  # Gemma 4's tables are of layers that are left out
+    if width := config_value(text, "hidden_size_per_layer_input"):  # Gemma 4's tables are of layers that are left out
         text.hidden_size_per_layer_input = 0
     if vision is not None:
         setattr(vision, "num_hidden_layers" if config_value(vision, "depth") is None else "depth", 0)
@@ -89,8 +89,8 @@ def _tables(maker: Any, config: PreTrainedConfig, source: str | Path, **argument
     finally:
         logging.set_verbosity(before)
     model.config.get_text_config().num_hidden_layers = layers
-    if own:
-        model.config.get_text_config().hidden_size_per_layer_input = own
+    if width:
+        model.config.get_text_config().hidden_size_per_layer_input = width
     return model, info
 
 
@@ -159,12 +159,12 @@ def target_weights(
 
 def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
     """Raises `UserError` for weights of another kind than the recipe names."""
-    own = config.own_families
-    if model_type in own or not own or config.reads_text_alone:
+    families = config.families_of_kind
+    if model_type in families or not families or config.reads_text_alone:
         return
     known = [name for name, tower in FAMILIES if not tower]
     hint = f"write kind: {FAMILIES[model_type, ''].kind}" if model_type in known else did_you_mean(model_type, known)
-    problem = f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}"
+    problem = f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(families)}"
     raise UserError(problem, key="target.path", hint=config.lookalikes.get(model_type, hint))
 
 

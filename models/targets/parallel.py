@@ -39,7 +39,7 @@ def check_ranks(size: int, *, key: str = KEY) -> None:
 
 
 def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str = KEY) -> DistributedConfig:
-    """How transformers cuts a model of this config for `size` ranks. Raises as `check_cut`."""
+    """transformers' plan that cuts a model of this config for `size` ranks. Raises as `check_cut`."""
     from transformers.distributed import DistributedConfig
 
     text = config.get_text_config()

@@ -1,4 +1,4 @@
-"""What every target of the language tracks has in its section: where its weights come from and how they are held."""
+"""The section of every target of the language tracks: where its weights come from and how they are held."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ class TargetSection(Kinded):
     @property
     def family(self) -> Family | None:
         """The record of its kind; None: a section of another package that brings none."""
-        return next(iter(self.own_families.values()), None)
+        return next(iter(self.families_of_kind.values()), None)
 
     @property
-    def own_families(self) -> Mapping[str, Family]:
+    def families_of_kind(self) -> Mapping[str, Family]:
         """model_type -> record, of its kind; all of a section of another package, whose kind is its import path."""
-        own = {name: family for name, family in self.families.items() if family.kind == self.base_kind}
-        return own or self.families
+        families = {name: family for name, family in self.families.items() if family.kind == self.base_kind}
+        return families or self.families
 
     @property
     def reads_tiles(self) -> bool | None:

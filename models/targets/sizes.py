@@ -1,11 +1,9 @@
-"""How many parameters a model has, by part, without its weights: it is built on the meta device."""
+"""Numbers of parameters, by part, without weights: the model is built on the meta device."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 T = TypeVar("T")
+_counts: dict[str, Any] = {}
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -26,20 +25,11 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> P
     return model if dtype is None else model.to(dtype)
 
 
-@dataclass(frozen=True)
-class _Count(Generic[T]):
-    text: str
-    count: Callable[[], T] = field(compare=False)
-
-
 def once(text: str, count: Callable[[], T]) -> T:
-    """`count()`, kept by a text that says all it depends on: a dry run asks often, and models take long to build."""
-    return cast(T, _once(_Count(text, count)))
-
-
-@functools.lru_cache(256)
-def _once(known: _Count[Any]) -> Any:
-    return known.count()
+    """`count()`, stored by a text that says all it depends on: a dry run asks often, and models take long to build."""
+    if text not in _counts:
+        _counts[text] = count()
+    return _counts[text]
 
 
 def config_text(config: PreTrainedConfig) -> str:

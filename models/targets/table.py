@@ -111,7 +111,7 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 
 def text_of(config: PreTrainedConfig) -> Text:
-    """What heads take from the language model of a text config, beside the config."""
+    """Traits of the language model of a text config that heads mirror, beside the config."""
     name = config.model_type
     if name in _TEXTS:
         return _TEXTS[name]

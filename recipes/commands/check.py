@@ -59,24 +59,22 @@ def _doctor(options: argparse.Namespace) -> int:
 
     if options.ranks is not None and options.ranks < 1:
         raise UserError(f"--ranks {options.ranks}", hint="the processes on one node: 1 or more")
-    return report([*look(Path(options.output), options.ranks, online=options.network)])
+    return report([*look(Path(options.output), options.ranks)])
 
 
 DOCTOR = Command(
     name="doctor",
     summary="check this environment and machine, and say how to fix each fault",
     description="Compare installed versions with the tested ones, and check devices, DeepSpeed, disk and\n"
-    "memory, cores against threads and ranks, Hub and wandb login. The network is used only with --network.\n"
+    "memory, cores against threads and ranks, Hub and wandb login. No network is used.\n"
     "Exits with 3 if something must be fixed; warnings alone exit with 0.",
     examples=(
         ("draftsmith doctor", ""),
         ("draftsmith doctor --ranks 8", "do the threads of eight processes fit this node?"),
-        ("draftsmith doctor --network", "also: do the Hub (HF_ENDPOINT) and wandb answer?"),
     ),
     arguments=(
         Argument("--ranks", "processes that will run on this node (one for each GPU, or one)", {"type": int}),
         Argument("--output", "folder that runs are written to (runs)", {"default": "runs", "metavar": "FOLDER"}),
-        Argument("--network", "also ask the Hub and wandb whether they answer", {"action": "store_true"}),
     ),
     run=_doctor,
 )
@@ -87,14 +85,9 @@ def _verify(options: argparse.Namespace) -> int:
     from ...eval.published import LOST_TARGET, fetch, lost_target, reproduce
     from ...models.drafters.manifest import MANIFEST
 
-    target: dict[str, str] = {}
-    for word in options.target:
-        part, place = word.split("=", 1) if "=" in word else ("target", word)
-        if part not in PARTS:
-            raise UserError(f"--target {word}: no part {part!r}", hint=did_you_mean(part, PARTS))
-        if part in target:
-            raise UserError(f"--target: {part} is named twice", hint="name each part once")
-        target[part] = place
+    target: dict[str, str] = dict(word.split("=", 1) if "=" in word else ("target", word) for word in options.target)
+    for part in target.keys() - set(PARTS):
+        raise UserError(f"--target {part}={target[part]}: no part {part!r}", hint=did_you_mean(part, PARTS))
     folder = fetch(options.folder, options.revision)
 
     def decoded() -> str:
@@ -119,9 +112,7 @@ def _file_findings(folder: Path, allow_import: bool) -> Iterator[Finding]:
         if not (folder / SUMS).is_file():
             raise UserError(f"{folder / SUMS} is missing: nothing shows whether a file was changed")
         check_sums(folder)
-        listed = read_sums(folder)
-        size = sum((folder / name).stat().st_size for name in listed)
-        return f"{len(listed)} files, {size / 2**20:,.1f} MiB, as they were published"
+        return f"{len(read_sums(folder))} files, as they were published"
 
     def manifest() -> str:
         section = read_published(folder, allow_import=allow_import)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import locale
 import os
@@ -14,7 +13,7 @@ import traceback
 
 from ... import __version__
 from ...core import ranks
-from ...core.errors import UserError, causes, did_you_mean, first_line
+from ...core.errors import UserError, causes, did_you_mean
 from ...core.secrets import redact, redact_argument
 from ...trainers.run.stopping import Stopped
 from ..config.exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
@@ -35,7 +34,7 @@ from . import (
     verify_engine,
 )
 from .command import Command
-from .output import lasting_output, printed
+from .output import lasting_output
 
 _LIMITS = (
     *map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)),
@@ -88,23 +87,25 @@ def main(arguments: list[str] | None = None) -> int:
     command = COMMANDS.get(arguments[0]) if arguments else None
     asks = not arguments or not {"-h", "--help", "--version"}.isdisjoint(arguments)
     only_prints = asks or (command is not None and command.only_prints)
-    with lasting_output(stdout=not only_prints):
-        return _ended(arguments, only_prints)
+    with lasting_output() as out:
+        code = _ended(arguments)
+    if only_prints and out.lost is not None and not isinstance(out.lost, BrokenPipeError):
+        print(f"error: the output cannot be written: {out.lost.strerror}", file=sys.stderr, flush=True)
+        return MISTAKE
+    return code
 
 
-def _ended(arguments: list[str], only_prints: bool) -> int:
+def _ended(arguments: list[str]) -> int:
     """Run a command, and say why where it fails. Returns the exit code."""
     try:
-        with printed() if only_prints else contextlib.nullcontext():
-            return _dispatch(arguments)
-        return OK  # its reader has what it wanted
+        return _dispatch(arguments)
     except UserError as error:
         # One rank alone may meet a file that is missing, and before the group exists another run's lock.
         if error.is_said_by_each_rank or ranks.is_first_to(f"say {error}"):
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         elif not ranks.has_group() and _outlives_its_launcher(_OTHERS_S):
             print(redact(f"rank {ranks.rank()}: error: {error}"), file=sys.stderr, flush=True)
-        ranks.leave(said=True)
+        ranks.leave()
         return MISTAKE
     except Stopped as stopped:
         say(f"{stopped}: the same command continues from there")
@@ -116,13 +117,13 @@ def _ended(arguments: list[str], only_prints: bool) -> int:
     except Exception as error:
         if (problem := _of_the_machine(error)) is not None:
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
-            ranks.leave(said=True)
+            ranks.leave()
             return MISTAKE
         if _is_of_another_rank(error):
             return CRASH
         # Printed here and not by Python: messages of libraries hold addresses and keys.
         print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
-        ranks.leave(said=True)
+        ranks.leave()
         return CRASH
 
 
@@ -130,7 +131,7 @@ def _of_the_machine(error: Exception) -> UserError | None:
     """A limit of the machine (`ulimit`), or a file that is in the way, met wherever one is opened: no fault of ours."""
     limits = [one for one in causes(error) if isinstance(one, MemoryError) or any(text in str(one) for text in _LIMITS)]
     if limits:
-        what = str(limits[-1]).strip() and first_line(limits[-1])
+        what = str(limits[-1]).strip().partition("\n")[0]
         return UserError(f"a limit of this machine: {what or 'no memory is left'}", hint=_RAISE)
     if isinstance(error, OSError) and error.filename and error.errno in _IN_THE_WAY:
         return UserError(str(error.strerror).lower(), where=str(error.filename), hint=_FILE)

@@ -35,7 +35,7 @@ class Command:
     examples: tuple[tuple[str, str], ...]  # command, what it does
     arguments: tuple[Argument, ...]
     run: Callable[[argparse.Namespace], int]
-    only_prints: bool = False  # so that it may end where nobody reads on (`| head`)
+    only_prints: bool = False  # so that output which cannot be written is an error
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The parsed words. Raises `UserError` for what the command does not take."""
@@ -77,6 +77,6 @@ SETTINGS = Argument(
 def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
     name = options.name.removeprefix("recipe=")
-    if (own := Path(name) / "recipe.yaml").is_file():
-        return [f"recipe={own}", f"output={name}", *options.settings]
+    if (beside := Path(name) / "recipe.yaml").is_file():
+        return [f"recipe={beside}", f"output={name}", *options.settings]
     return [f"recipe={name}", *options.settings]

@@ -7,41 +7,43 @@ method needs more than one training: runs that differ only in their seed get a r
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.markdown import plain
-from ...core.pretrained import opened
 from ...core.results import DONE, read_mark
 from ...eval.cells import Cell, set_name
 from ...eval.run_reports import Run
-from ...eval.summary import student_half_width
+from ...eval.summary import student_interval
 from ...eval.tables import Column, Table, Value, text
 from ...eval.tables import markdown as table_markdown
 from ...trainers.publish.lineage import trained_by
 from ..config.schema import Recipe
 
-# Of a stage's numbers, those that the table shows, and which end of them is the good one.
-BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
-MIB, OWN_TARGET = 2**20, "trained in this run"
+# Of a stage's numbers, those that the table shows: which of them, and how it is written. Validation shows the best.
+SHOWN: dict[str, tuple[str, Callable[[list[float]], float], str]] = {
+    "loss": ("loss (last)", lambda values: values[-1], ".4f"),
+    "val_loss": ("val_loss (best)", min, ".4f"),
+    **{n: (f"{n} (best)", max, ".4f") for n in ("val_accuracy", "val_top1", "tau", "tau_T0", "tau_T1")},
+    "samples_per_s": ("samples/s (median)", statistics.median, ",.1f"),
+}
+MIB, OWN_TARGET, _WEIGHTS = 2**20, "trained in this run", "model*.safetensors"
 _SEED = str(Recipe.model_fields["seed"].default)  # of a recipe that names none: `recipe.yaml` does not write it down
 _FREE = ("seed", "output")  # what may differ between runs of one recipe
-_COSTS = ("parameters", "memory", "steps", "samples", "hours", "gpu_hours", "rank_hours")
+_COSTS = ("memory", "steps", "samples", "hours", "gpu_hours", "rank_hours")
 LEADERBOARD = (
     "Exact methods come first, the fastest at the top; relaxed ones follow. "
     "tau: tokens for each pass of the target, bonus token included, with its 95% interval; plain decoding has 1. "
     "Expected: the speedup of decoding that tau and the measured cost of a cycle promise. Measured: against plain "
-    "decoding of the same target in the same run, with the quartiles over requests. Memory: parameters of the drafter "
-    "times the bytes of their dtype, without the target's tables that a head shares. Training: optimizer steps, "
-    "samples and wall time of the stages that trained the drafter, of their last start, and that time multiplied by "
-    "the GPUs that all ranks held (GPU-hours; where nothing was trained on a GPU, by the ranks: rank-hours); answers "
-    "and states that other stages prepared are not counted."
+    "decoding of the same target in the same run, with the quartiles over requests. Drafter MiB: the size of its files "
+    "of weights, without the target's tables that a head shares. Training: optimizer steps, samples and wall time of "
+    "the stages that trained the drafter, of their last start, and that time multiplied by the GPUs that all ranks "
+    "held (GPU-hours; where nothing was trained on a GPU, by the ranks: rank-hours); answers and states that other "
+    "stages prepared are not counted."
 )
 SEEDS = (
     "tau: its mean over the seeds, with Student's 95% interval, which two seeds do not give. Measured: the mean over "
@@ -53,13 +55,9 @@ SEEDS = (
 
 
 class Entry(SimpleNamespace):
-    """A cell of a run, with `run`, `stage`, `target`, `device` and `_COSTS`; None: not known, and `unknown` (column ->
-    reason) says why. `memory` is in bytes; `gpu_hours` is 0 on CPUs.
+    """A cell of a run, with `run`, `stage`, `target`, `device` and `_COSTS`; None: not known, and `unknown` says why.
+    `memory` is in bytes; `gpu_hours` is 0 on CPUs.
     """
-
-
-class _Unknown(Exception):
-    """A number that the folder of the run does not tell; its text is the reason."""
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
@@ -68,25 +66,10 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
 
 
 def _entry(run: Run, stage: str, cell: Cell) -> Entry:
-    about, unknown, costs = run.about.get(stage, {}), dict[str, str](), JsonObject(dict.fromkeys(_COSTS))
-    for column, find in (("memory", _memory), ("training", _training)):
-        try:
-            if not cell.drafters:
-                raise _Unknown("its drafter is the target, or has no weights of its own")
-            for name in cell.drafters:
-                if name not in run.stages or not (run.folder / name).is_dir():
-                    raise _Unknown(f"{name} is no stage of this run: it was trained elsewhere")
-            costs |= find(run, cell.drafters)
-        except _Unknown as reason:
-            unknown[column] = str(reason)
-    if (unrecorded := costs.pop("unrecorded", None)) is not None:
-        unknown["GPU-hours"] = f"stage {unrecorded} was trained by an earlier version, which did not record its ranks"
-    if cell.tau is None:
-        unknown["tau"] = "no cycle was run: every answer ended with its first token"
-    elif cell.expected_speedup is None:
-        unknown["expected"] = "its report is of an earlier version"
-    return Entry(**vars(cell), **costs, run=run.name, stage=stage, target=_target(run, about),
-                 device=about.get("device") or "not said", unknown=unknown)  # fmt: skip
+    about, (costs, why) = run.about.get(stage, {}), _costs(run, cell.drafters)
+    empty = "no cycle was run: every answer ended with its first token" if cell.tau is None else ""
+    return Entry(**vars(cell), **dict.fromkeys(_COSTS) | costs, run=run.name, stage=stage, target=_target(run, about),
+                 device=about.get("device") or "not said", unknown=[*filter(None, (empty, why))])  # fmt: skip
 
 
 def _target(run: Run, about: JsonMapping) -> str:
@@ -97,57 +80,42 @@ def _target(run: Run, about: JsonMapping) -> str:
     trained = [n for n, stage in run.stages.items() if stage.get("kind") == "train" and stage.get("model") == "target"]
     mark = read_mark(run.folder / trained[-1] / DONE) if trained else None
     files = (mark.files or {}) if mark is not None else {}
-    weights = sorted(name for name in files if Path(name).match("model*.safetensors"))
+    weights = sorted(name for name in files if Path(name).match(_WEIGHTS))
     return f"of weights {files[weights[0]].xxh3[:8]}" if weights else f"trained in {run.name}"
 
 
-def _memory(run: Run, drafters: Sequence[str]) -> dict[str, int]:
-    """Parameters and bytes of the drafters' files, by their headers."""
-    parameters = memory = 0
+def _costs(run: Run, drafters: Sequence[str]) -> tuple[JsonObject, str]:
+    """Those of `_COSTS` that the run's folder tells of these drafters together, and why it does not tell the others."""
+    if not drafters:
+        return {}, "its drafter is the target, or has no weights of its own"
     for name in drafters:
-        files = sorted((run.folder / name).glob("model*.safetensors"))
-        if not files:
-            raise _Unknown(f"stage {name} has left no model.safetensors")
-        for path in files:
-            with opened(path) as file:
-                for tensor in map(file.get_slice, file.keys()):
-                    count = math.prod(tensor.get_shape())
-                    parameters, memory = parameters + count, memory + count * _BYTES.get(tensor.get_dtype(), 1)
-    return {"parameters": parameters, "memory": memory}
-
-
-def _training(run: Run, drafters: Sequence[str]) -> JsonObject:
-    """Steps, samples and hours of all stages that trained them; `unrecorded`: one that did not record its ranks."""
-    costs: JsonObject = dict.fromkeys(("steps", "samples"), 0) | dict.fromkeys(
-        ("hours", "gpu_hours", "rank_hours"), 0.0
-    )
+        if name not in run.stages or not (run.folder / name).is_dir():
+            return {}, f"{name} is no stage of this run: it was trained elsewhere"
+    memory = sum(path.stat().st_size for name in drafters for path in (run.folder / name).glob(_WEIGHTS))
     try:  # a stage that two members of an ensemble began with counts once
         stages = list(dict.fromkeys(stage for drafter in drafters for stage in trained_by(run.stages, drafter)))
-    except (KeyError, ValueError, AttributeError) as error:
-        raise _Unknown(f"its recipe.yaml does not say how stages {', '.join(drafters)} were trained") from error
+    except (KeyError, ValueError, AttributeError):
+        return {"memory": memory}, f"its recipe.yaml does not say how stages {', '.join(drafters)} were trained"
+    steps = samples = 0
+    hours = gpu_hours = rank_hours = 0.0
     for name in stages:
-        points = [step for values in run.curves.get(name, {}).values() for step, _ in values]
-        batch_size = run.stages[name].get("batch_size")
-        if not points or not isinstance(batch_size, int):
-            raise _Unknown(f"stage {name} has left no metrics.jsonl, or its recipe names no batch size")
-        costs["steps"] += max(points)
-        costs["samples"] += max(points) * batch_size
-    marks = {name: read_mark(run.folder / name / DONE) for name in stages}
-    # Stage -> its hours; None: an earlier version did not record them.
-    hours = {name: None if m is None or m.seconds is None else m.seconds / 3600 for name, m in marks.items()}
-    known = [(time, marks[name]) for name, time in hours.items() if time is not None]
-    costs["hours"] = sum(time for time, _ in known) if len(known) == len(hours) else None
-    for what in ("gpu", "rank"):
-        counts = [(time, getattr(mark, f"{what}s")) for time, mark in known]
-        costs[f"{what}_hours"] = sum(time * count for time, count in counts if count is not None)
-    unrecorded = [n for n, m in marks.items() if m is None or m.seconds is None or m.ranks is None or m.gpus is None]
-    return costs | ({"gpu_hours": None, "rank_hours": None, "unrecorded": unrecorded[0]} if unrecorded else {})
+        last = max((step for points in run.curves.get(name, {}).values() for step, _ in points), default=0)
+        batch_size, mark = run.stages[name].get("batch_size"), read_mark(run.folder / name / DONE)
+        if not last or not isinstance(batch_size, int):
+            why = f"stage {name} has left no metrics.jsonl, or its recipe names no batch size"
+            return {"memory": memory}, why
+        if mark is None or mark.seconds is None or mark.ranks is None or mark.gpus is None:
+            return {"memory": memory}, f"stage {name} has not recorded how long it trained on how many ranks"
+        steps, samples = steps + last, samples + last * batch_size
+        time = mark.seconds / 3600
+        hours, gpu_hours, rank_hours = hours + time, gpu_hours + time * mark.gpus, rank_hours + time * mark.ranks
+    return dict(zip(_COSTS, (memory, steps, samples, hours, gpu_hours, rank_hours), strict=True)), ""
 
 
-def boards(found: Sequence[Entry]) -> list[Table]:
+def boards(entries: Sequence[Entry]) -> list[Table]:
     """A table for each target, set of requests, temperature and length, the fastest exact method first."""
     groups: dict[str, list[Entry]] = {}
-    for e in found:
+    for e in entries:
         groups.setdefault(f"Leaderboard: {_where(e)}, target {e.target}", []).append(e)
     return [_board(title, members, LEADERBOARD if not n else "") for n, (title, members) in enumerate(groups.items())]
 
@@ -167,18 +135,17 @@ def _board(title: str, members: Sequence[Entry], note: str) -> Table:
         Column("GPU-hours" if on_gpus else "rank-hours", ",.2f", ranked=False),
     )  # fmt: skip
     rows: list[tuple[Value, ...]] = []
-    about: dict[tuple[str, str], list[str]] = {}  # (why there is a dash, column) -> methods
+    unknown: dict[str, list[str]] = {}  # why there are dashes -> methods
     for e in members:
         rows.append((
-            e.run, _method(e), e.requests, (e.tau, *(e.tau_interval or (e.tau, e.tau))), e.expected_speedup,
-            (e.DSR, *(e.DSR_spread or (e.DSR, e.DSR))), (e.identical if e.exact else None, e.answers),
+            e.run, _method(e), e.requests, (e.tau, *e.tau_interval), e.expected_speedup,
+            (e.DSR, *e.DSR_spread), (e.identical if e.exact else None, e.answers),
             None if e.memory is None else e.memory / MIB, e.steps, e.samples, e.hours,
             e.gpu_hours if on_gpus else e.rank_hours,
         ))  # fmt: skip
-        for column, reason in e.unknown.items():
-            about.setdefault((reason, column), []).append(f"{e.run}, {e.method}")
-    footnotes = [f"No {column} ({'; '.join(dict.fromkeys(names))}): {reason}."
-                 for (reason, column), names in about.items()]  # fmt: skip
+        for reason in e.unknown:
+            unknown.setdefault(reason, []).append(f"{e.run}, {e.method}")
+    footnotes = [f"Dashes of {'; '.join(dict.fromkeys(names))}: {reason}." for reason, names in unknown.items()]
     devices = {entry.device for entry in members}
     if len(devices) > 1:
         footnotes.append(f"Measured on {len(devices)} devices ({'; '.join(sorted(devices))}): speedups of different "
@@ -205,17 +172,17 @@ def over_seeds(runs: Sequence[Run]) -> list[Table]:
         text("method"), text("tau of each seed"), Column("tau [95%]", kind="interval"), text("measured in each run"),
         Column("measured [range]", unit="x", kind="interval"), Column("same tokens", kind="count"),
     )  # fmt: skip
-    found: dict[str, dict[str, list[Cell]]] = {}  # title -> method -> its cell in each run
+    by_title: dict[str, dict[str, list[Cell]]] = {}  # title -> method -> its cell in each run
     counts = {}
     for by_seed in (by_seed for by_seed in alike.values() if len(by_seed) > 1):
         seeds = f"Over seeds {', '.join(map(str, sorted(by_seed)))}"
         for _, run in sorted(by_seed.items()):
             for stage, cell in ((stage, cell) for stage, each in run.evaluations.items() for cell in each):
                 title = f"{seeds}: {_where(cell)}" + (f" (stage {stage})" if len(run.evaluations) > 1 else "")
-                found.setdefault(title, {}).setdefault(cell.method, []).append(cell)
+                by_title.setdefault(title, {}).setdefault(cell.method, []).append(cell)
                 counts[title] = len(by_seed)
     tables = []
-    for title, by_method in found.items():
+    for title, by_method in by_title.items():
         rows = tuple(_spread(each) for each in by_method.values() if len(each) == counts[title])
         tables += [Table(title, columns, rows, note=SEEDS, compared=())] if rows else []
     return tables
@@ -225,13 +192,10 @@ def _spread(each: Sequence[Cell]) -> tuple:
     """The line of a method; a mean over some of the seeds is none over all."""
     taus, speeds = ([value for cell in each if (value := getattr(cell, name)) is not None] for name in ("tau", "DSR"))
     exact = [cell for cell in each if cell.exact]
-    tau = None
-    if len(taus) == len(each) > 2:
-        mean, half = statistics.fmean(taus), student_half_width(statistics.stdev(taus), len(taus))
-        tau = (mean, mean - half, mean + half)
     return (
         _method(next((cell for cell in each if cell.relaxed), each[0])),
-        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in each), tau,
+        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in each),
+        student_interval(taus) if len(taus) == len(each) > 2 else None,
         ", ".join("-" if cell.DSR is None else f"{cell.DSR:.2f}x" for cell in each) if speeds else None,
         (statistics.fmean(speeds), min(speeds), max(speeds)) if len(speeds) == len(each) else None,
         (sum(c.identical for c in exact), sum(c.answers for c in exact)) if exact else None,
@@ -258,19 +222,16 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def training_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """stage, metric, each run's value: the last of a number that falls or rises, the best where it is validated."""
+    """stage, metric, each run's value, as `SHOWN` has it."""
     rows = []
     for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
         of_stage = [run.curves.get(stage, {}) for run in runs]
         last = [max((points[-1][0] for points in curves.values()), default=None) for curves in of_stage]
         rows.append([stage, "steps", *("-" if step is None else f"{step:,}" for step in last)])
-        for metric in dict.fromkeys(name for curves in of_stage for name in curves if name == "loss" or name in BEST):
+        for metric, (label, chosen, form) in SHOWN.items():
             points = [[value for _, value in curves.get(metric, [])] for curves in of_stage]
-            shown = [f"{BEST[metric](some) if metric in BEST else some[-1]:.4f}" if some else "-" for some in points]
-            rows.append([stage, f"{metric} ({'best' if metric in BEST else 'last'})", *shown])
-        if any("samples_per_s" in curves for curves in of_stage):
-            speeds = [[v for _, v in curves.get("samples_per_s", [])] for curves in of_stage]
-            rows.append([stage, "samples/s (median)", *(f"{statistics.median(s):,.1f}" if s else "-" for s in speeds)])
+            if any(points):
+                rows.append([stage, label, *(f"{chosen(values):{form}}" if values else "-" for values in points)])
     return rows
 
 

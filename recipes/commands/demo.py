@@ -1,4 +1,4 @@
-"""`draftsmith demo`: a demo recipe through the DeepSpeed launcher, on a CPU; a real model is fetched first."""
+"""`draftsmith demo`: a demo recipe on up to two ranks of this machine; a real model is fetched first."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
             return run_recipe(given, options.typed)
     if (text := announcement(given)) is None:  # a setting is refused: here, and not by each rank of a launcher
         load(given)
-    path = Path(text_at(words.written.tree, "target", "path") or "")
+    path = Path(text_at(words.tree, "target", "path") or "")
     if path.parent == Path("weights") and not path.exists():  # a small real model
         fetch = [sys.executable, "-m", MODULE, "fetch", path.name, str(path)]
         if code := subprocess.run(fetch).returncode:

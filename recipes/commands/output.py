@@ -1,6 +1,6 @@
 """Output that cannot be written: its reader has left (`draftsmith ... | head`), or its disk is full.
 
-A run goes on without it, since its log is a file, and its exit code says how it ended. What only prints ends.
+A command goes on without it: a run's log is a file, its exit code says how it ended, and `| head` is no error.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from ...core.errors import UserError
 
-
-class _Lasting:
-    """A stream whose failing writes are left out."""
+class Lasting:
+    """A stream that goes nowhere from its first failing write on. `lost`: why that failed."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
+        self.lost: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -27,57 +26,31 @@ class _Lasting:
         """As of any stream."""
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            to_nowhere(self._stream)
-        except OSError:  # a full disk may have room again later
-            pass
+        except OSError as error:
+            self._lose(error)
         return len(text)
 
-    def flush(self, *, last: bool = False) -> None:
-        """As of any stream. `last`: what cannot be written now is left out for good, or Python would exit with 120."""
+    def flush(self) -> None:
+        """As of any stream."""
         try:
             self._stream.flush()
-        except OSError:
-            if last:
-                to_nowhere(self._stream)
+        except OSError as error:
+            self._lose(error)
 
-
-def to_nowhere(stream: TextIO) -> None:
-    """Lets all that is written to a stream from here on go nowhere, what waits in its buffer too."""
-    with open(os.devnull, "w", encoding="utf-8") as null:
-        os.dup2(null.fileno(), stream.fileno())
-    stream.flush()
-
-
-@contextlib.contextmanager
-def lasting_output(*, stdout: bool) -> Iterator[None]:
-    """What runs in here goes on when stderr cannot be written.
-
-    Args:
-        stdout: nor stdout.
-    """
-    out, errors = _Lasting(sys.stdout), _Lasting(sys.stderr)
-    with contextlib.ExitStack() as stack:
-        stack.callback(errors.flush, last=True)
-        stack.enter_context(contextlib.redirect_stderr(errors))  # type: ignore[type-var]
-        if stdout:
-            stack.callback(out.flush, last=True)
-            stack.enter_context(contextlib.redirect_stdout(out))  # type: ignore[type-var]
-        yield
+    def _lose(self, error: OSError) -> None:
+        self.lost = error
+        with open(os.devnull, "w", encoding="utf-8") as null:
+            os.dup2(null.fileno(), self._stream.fileno())
+        self._stream.flush()  # what waits in its buffer, too, or Python would exit with 120
 
 
 @contextlib.contextmanager
-def printed() -> Iterator[None]:
-    """What runs in here only prints: it ends where its reader leaves. Raises `UserError` where the disk is full."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        to_nowhere(sys.stdout)
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        to_nowhere(sys.stdout)
-        raise UserError(
-            f"the output cannot be written: {error.strerror}", hint="make room, or write it elsewhere"
-        ) from error
+def lasting_output() -> Iterator[Lasting]:
+    """What runs in here goes on when stdout or stderr cannot be written. Gives stdout."""
+    out, errors = Lasting(sys.stdout), Lasting(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):  # type: ignore[type-var]
+        try:
+            yield out
+        finally:
+            out.flush()
+            errors.flush()

@@ -11,8 +11,9 @@ from ...core.json_types import JsonObject, value_at
 from ...core.secrets import redact_tree
 from ...core.section import within
 from ..config.exit_codes import OK
+from ..config.files import recipe_names
 from ..config.launch import say
-from ..config.load import Loaded, leave_at_once, load, recipe_names
+from ..config.load import Loaded, leave_at_once, load
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
@@ -25,10 +26,10 @@ def listing(words: tuple[str, ...] = ()) -> str:
 
 
 def _list(given: argparse.Namespace) -> int:
-    found = listing(tuple(given.words))
-    if not found:
+    listed = listing(tuple(given.words))
+    if not listed:
         raise UserError(f"no recipe with {' and '.join(given.words)}", hint="draftsmith recipes lists all")
-    say(found)
+    say(listed)
     return OK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -11,7 +12,7 @@ from ...core.errors import UserError, page
 from ...core.files import read_yaml
 from ...core.json_types import JsonObject, object_at, text_at
 from ...core.results import BEGUN, DONE, read_mark
-from ..config.launch import announce, context_maker, describe, run_recipe, say
+from ..config.launch import announce, describe, make_context, run_recipe, say
 from ..config.load import blamed, load
 from .command import NAME, SETTINGS, Command, recipe_arguments
 
@@ -78,7 +79,7 @@ def _publish(options: argparse.Namespace) -> int:
         raise UserError("a run's folder is published by its own stage alone", where="command line: stages=, restart=",
                         hint=f"leave them out, or name {name}")  # fmt: skip
     if loaded.options.dry_run:
-        with blamed(loaded.written):
+        with blamed(loaded):
             return describe(loaded.recipe, planned)
     # Refuses a misleading name before a model is loaded.
     say("\n".join(stage.stage.describe(stage)))
@@ -87,7 +88,7 @@ def _publish(options: argparse.Namespace) -> int:
     # An earlier publication is not set aside for an upload that cannot begin.
     if cast(PublishStage, stage.stage).uploads and (restart is not None or not is_done(stage, run)):
         usable_token()
-    maker = context_maker(loaded, options.typed)
+    maker = functools.partial(make_context, loaded, options.typed)
     run_stages(planned, maker, output=run, chosen=(name,), restart=restart, say=say)
     return 0
 

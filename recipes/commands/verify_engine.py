@@ -23,12 +23,12 @@ def _run(options: argparse.Namespace) -> int:
             check_new(Path(options.keep))
             place = Path(options.keep)
             place.mkdir(parents=True)
-        found = verify_engine(
+        verification = verify_engine(
             Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens,
             without_known_faults=options.without_known_faults, timeout_s=options.timeout,
         )  # fmt: skip
-    say(found.shown())
-    return FAULTS if found.faults else OK
+    say(verification.shown())
+    return FAULTS if verification.faults else OK
 
 
 COMMAND = Command(

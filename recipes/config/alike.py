@@ -142,31 +142,20 @@ def _outside(planned: Planned) -> JsonObject:
 
 
 def _compare(every: Sequence[Facts], unfinished: Collection[str]) -> None:
-    unlike = []
+    unlike = {}  # key -> its value on the first rank, and on the first that differs
     for key in dict.fromkeys(key for facts in every for key in facts):
         # Git may not answer on one node; every other key that a rank lacks is a difference.
-        values = [facts.get(key, ("not set", "")) for facts in every if key in facts or key != _COMMIT]
+        values = {n: facts.get(key, ("not set", "")) for n, facts in enumerate(every) if key in facts or key != _COMMIT}
+        (one, (value, digest)), *others = values.items()
+        differs = next((f"{other} on rank {rank}" for rank, (other, its) in others if its != digest), None)
         is_finished = key.startswith("stage ") and key[6:].partition(":")[0] not in unfinished
-        if len({digest for _, digest in values}) > 1 and not is_finished:
-            unlike.append(key)
+        if differs is not None and not is_finished:
+            unlike[key] = f"{key} is {value} on rank {one} and {differs}"
     # A fingerprint is of the others: alone it says that something differs which no key has.
-    named = [key for key in unlike if not key.endswith(": its fingerprint")] or unlike
+    named = [text for key, text in unlike.items() if not key.endswith(": its fingerprint")] or [*unlike.values()]
     if named:
-        described = "; ".join(_described(every, key) for key in named[:_SHOWN])
         more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
         raise Unlike(
-            f"the ranks of this run were not started alike: {described}{more}",
+            f"the ranks of this run were not started alike: {'; '.join(named[:_SHOWN])}{more}",
             hint="give every node the same command, recipe, data and code; nothing was written",
         )
-
-
-def _described(every: Sequence[Facts], key: str) -> str:
-    """`seed is 0 on rank 0 and 1 on rank 1`: every value with its first ranks."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for rank, facts in enumerate(every):
-        groups.setdefault(facts.get(key, ("not set", "")), []).append(rank)
-    parts = []
-    for (value, _), group in [*groups.items()][:3]:
-        number = ", ".join(map(str, group[:4])) + (", ..." if len(group) > 4 else "")
-        parts.append(f"{value} on rank{'s' * (len(group) > 1)} {number}")
-    return f"{key} is {' and '.join(parts)}"

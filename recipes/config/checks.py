@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ...core.errors import UserError, page
+from ...core.errors import UserError, counted, page
 from ...core.results import DONE, read_mark
 from ...core.section import within
-from ...eval.quality import QualityConfig
-from ...eval.quality import check as check_quality
+from ...eval.quality.measure import QualityConfig
+from ...eval.quality.measure import check as check_quality
 from ...trainers.run.context import check_engine
 from ...trainers.run.matching import begun, made_nothing, stage_state
 from ...trainers.run.restart import built_on
@@ -43,22 +43,15 @@ def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
         text = dry_run(recipe, planned, options.stages)
         say(text)
 
-    def engine() -> str:
-        check_engine(recipe.engine)
-        return f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}"
-
+    chosen, output = options.stages or tuple(stage.name for stage in planned), Path(recipe.output)
     findings = [
-        tried("engine", engine, "change engine"),
+        tried("engine", partial(check_engine, recipe.engine), "change engine"),
         *models_findings(recipe),
         *broken,
-        room("output", Path(recipe.output), "choose another output=", wanted=1, least=1),
+        room("output", output, "choose another output=", wanted=1, level="fault"),
         *(warning(stage, words, f"see {page('evaluation.md')}") for stage, words in recipe.warnings()),
+        tried("results", partial(look_at_results, planned, chosen, None, output), "make them again: restart=STAGE"),
     ]
-    chosen = options.stages or tuple(stage.name for stage in planned)
-    try:
-        look_at_results(planned, chosen, None, Path(recipe.output))
-    except UserError as error:
-        findings.append(fault("results", error.problem, error.hint or ""))
     return findings + stages_findings(loaded, planned, chosen, samples, text)
 
 
@@ -76,7 +69,7 @@ def stages_findings(
     for stage, context in looked_at(loaded, planned, "draftsmith check"):
         state, subject, folder = stage_state(stage, output), f"stages.{stage.name}", output / stage.name
         if state == "finished":
-            findings.append(_finished(stage.name, folder))
+            findings.append(ok(subject, "finished before, same inputs: skipped"))
             continue
         if isinstance(state, UserError):
             # What it waits for may be among what this run would do first.
@@ -95,18 +88,6 @@ def stages_findings(
     return findings
 
 
-def _finished(name: str, folder: Path) -> Finding:
-    """Whether a finished stage's files are still there. A cache that nothing reads any more may have been removed."""
-    mark = read_mark(folder / DONE)
-    listed = {} if mark is None or mark.files is None else mark.files
-    sizes = {file: path.stat().st_size for file in listed if (path := folder / file).is_file()}
-    gone = [file for file, entry in listed.items() if sizes.get(file) != entry.bytes]
-    if not gone:
-        return ok(f"stages.{name}", "finished before, same inputs: skipped")
-    what = f"finished before, and {len(gone)} of its {len(listed)} files are not there as written, the first: {gone[0]}"
-    return warning(f"stages.{name}", what, f"restart={name} makes them again, if anything is to read them")
-
-
 def _goes_on(stage: Planned, folder: Path) -> Finding:
     """Where a stage continues that has begun."""
     if stage.stage.kind != "train":
@@ -114,8 +95,7 @@ def _goes_on(stage: Planned, folder: Path) -> Finding:
     subject, checkpoints = f"stages.{stage.name}", folder / checkpoint.FOLDER
     state = checkpoint.newest(checkpoints)
     if state is not None:
-        number = f"{state.world_size} rank{'s' * (state.world_size > 1)}"
-        return ok(subject, f"continues from step {state.step}, with {number} as before")
+        return ok(subject, f"continues from step {state.step}, with {counted(state.world_size, 'rank')} as before")
     if any(checkpoints.glob("step-*")):
         return fault(subject, "begun before, and no checkpoint of it can be read", checkpoint.UNUSABLE)
     return ok(subject, "begun before, without a checkpoint: begins at step 0")
@@ -123,19 +103,8 @@ def _goes_on(stage: Planned, folder: Path) -> Finding:
 
 def _quality_findings(subject: str, stage: Stage) -> Iterator[Finding]:
     """Whether the weights of each metric and the real images are here, of each section on how pictures are judged."""
-
-    def look(config: QualityConfig) -> str:
-        check_quality(config)
-        return "there"
-
     for place, config in within(stage, QualityConfig):
-        key = ".".join((subject, *place))
         for metric in config.metrics:
-            compares = metric in ("fid", "precision_recall")
-            alone = {"metrics": (metric,), "reference": config.reference if compares else None}
-            if compares and config.reference is None:
-                what = f"{metric} compares with real images, and no folder is named"
-                yield fault(f"{key}.reference", what, "name a folder of real images")
-            else:
-                name = f"{key} ({metric})"
-                yield tried(name, partial(look, config.model_copy(update=alone)), "name its place: weights, reference")
+            alone = config.model_copy(update={"metrics": (metric,)})
+            name = f"{'.'.join((subject, *place))} ({metric})"
+            yield tried(name, partial(check_quality, alone), "name its place: weights, reference")

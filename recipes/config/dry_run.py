@@ -83,11 +83,11 @@ def _check_answers(plan: Planned) -> None:
     """
     if plan.recipe.target.draws_images:
         return
-    own, positions, maker = plan.own_target, None, plan.maker("target")
+    stage_target, positions, maker = plan.own_target, None, plan.maker("target")
     while maker is not None and positions is None:  # the stage that trained the target may have given it others
         positions, maker = dict(maker.stage).get("positions"), maker.maker("target")
     if positions is None:
-        config = target_shape(plan.recipe) if own is None else target_config(own, None, network=False)
+        config = target_shape(plan.recipe) if stage_target is None else target_config(stage_target, None, network=False)
         positions = config_value(config.get_text_config(), "max_position_embeddings")
     for key, length in _answer_lengths(plan.stage, f"stages.{plan.name}") if positions is not None else ():
         if length >= positions:

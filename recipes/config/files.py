@@ -36,22 +36,17 @@ def recipe_names() -> dict[str, Path]:
     return paths
 
 
-def find_named(name: str) -> Path | None:
-    """The file of a shipped name, a name with its folder, or a path; None: there is none."""
-    places = (recipe_names().get(name), FOLDER / f"{name}.yaml", Path(name))
-    return next((path for path in places if path is not None and os.path.isfile(path)), None)
-
-
 def find_recipe(name: str) -> Path:
     """A shipped name, a name with its folder, or a path. Raises `UserError`."""
-    if (path := find_named(name)) is not None:
-        return path
+    shipped = recipe_names()
+    for path in (shipped.get(name), FOLDER / f"{name}.yaml", Path(name)):
+        if path is not None and os.path.isfile(path):
+            return path
     shown = shown_value(name)
     if os.path.isdir(name):
         hint = f"of a run: recipe={shown}/recipe.yaml output={shown}"
         raise UserError(f"{shown} is a folder, and no recipe", hint=hint)
-    close = " or ".join(map(repr, nearest(name[:100], recipe_names())))
-    meant = f"did you mean {close}? " if close else ""
+    meant = "".join(f"did you mean {close!r}? " for close in nearest(name[:100], shipped, 1))
     hint = f"{meant}draftsmith recipes lists ours; others are named by their path from the working folder"
     raise UserError(f"no recipe {shown!r}", hint=hint)
 
@@ -78,8 +73,8 @@ def sources(path: Path) -> list[tuple[Path, JsonObject]]:
 def with_bases(path: Path) -> JsonObject:
     """The recipe's tree over those of all recipes that it extends."""
     tree: JsonObject = {}
-    for place, own in sources(path):
-        tree = ordered(merge(tree, own, leaves_out=True), place)
+    for place, values in sources(path):
+        tree = ordered(merge(tree, values, leaves_out=True), place)
     return tree
 
 

@@ -32,10 +32,15 @@ class Finding:
 ok, warning, fault = (partial(Finding, level) for level in get_args(Level))
 
 
-def tried(subject: str, look: Callable[[], str], hint: str) -> Finding:
+def graded(is_fine: bool, subject: str, what: str, hint: str, *, level: Level = "warning") -> Finding:
+    """A finding of this level, unless all `is_fine`."""
+    return ok(subject, what) if is_fine else Finding(level, subject, what, hint)
+
+
+def tried(subject: str, look: Callable[[], str | None], hint: str) -> Finding:
     """What `look` says, or the `UserError` that it raises as a fault; `hint` where the error has none."""
     try:
-        return ok(subject, look())
+        return ok(subject, look() or "as it should be")
     except UserError as error:
         place = f" ({error.found_at})" if error.found_at else ""
         return fault(subject, f"{error.problem}{place}", error.hint or hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import re
 import sys
@@ -44,26 +44,20 @@ def announce(arguments: Sequence[str]) -> None:
 
 
 def announcement(arguments: Sequence[str]) -> str | None:
-    """A run's first lines: what runs, its time by the recipe's header, where its results will lie. None for a dry run,
-    and for what `load` will refuse.
+    """A run's first lines: what runs, by its header, and where its results will lie. None for a dry run, and for what
+    `load` will refuse.
     """
     try:
         words = read_words(arguments)
-        output = str(resolved(words.written.tree)["output"])
+        output = str(resolved(words.tree)["output"])
     except (UserError, KeyError):
         return None
     if words.options.dry_run:
         return None
-    lines = words.written.path.read_text(encoding="utf-8").splitlines()
-    header = [line.lstrip("# ").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
-    time = re.search(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?)\b[^.;]*", " ".join(header))
-    said = [": ".join([words.name, *header[:1]])]
-    if time is not None and time[0] not in said[0]:
-        said.append(f"  {time[0]}")
-    if time is not None and words.options.stages is not None:
-        said.append(f"  of all stages; here only: {', '.join(words.options.stages)}")
+    header = re.match(r"#[# ]*(.*)", words.path.read_text(encoding="utf-8"))
+    about = words.name if header is None else f"{words.name}: {header[1]}"
     begun = ", which goes on with what is there" if (Path(output) / ABOUT).is_file() else ""
-    return "\n".join([*said, f"  results: {shown_place(output)}{begun}; torch and DeepSpeed are loading"])
+    return f"{about}\n  results: {shown_place(output)}{begun}; torch and DeepSpeed are loading"
 
 
 def shown_place(output: str | Path) -> str:
@@ -74,7 +68,7 @@ def shown_place(output: str | Path) -> str:
 
 
 def run_recipe(arguments: Sequence[str], command: str) -> int:
-    """Run (or dry-run) a recipe's stages. Returns 0; 3 where a dry run does not fit; 143 where the launcher has ended.
+    """Run (or dry-run) a recipe's stages. Returns 0; 3 where a dry run does not fit.
 
     Args:
         command: for records, without secrets.
@@ -93,7 +87,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .preflight_inputs import check_placement
 
     recipe, options = loaded.recipe, loaded.options
-    with blamed(loaded.written):
+    with blamed(loaded):
         check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
         check_placement(recipe, planned, options.stages, dry_run=options.dry_run)
@@ -109,9 +103,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ...trainers.train.engine import init_distributed
 
     redact_output()
-    if not end_with_launcher():
-        print("the launcher of this rank has ended: nothing is begun", file=sys.stderr, flush=True)
-        return 143
+    end_with_launcher()
     output = Path(recipe.output)
     RunLock(output, say=say)
     for name in options.stages or recipe.stages:
@@ -133,11 +125,9 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         hf_logging.disable_progress_bar()
     if makes:
         _write_provenance(loaded, output, command)
-    run_stages(
-        planned, context_maker(loaded, command), output=output, chosen=options.stages, restart=restart, say=say,
-        words=words,
-    )  # fmt: skip
-    ranks.leave(said=False)
+    maker = functools.partial(make_context, loaded, command)
+    run_stages(planned, maker, output=output, chosen=options.stages, restart=restart, say=say, words=words)
+    ranks.leave()
     ran = options.stages or [*recipe.stages]
     if ranks.is_main() and (last := ending(recipe, loaded.path, ran, shown_place(output))):
         say(last)
@@ -162,36 +152,36 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
     from ...core.results import DONE, read_mark
     from ...trainers.run.matching import is_done
     from ...trainers.run.restart import built_on
-    from .preflight_inputs import data_findings, missing_data, weight_findings
+    from .preflight_inputs import data_findings, weight_findings
 
     stale = built_on(planned, restart)
     for stage, context in looked_at(loaded, planned, command):
-        findings = weight_findings(stage.name, stage.stage, loaded.recipe)
-        if stage.name in stale:
-            kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
-            findings += data_findings(stage, context, finished=kept, count=8)
-        elif is_done(stage, context.folder.parent):
+        is_stale = stage.name in stale
+        if not is_stale and is_done(stage, context.folder.parent):
             continue
-        else:
-            findings += missing_data(stage.name, stage.stage, context)
+        stays = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
+        findings = weight_findings(stage.name, stage.stage, loaded.recipe)
+        findings += data_findings(stage, context, finished=stays, count=8 if is_stale else 0)
         for finding in findings:
-            if finding.level == "fault" or (finding.is_absent and stage.name in stale):
+            if finding.level == "fault" or (finding.is_absent and is_stale):
                 hint = f'{finding.hint}; or name the stages whose data is there: "stages=[...]"'
                 raise UserError(finding.what, key=finding.subject, hint=hint)
 
 
 def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Iterator[tuple[Planned, Any]]:
     """The stages that would run, each with the context in which its data is looked at."""
-    output, chosen, make_context = Path(loaded.recipe.output), loaded.options.stages, context_maker(loaded, command)
+    output, chosen = Path(loaded.recipe.output), loaded.options.stages
     for stage in planned:
         if chosen is None or stage.name in chosen:
             inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-            yield stage, make_context(stage, output / stage.name, inputs)
+            yield stage, make_context(loaded, command, stage, output / stage.name, inputs)
 
 
-def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:
-    """Returns the function that makes a stage's context: (planned, folder, inputs, stop, line) -> context. Without
-    `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
+def make_context(
+    loaded: Loaded, command: str, stage: Planned, folder: Path, inputs: Mapping[str, Path],
+    stop: Any = None, line: Any = None, *, tell: Callable[[str], None] = say,
+) -> Any:  # fmt: skip
+    """A stage's `Context`. Without `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
 
     Args:
         tell: what a stage says goes there.
@@ -202,18 +192,12 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     from ...trainers.run.stopping import Stop
 
     recipe = loaded.recipe
-
-    def make_context(
-        stage: Planned, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None, line: Any = None
-    ) -> Context:
-        context = Context(
-            stage.name, folder, recipe.seed, stage.fingerprint, recipe.target, recipe.drafter, recipe.engine,
-            recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(),
-            progress=line or StageLine(stage.name),
-        )  # fmt: skip
-        return context if stop is None else settled(context, stage)
-
-    return make_context
+    context = Context(
+        stage.name, folder, recipe.seed, stage.fingerprint, recipe.target, recipe.drafter, recipe.engine,
+        recipe.tracking, dict(inputs), tell, recipe=loaded.tree, command=command, stop=stop or Stop(),
+        progress=line or StageLine(stage.name),
+    )  # fmt: skip
+    return context if stop is None else settled(context, stage)
 
 
 def _refuse_foreign(output: Path) -> None:

@@ -12,46 +12,54 @@ import gc
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from ...core.errors import Refused, UserError, did_you_mean, nearest, shown_value
+from ...core.fields import shorthand
 from ...core.import_paths import ALLOW_IMPORT, NotImported
 from ...core.interpolation import resolved
-from ...core.json_types import JsonObject, listed, object_at, parts, walk
+from ...core.json_types import JsonObject, object_at, parts, walk
 from ...core.secrets import redact_argument, redact_tree
-from .files import (
-    FOLDER,
-    KEYS,
-    find_recipe,
-    is_published,
-    merge,
-    ordered,
-    recipe_names,
-    sources,
-    value_of,
-    with_bases,
-)
+from ...core.section import Section
+from .files import KEYS, find_recipe, is_published, merge, ordered, sources, value_of, with_bases
 
 if TYPE_CHECKING:
     from .schema import Recipe
 
-__all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
 MOST = 10**15  # no setting counts further, and some of what reads it (NumPy, torch) counts in 64 bits
 _SHOWN = 8  # problems that a message names
-RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose", "allow_import")
+
+
+class Options(Section):
+    """What to do with a recipe; not part of it."""
+
+    stages: Annotated[tuple[str, ...], Field(min_length=1), shorthand(str, lambda text: text.split(","))] | None = None
+    restart: str | None = None
+    dry_run: bool = False
+    # Whether DeepSpeed tells what it does.
+    verbose: bool = False
+    # Of modules that a published folder's recipe names.
+    allow_import: bool = False
+
+
+RUN_OPTIONS = ("recipe", *Options.model_fields)
 
 
 @dataclass(frozen=True)
 class Written:
-    """A recipe as it is written: its file, (dotted key, text) of the command line, and the tree of both."""
+    """A recipe as a command names it, before the schema looks at it: its file, (dotted key, text) of the command line,
+    the tree of both with `${...}` and all, and the run's options.
+    """
 
     path: Path
     settings: Sequence[tuple[str, str]]
     tree: JsonObject
+    options: Options = field(default_factory=Options)
+    name: str = ""
 
     def place(self, key: str) -> str:
         """Where the value of a key stands: on the command line, or in the file."""
@@ -61,35 +69,11 @@ class Written:
         return str(self.path)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to do with a recipe; not part of it."""
-
-    stages: tuple[str, ...] | None = None
-    restart: str | None = None
-    dry_run: bool = False
-    verbose: bool = False  # whether DeepSpeed tells what it does
-    allow_import: bool = False  # of modules that a published folder's recipe names
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A checked recipe, its tree as it is written (`${...}` and all), its file, and the run's options."""
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Written):
+    """A checked recipe."""
 
     recipe: Recipe
-    tree: JsonObject
-    path: Path
-    options: Options
-    written: Written
-
-
-@dataclass(frozen=True)
-class Words:
-    """A command's words as they were read, before the schema looks at them."""
-
-    name: str
-    options: Options
-    written: Written  # with the settings of the command line in its tree
 
 
 @contextmanager
@@ -113,7 +97,7 @@ def leave_at_once() -> None:
     atexit.register(gc.freeze)
 
 
-def read_words(arguments: Sequence[str]) -> Words:
+def read_words(arguments: Sequence[str]) -> Written:
     """`recipe=NAME key=value ...` without the schema, which brings torch. Raises `UserError`."""
     pairs = []
     for argument in arguments:
@@ -129,19 +113,17 @@ def read_words(arguments: Sequence[str]) -> Words:
         raise UserError(problem, hint="recipe=NAME names one: draftsmith recipes lists them")
     path = find_recipe(names[0])
     tree = with_bases(path)
-    options = _options({key: value_of(key, text) for key, text in pairs if key in RUN_OPTIONS}, tree)
+    options = _options([pair for pair in pairs if pair[0] in Options.model_fields], path, tree)
     settings = [pair for pair in pairs if pair[0] not in RUN_OPTIONS]
-    return Words(names[0], options, Written(path, settings, _with_settings(tree, settings)))
+    return Written(path, settings, _with_settings(tree, settings), options, names[0])
 
 
 @uncollected()
 def load(arguments: list[str]) -> Loaded:
     """Read `recipe=NAME key=value ...`. The schema brings torch and transformers: a moment's wait."""
-    words = read_words(arguments)
-    written, options = words.written, words.options
+    written = read_words(arguments)
     published = any(is_published(place) for place, _ in sources(written.path))
-    recipe = checked(written, imports=options.allow_import or not published)
-    return Loaded(recipe, written.tree, written.path, options, written)
+    return Loaded(**vars(written), recipe=checked(written, imports=written.options.allow_import or not published))
 
 
 def checked(written: Written, *, imports: bool = True) -> Recipe:
@@ -172,24 +154,19 @@ def checked(written: Written, *, imports: bool = True) -> Recipe:
             raise UserError(error.problem, where=str(written.path), hint=hint) from error
 
 
-def _options(values: JsonObject, tree: JsonObject) -> Options:
+def _options(settings: Sequence[tuple[str, str]], path: Path, tree: JsonObject) -> Options:
     """The options among a command's words; `tree` is that of the recipe's files."""
+    values = {key: value_of(key, text) for key, text in settings}
+    try:
+        options = Options.model_validate(values)
+    except ValidationError as error:
+        raise readable(error, values, Written(path, settings, values)) from error
     known = list(object_at(tree, "stages") or {})
-    stages = None if values.get("stages") is None else [str(s) for s in listed(values["stages"])]
-    if stages == []:
-        raise UserError('"stages=[]" names no stage', hint="leave it out for all of them, or name some")
-    restart = values.get("restart")
-    for option, names in {"stages": stages or [], "restart": [] if restart is None else [restart]}.items():
-        for shown in [shown_value(name) for name in names if name not in known]:
-            is_list = "," in shown and option == "stages"
-            raise UserError(f"{option} names {shown!r}, which is no stage of this recipe",
-                            where=f"command line: {option}={shown}",
-                            hint=f'write "stages=[{shown}]"' if is_list else did_you_mean(shown, known))  # fmt: skip
-    switches = {key: values.get(key, False) for key in ("dry_run", "verbose", "allow_import")}
-    for key, switch in switches.items():
-        if not isinstance(switch, bool):
-            raise UserError(f"{key}={switch!r} is neither true nor false", hint=f"{key}=true")
-    return Options(None if stages is None else tuple(stages), restart, **switches)
+    for option, names in {"stages": options.stages or (), "restart": (options.restart,)}.items():
+        for shown in [shown_value(name) for name in names if name not in (*known, None)]:
+            problem = f"{option} names {shown!r}, which is no stage of this recipe"
+            raise UserError(problem, where=f"command line: {option}={shown}", hint=did_you_mean(shown, known))
+    return options
 
 
 def _with_settings(tree: JsonObject, settings: Sequence[tuple[str, str]]) -> JsonObject:
@@ -243,17 +220,16 @@ def readable(error: ValidationError, tree: JsonObject, written: Written) -> User
     errors = error.errors(include_url=False)
     # Of a key that takes a word or a section, what is wrong with a section says more than that it is no word.
     problems = [p for p in errors if not (p["type"].endswith("_type") and isinstance(p["input"], dict))] or errors
+    told = [_said(problem, tree) for problem in problems[:_SHOWN]]
     keys: dict[str, list[str]] = {}  # of each text: one slip may stand at several
-    hints: dict[str, None] = {}
-    for problem in problems[:_SHOWN]:
-        key, text, hint = _said(problem, tree)
+    for key, text, _ in told:
         keys.setdefault(text, []).append(key)
-        hints |= {hint: None} if hint else {}
     lines = [f"{', '.join(those) or 'the recipe'}: {text}" for text, those in keys.items()]
     lines += [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    hints = dict.fromkeys(hint for *_, hint in told if hint)
     return UserError(
         _cut("; ".join(lines)),
-        where="; ".join(dict.fromkeys(written.place(key) for those in keys.values() for key in those)),
+        where="; ".join(dict.fromkeys(written.place(key) for key, *_ in told)),
         hint=_cut("; ".join(hints)) or "write another value; draftsmith show NAME prints every key of the recipe",
     )
 

@@ -73,10 +73,10 @@ def _beside_target(trained: Planned, inputs: Mapping[str, str]) -> dict[str, str
     that it was trained with, and the tokenizer of the pictures whose codes it learned.
     """
     codes = trained.maker("codes")
-    own = {"processor": trained.inputs.get("processor"), "vq": None if codes is None else codes.inputs.get("vq")}
+    makers = {"processor": trained.inputs.get("processor"), "vq": None if codes is None else codes.inputs.get("vq")}
     if "text" in trained.stage.makes():
-        own["text"] = trained.name
-    return {thing: maker for thing, maker in own.items() if maker is not None and thing in inputs}
+        makers["text"] = trained.name
+    return {thing: maker for thing, maker in makers.items() if maker is not None and thing in inputs}
 
 
 def _maker(
@@ -91,36 +91,25 @@ def _maker(
     stage, thing = recipe.stages[name], needed.split("/")[0]
     planned = [p for p in earlier if thing in p.stage.makes()]
     misfits = stage.misfits(needed, planned, inputs)
-    makers = [p.name for p in planned]
-    fitting = [maker for maker in makers if maker not in misfits]
-    if wanted in fitting:
-        return wanted
+    fitting = [p.name for p in planned if p.name not in misfits]
+    if wanted in fitting or (wanted is None and fitting):
+        return wanted or fitting[-1]
     if wanted is None:
-        if fitting:
-            return fitting[-1]
         if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
             return None
+        reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
+        problem = f"needs a {thing} and no earlier stage makes one" + f" that fits: {reasons}" * bool(reasons)
         outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
-        problem = f"needs a {thing} and no earlier stage makes one"
-        hint: str | None = f"put the stage that makes it before this one{outside}"
-        if makers:
-            reasons = "; ".join(f"{maker} ({reason})" for maker, reason in misfits.items())
-            problem = f"needs a {thing}, and none of the earlier stages' is it: {reasons}"
-            hint = "name one (from=STAGE, or methods: {NAME: {drafter: STAGE}}), or put one that fits before this stage"
+        hint = f"put one before it, or name one (from=STAGE, or methods: {{NAME: {{drafter: STAGE}}}}){outside}"
     else:
-        names = [p.name for p in earlier]
-        if wanted in misfits:
-            why = misfits[wanted]
-            hint = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
-        elif wanted in names:
-            why, hint = "makes none", did_you_mean(wanted, makers)
+        methods = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
+        hint = did_you_mean(wanted, [other for other in (*methods, *fitting) if other != wanted])
+        why = "is no earlier stage"
+        if any(p.name == wanted for p in earlier):
+            why = misfits.get(wanted, "makes none")
         elif wanted in recipe.stages and wanted != name:
-            why, hint = "runs later", f"list all stages in `order`, or give what reads {wanted!r} a stage of its own"
-        else:
-            near = makers or names
-            if isinstance(stage, EvaluateStage) and thing == "drafter":
-                near = [*(other for other in (*stage.methods, *stage.drafters) if other != wanted), *near]
-            why, hint = "is no earlier stage", did_you_mean(wanted, near)
+            why = "runs later"
+            hint = f"list all stages in `order`, or give what reads {wanted!r} a stage of its own"
         problem = f"takes its {thing} from {wanted!r}, which {why}"
     raise UserError(f"stage {name!r} {problem}", key=f"stages.{name}", where=str(path), hint=hint)
 
@@ -185,18 +174,18 @@ def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str
     if held.get("kind") in ("datasets", "webdataset", "coco"):
         return {}
     inner = [_outside(value, written, f"{key}.{name}" if key else name) for name, value in parts(section)]
-    found = {k: v for part in inner for k, v in part.items()}
+    identities = {k: v for part in inner for k, v in part.items()}
     if "from_stage" in held:  # records and shards: `_data_identity`
-        return found
+        return identities
     named = dict(named_weights(held))
     if "metrics" in held:  # of quality: name of a judge's weights -> their path
         named |= {f"weights.{name}": path for name, path in held.get("weights", {}).items()}
     for name, path in named.items():
-        is_own = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
-        found[f"{key}.{name}"] = ABSENT if is_own else weights_identity(Path(shipped_folder(path))) or ABSENT
+        is_written = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
+        identities[f"{key}.{name}"] = ABSENT if is_written else weights_identity(Path(shipped_folder(path))) or ABSENT
     if (index := text_at(held, "class_index")) is not None:
-        found[f"{key}.class_index"] = _path_identity(Path(index))
-    return found
+        identities[f"{key}.class_index"] = _path_identity(Path(index))
+    return identities
 
 
 def _data_identity(section: object) -> list[str]:

@@ -40,7 +40,7 @@ from ...trainers.run.stage import Planned, Stage, WholeRecipe
 from ...trainers.run.stage_records import data_files
 from ...trainers.stages.encode import EncodeStage, resolved, usable_pictures
 from ...trainers.train.fit import OutsideStart
-from .finding import Finding, fault, ok, warning
+from .finding import Finding, Level, fault, graded, ok
 from .preflight_samples import DataSection, records_findings
 from .schema import Recipe
 
@@ -74,13 +74,13 @@ def check_placement(
             )  # fmt: skip
         if not stage.loads_target:
             continue
-        own = plan.own_target
-        target, key = (recipe.target, "target") if own is None else (own, f"{name}.target")
+        stage_target = plan.own_target
+        target, key = (recipe.target, "target") if stage_target is None else (stage_target, f"{name}.target")
         size = dict(target).get(_SIZE, 1)
         if not dry_run:
             check_ranks(size, key=f"{key}.{_SIZE}")
         elif size > 1:
-            config = target_shape(recipe) if own is None else target_config(own, None, network=False)
+            config = target_shape(recipe) if stage_target is None else target_config(stage_target, None, network=False)
             check_cut(config, size, str(target.path), key=f"{key}.{_SIZE}")
         for first, section in (("target", recipe.target), ("drafter", recipe.drafter), (name, stage)):
             for keys, part in walk(None if section is None else section.model_dump(mode="json"), (first,)):
@@ -109,22 +109,21 @@ def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Findin
     """A finding for each trained drafter outside the run that a stage reads (`from: {path}`, a method's `drafter:
     {path}`): hours of earlier stages must not end at a name that is nobody's.
     """
-    outside: dict[str, Any] = {}
-    kinds: tuple[type[Section], ...] = (OutsideStart, PublishedDrafter)
-    for kind in kinds if dict(stage)["kind"] != "cache" else ():  # which reads their settings alone
-        outside |= {".".join(("stages", name, *keys, "path")): section for keys, section in within(stage, kind)}
-    if stage.trains and isinstance(recipe.drafter, PublishedDrafter):
-        outside["drafter.path"] = recipe.drafter
-    named = {key: section for key, section in outside.items() if section.path is not None}
-    return [_place(key, str(one.path), one.revision, Path(recipe.output)) for key, one in named.items()]
+    outside: list[tuple[tuple[str, ...], Any]] = []
+    if stage.kind != "cache":  # which reads their settings alone
+        outside += [*within(stage, OutsideStart, ("stages", name)), *within(stage, PublishedDrafter, ("stages", name))]
+    if stage.trains:
+        outside += within(recipe.drafter, PublishedDrafter, ("drafter",))
+    named = {".".join((*keys, "path")): section for keys, section in outside if section.path is not None}
+    return [_place(key, section.path, section.revision, Path(recipe.output)) for key, section in named.items()]
 
 
 def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
     """Whether the weights that a key names are here, or will be."""
-    if Path(name).resolve().is_relative_to(output.resolve()) and not Path(name).exists():
-        return ok(key, f"{name} is written by an earlier stage")
     if Path(name).is_dir():
         return ok(key, f"{name} is on this machine")
+    if Path(name).resolve().is_relative_to(output.resolve()):
+        return ok(key, f"{name} is written by an earlier stage")
     try:
         validate_repo_id(name)
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
@@ -135,10 +134,9 @@ def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
         return fault(key, f"there is no folder {Path(name).absolute()}", hint)
     except LocalEntryNotFoundError:
         pass
-    if constants.HF_HUB_OFFLINE:
-        return fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
-                     f"where there is a network: hf download {name}")  # fmt: skip
-    return ok(key, f"{name} will be downloaded")
+    hint = f"HF_HUB_OFFLINE is set: where there is a network, hf download {name}"
+    what = f"{name} is not on this machine: it will be downloaded"
+    return graded(not constants.HF_HUB_OFFLINE, key, what, hint, level="fault")
 
 
 # Data
@@ -172,7 +170,7 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
     Args:
         context: of the stage; its `inputs` are folders of stages that may not have run.
         finished: things whose stage has finished.
-        count: records of each data section that are read.
+        count: records of each data section that are read. 0: nothing is, but for the list of a mixture.
     """
     findings: list[Finding] = []
     for data in sections(plan.stage):
@@ -182,6 +180,8 @@ def data_findings(plan: Planned, context: Context, *, finished: set[str], count:
                 findings.append(ok(subject, f"written by stage {data.maker}, which has not run"))
             elif (missing := _missing(subject, data, context)) is not None:
                 findings.append(missing)
+            elif count == 0:
+                findings.append(ok(subject, "on disk"))
             elif isinstance(data.section, Source):
                 findings.append(_captioned(subject, data, plan.stage, count, context))
             elif isinstance(data.section, PromptSource):
@@ -205,13 +205,6 @@ def _written(data: DataSection, context: Context) -> Path | None:
     return None if data.maker is None else context.inputs["data"] / DATASET_FOLDER
 
 
-def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
-    """Faults of one stage's data: files that nothing brings and that are not on disk. Only mixtures are opened."""
-    named = (data for data in sections(stage) if data.maker is None)
-    findings = (_missing(f"stages.{name}.{data.key}", data, context) for data in named)
-    return [finding for finding in findings if finding is not None and finding.level == "fault"]
-
-
 def _missing(subject: str, data: DataSection, context: Context) -> Finding | None:
     """None: it is on disk, or the stage itself fetches it or says what it lacks."""
     match data.section:
@@ -232,29 +225,19 @@ def _missing(subject: str, data: DataSection, context: Context) -> Finding | Non
     files = data_files(data.section, context)
     if are_present(files):
         return None
-    missing = missing_files(files)
-    folders = [path for path in missing if Path(path).is_dir() and not _is_ours(path, context)]
-    if folders:
-        what = "; ".join(f"{path} is a folder, and a file of records is expected" for path in folders)
-        return fault(subject, what, f"name a file: {subject}.path={folders[0]}/...")
     is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
-    return _absent(subject, missing, context, missing_hint(files), is_fetched=is_fetched)
+    return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
 
 
 def _absent(
     subject: str, paths: Sequence[str], context: Context, cure: str | None = None, *, is_fetched: bool = False
 ) -> Finding:
     """A fault, which stops a run before its first stage; a warning where a stage may fetch or write what is missing."""
-    is_ours = all(_is_ours(path, context) for path in paths)
-    place, fetch = f"name another place: {subject}.path=...", "fetch it before the run"
-    hint = f"{place}, or {fetch}: {cure}" if cure else f"{fetch}, or {place}"
-    what = f"not on disk: {', '.join(paths)}"
-    return Finding("warning" if is_fetched or is_ours else "fault", subject, what, hint, is_absent=True)
-
-
-def _is_ours(path: str, context: Context) -> bool:
-    """Whether it lies in the run's own output."""
-    return Path(path).resolve().is_relative_to(context.folder.parent.resolve())
+    output = context.folder.parent.resolve()
+    is_written = all(Path(path).resolve().is_relative_to(output) for path in paths)
+    hint = f"name another place: {subject}.path=..., or fetch it before the run" + f": {cure}" * bool(cure)
+    level: Level = "warning" if is_fetched or is_written else "fault"
+    return Finding(level, subject, f"not on disk as a file: {', '.join(paths)}", hint, is_absent=True)
 
 
 def _is_on_hub(data: DataSection) -> bool:
@@ -262,22 +245,19 @@ def _is_on_hub(data: DataSection) -> bool:
 
 
 def _suite(subject: str, data: DataSection, context: Context) -> Finding:
-    layout = page("evaluation.md")
-    if _is_on_hub(data) and constants.HF_HUB_OFFLINE:
-        return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
-                       f"name a directory of sets with this key ({layout})")  # fmt: skip
     if _is_on_hub(data):
-        return ok(subject, "its sets will be fetched from the Hub")
+        hint = f"HF_HUB_OFFLINE is set: name a directory of sets with this key ({page('evaluation.md')})"
+        return graded(not constants.HF_HUB_OFFLINE, subject, "its sets are fetched from the Hub", hint)
     if (name := data.published) is None:
         names = list(read_index((_written(data, context) or Path()) / data.section.path).sets)
         return ok(subject, f"{len(names)} sets: {', '.join(names)}")
     path = Path(data.section.path)
     records, folder = published_records(name, path), published_files(name, path)[0].parent
     pictures = [folder / Path(picture).relative_to(PUBLISHED) for r in records for picture in r.get("image", ())]
-    if gone := [str(picture) for picture in pictures if not picture.is_file()]:
-        what = f"pictures missing: {len(gone)} of {len(pictures)}, the first {gone[0]}"
-        return fault(subject, what, TURN_SETS[name].cure)
-    return ok(subject, f"{counted(len(records), 'conversation')} of {name}")
+    gone = [str(picture) for picture in pictures if not picture.is_file()]
+    about = f"{counted(len(records), 'conversation')} of {name}"
+    about += "".join(f"; {len(gone)} of {len(pictures)} pictures missing, the first {first}" for first in gone[:1])
+    return graded(not gone, subject, about, TURN_SETS[name].cure, level="fault")
 
 
 def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, context: Context) -> Finding:
@@ -292,8 +272,7 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
                 target.check_labels(source.class_labels())
             write_digests(read(first), digests)
             again = repeated([digests]) if stage.deduplicate else {}
-            lenient = stage.model_copy(update={"on_error": "skip"})
-            for item, _ in usable_pictures(read(first), lenient, again, refused, log, target.image_size):
+            for item, _ in usable_pictures(read(first), stage, again, refused, log, target.image_size):
                 usable += 1
                 if "codes" in stage.write:
                     target.check_labels([(item.caption, item.label)])
@@ -302,14 +281,7 @@ def _captioned(subject: str, data: DataSection, stage: EncodeStage, count: int, 
         if log.is_file():
             note = json.loads(log.read_text().splitlines()[0])
             example = f"; the first: {note['where']}: {note['detail']}"
-    looked, why = usable + refused.total(), ", ".join(f"{n} {reason}" for reason, n in refused.most_common())
-    if not usable:
-        what = f"none of the first {looked} items can be used ({why or 'there is none'}){example}"
-        return fault(subject, what, "fix the source")
-    about = f"{usable} of the first {looked} items can be used"
-    if not refused:
-        return ok(subject, about)
-    about += f" ({why}){example}"
-    if stage.on_error == "strict" and refused.keys() - {"duplicate"}:
-        return fault(subject, about, "remove them, or set on_error: skip")
-    return warning(subject, about, "they are left out, counted and listed")
+    why = ", ".join(f"{n} {reason}" for reason, n in refused.most_common()) or "none is left out"
+    about = f"{usable} of the first {usable + refused.total()} items can be used ({why}){example}"
+    hint = "fix the source; on_error: skip leaves out, counts and lists what cannot be used"
+    return graded(bool(usable) and not refused, subject, about, hint, level="warning" if usable else "fault")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from ...core.errors import UserError
 from ...data.served_prompt import difference
@@ -18,7 +19,8 @@ _TRAIN_ALIKE = (
 
 def prompt_findings(plan: Planned, context: Context, finished: Collection[str]) -> list[Finding]:
     """Warnings of one stage, where the target's files are here. `finished`: things whose stage has finished."""
-    stage, target = dict(plan.stage), context.target
+    stage: dict[str, Any] = dict(plan.stage)
+    target = context.target
     if target.draws_images or any(
         thing in context.inputs and thing not in finished for thing in ("processor", "target")
     ):
@@ -30,8 +32,8 @@ def prompt_findings(plan: Planned, context: Context, finished: Collection[str]) 
         if plan.stage.answer_format is not None and (text := context.penalties()):
             findings.append(warning("target", text, "serve so, or take the key out of the file"))
         form, processor = stage.get("format"), context.processor()
-        trains = plan.stage.trains and stage.get("model") == "drafter" and form.template != "plain"
-        if trains and processor.tokenizer.chat_template and (part := difference(form, processor)) is not None:
+        trains = plan.stage.trains and stage.get("model") == "drafter" and form and form.template != "plain"
+        if trains and form and processor.tokenizer.chat_template and (part := difference(form, processor)) is not None:
             what = f"prompts part from the target's chat template {part}"
             findings.append(warning(f"stages.{plan.name}.format", what, _TRAIN_ALIKE))
     except UserError as error:

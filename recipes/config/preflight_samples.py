@@ -25,8 +25,7 @@ from ...data.records.mixture import Name
 from ...data.records.skipped import Listed
 from ...data.sources import answered
 from ...models.drafters.lvlm import LvlmConfig
-from ...models.drafters.plain_module import ShapeAlone
-from ...models.targets.base import Taps
+from ...models.targets.base import ShapeAlone, Taps
 from ...models.targets.load import target_config
 from ...models.targets.sizes import empty_model
 from ...models.targets.table import family_of, language_section, training_of
@@ -38,7 +37,7 @@ from ...trainers.run.context import Context
 from ...trainers.run.stage import Planned, WholeRecipe
 from ...trainers.train.preflight import render
 from ...trainers.train.settings import RecordsSettings, StatesSettings
-from .finding import Finding, fault, ok, tried, warning
+from .finding import Finding, fault, graded, ok, tried, warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -118,9 +117,9 @@ def records_findings(
     shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
     part = f"{supervised / kept:,.0f} of them supervised\n  [[ ]]" if data.learned else "up to the answer\n  prompt"
     about += f": {ids / kept:,.0f} ids each, {part}: {shown}"
-    findings = [ok(subject, about)]
     if listed != Listed():
-        findings = [warning(subject, f"{listed}; {about}", "fix them, or set on_error: strict to stop at the first")]
+        about = f"{listed}; {about}"
+    findings = [graded(listed == Listed(), subject, about, "fix them, or set on_error: strict to stop at the first")]
     if not plan.recipe.target.draws_images:
         look = functools.partial(_stage_forward, data, plan, processor, list(kinds.values()), largest)
         findings.append(tried(f"forward of {subject}", look, _CURE))

@@ -82,10 +82,9 @@ class Recipe(Section):
         kind, possible = written_kind(value), drafter_kinds(target)
         if kind is not None and kind not in possible and not OUTSIDE.match(kind):
             problem = f"{kind!r} is no kind of drafter for target {target.kind}"
-            close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
-            raise Refused(
-                "kind", problem, f"{close}kinds here are {', '.join(possible)}, and MODULE:CLASS of another package"
-            )
+            close = "".join(f"did you mean {name!r}? " for name in nearest(kind, possible, 1))
+            hint = f"{close}kinds here are {', '.join(possible)}, and MODULE:CLASS of another package"
+            raise Refused("kind", problem, hint)
         drafter = DRAFTER.validate_python(value, context=info.context)
         drafter.check_settings(target.draws_images)
         return drafter
@@ -123,12 +122,9 @@ class Recipe(Section):
         trained = {name: stage.drafter or self.drafter for name, stage in self.heads.items()}
         beside = self.drafter.beside_path() if isinstance(self.drafter, PublishedDrafter) else ()
         if beside and not any(s.drafter is None and s.from_stage == SCRATCH for s in self.heads.values()):
-            keys = [f"drafter.{field}" for field in beside]
-            problem = (
-                f"stands beside {' and '.join(keys)}, which nothing reads: no stage that trains it says from: scratch"
-            )
-            hint = f"leave one of them out: {' '.join(f'{key}=null' for key in keys)}, or drafter.path=null"
-            raise Refused("drafter.path", problem, hint)
+            keys = " and ".join(f"drafter.{field}" for field in beside)
+            problem = f"stands beside {keys}, which nothing reads: no stage that trains it says from: scratch"
+            raise Refused("drafter.path", problem, f"set it to null, or {keys}")
         names: dict[str, str] = {}  # differ by more than their case, which not every file system keeps
         places: dict[tuple[str, str], str] = {}  # each is published to once
         for name, stage in self.stages.items():

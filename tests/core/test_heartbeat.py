@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch.distributed as dist
 from draftsmith.core import ranks
-from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WORKS, Heartbeat, Pulse, _Peer
+from draftsmith.core.heartbeat import ALONE, STEPS, WORKS, Heartbeat, Pulse, _Peer
 from training import free_port
 
 FORK = multiprocessing.get_context("fork")
@@ -54,9 +54,8 @@ def _rank(number, port, folder, work, bound_s):
     if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
         dist.destroy_process_group()
     ranks.pulse.cache_clear()
-    ranks.watch(bound_s)
     dist.init_process_group("gloo")
-    ranks.joined()
+    ranks.watch(bound_s)
     ranks.pulse().enter("target")
     ranks.barrier()
     try:
@@ -65,7 +64,7 @@ def _rank(number, port, folder, work, bound_s):
         print(f"lost: {ranks.lost_by(error)}", file=sys.stderr)
         os._exit(1)
     ranks.barrier()
-    ranks.leave(said=False)
+    ranks.leave()
     os._exit(0)
 
 
@@ -121,10 +120,10 @@ def test_who_was_suspended_has_not_waited(tmp_path):
     assert [one.code for one in ended] == [0, 0] and not any("error" in one.said for one in ended), ended
 
 
-def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
+def test_a_rank_that_ended_with_a_message_of_its_own_is_named(tmp_path):
     def work(number):
         if number == 1:
-            ranks.leave(said=True)
+            ranks.leave()
             os._exit(2)
         time.sleep(0.5)
         ranks.barrier()
@@ -134,43 +133,25 @@ def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
 
 
 def test_a_rank_that_has_left_watches_no_longer():
-    """Else it would end a process that goes on after its run, for ranks that never join."""
+    """Else it would end a process that goes on after its run, for ranks that have ended."""
     before = set(threading.enumerate())
-    heartbeat = Heartbeat(Pulse(), 0, 4, bound_s=60.0, joining="host:1", end=sys.exit)
-    (watch,) = set(threading.enumerate()) - before
+    heartbeat = Heartbeat(Pulse(), 0, 4, dist.HashStore(), bound_s=60.0, end=sys.exit)
+    heartbeat.start()
+    threads = set(threading.enumerate()) - before
     heartbeat.leave()
-    watch.join(5)
-    assert not watch.is_alive()
+    for thread in threads:
+        thread.join(5)
+    assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
 
 
-def test_a_rank_that_nobody_joins_says_so_and_ends(tmp_path, capfd):
-    heartbeat = watching(joins=False)
-    heartbeat._clock = 25.0
-    heartbeat._look()
-    heartbeat._look()
-    said = capfd.readouterr().err
-    assert said == "rank 0 has waited 25 s for the other ranks of 4 to join at host:1\n", "once"
-    heartbeat._clock = 61.0
-    with pytest.raises(SystemExit):
-        heartbeat._look()
-    assert capfd.readouterr().err.startswith("error: rank 0 has waited 61 s for the other ranks of 4 to join")
-
-
-def watching(*, joins: bool = True, rank: int = 0, bound_s: float = 60.0) -> Heartbeat:
-    """One of four ranks, without its threads: the test is its clock."""
-    heartbeat = Heartbeat(Pulse(), rank, 4, bound_s=bound_s, joining="host:1", end=sys.exit)
-    heartbeat.stop()
-    heartbeat._store = object() if joins else None
-    heartbeat._look()
-    return heartbeat
+def watching() -> Heartbeat:
+    """Rank 0 of four, without its threads: the test is its clock."""
+    return Heartbeat(Pulse(), 0, 4, dist.HashStore(), bound_s=60.0, end=sys.exit)
 
 
 def waited(heartbeat: Heartbeat, seconds: float, peers: dict[int, _Peer]) -> None:
     """In a meeting since second 0, with the others as they were seen last."""
     with heartbeat._pulse.meeting():
-        heartbeat._clock = heartbeat._answered = 0.0
-        heartbeat._look()
-        heartbeat._clock = heartbeat._answered = 7.0
         heartbeat._look()
         heartbeat._peers, heartbeat._clock, heartbeat._answered = peers, seconds, seconds
         heartbeat._look()
@@ -178,8 +159,8 @@ def waited(heartbeat: Heartbeat, seconds: float, peers: dict[int, _Peer]) -> Non
 
 @pytest.mark.parametrize(
     ("state", "is_silent", "bound_s"),
-    # Silent or in a step: the bound. At work of its own: far longer. Ended with a message: soon.
-    [(STEPS, True, 60), (WORKS, True, 60), (STEPS, False, 60), (WORKS, False, 60 * ALONE), (ENDED, True, 20 / 3)],
+    # Silent or in a step: the bound. At work of its own: far longer.
+    [(STEPS, True, 60), (WORKS, True, 60), (STEPS, False, 60), (WORKS, False, 60 * ALONE)],
 )
 def test_how_long_a_rank_is_waited_for(capfd, state, is_silent, bound_s):
     waited(watching(), bound_s, {3: _Peer(0 if is_silent else bound_s, 0, state=state)})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.states import KeptScores
+from draftsmith.core.states import TopLogProbs
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.loader import Loader
@@ -43,10 +43,10 @@ def odd(number: int) -> list[int]:
     return [10 + number, *ODD[number % 3 :]]
 
 
-def kept_of(number: int) -> KeptScores:
+def kept_of(number: int) -> TopLogProbs:
     n = len(odd(number))
     ids = torch.arange(n * KEPT).view(n, KEPT) + 100 * number
-    return KeptScores(ids, -torch.rand(n, KEPT), -torch.rand(n) - number)
+    return TopLogProbs(ids, -torch.rand(n, KEPT), -torch.rand(n) - number)
 
 
 @pytest.fixture
@@ -179,13 +179,13 @@ def test_kept_scores_stand_at_the_supervised_positions(data, folder, processor):
     collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept=answers.num_kept)
     batch = collate([4, 2, 0], epoch=0)
     assert isinstance(batch, Batch) and batch.states is not None
-    keep, kept = batch.loss_mask[:, 1:], batch.states.kept
+    keep, kept = batch.loss_mask[:, 1:], batch.states.top_log_probs
     assert batch.ids[:, 1:][keep].tolist() == [*odd(4), *odd(0)]
     assert batch.num_supervised == len(kept.ids) == len(odd(4)) + len(odd(0))
     assert torch.equal(kept.ids, torch.cat([kept_of(4).ids, kept_of(0).ids]))
     assert (kept.log_rest[: len(odd(4))] < -3.9).all() and (kept.log_rest[len(odd(4)) :] > -1.1).all()
     nothing = collate([], epoch=0)
-    assert nothing.num_supervised == 0 and nothing.states.kept.ids.shape == (0, KEPT)
+    assert nothing.num_supervised == 0 and nothing.states.top_log_probs.ids.shape == (0, KEPT)
 
 
 def test_an_open_batch_is_filled_with_what_the_draft_writes(data, folder, processor):

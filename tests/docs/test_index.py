@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from draftsmith.core.section import Section
 from draftsmith.recipes.config import schema
-from draftsmith.recipes.config.load import recipe_names
+from draftsmith.recipes.config.files import recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -10,7 +10,7 @@ import yaml
 from draftsmith.core.section import kinds, sections
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.recipes.commands.cli import COMMANDS
-from draftsmith.recipes.config.load import recipe_names
+from draftsmith.recipes.config.files import recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

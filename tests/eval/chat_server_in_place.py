@@ -73,7 +73,9 @@ class Handler(BaseHTTPRequestHandler):
         server, labels = self.server, '{engine="0",model_name="tiny"}'
         if self._sends_on():
             return
-        if self.path in ("/v1/models", "/moved"):
+        if "page" in server.settings:
+            self._send(server.settings["page"])
+        elif self.path in ("/v1/models", "/moved"):
             names = server.settings.get("models", ["tiny"])
             self._send(json.dumps({"data": [{"id": name} for name in names]}))
         elif self.path == "/version" and "version" in server.settings:
@@ -127,6 +129,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         said, told = words(asked["messages"], asked["max_tokens"]), 0
         self._event(asked, "", 0, role=True)
+        while "event" in server.settings:
+            self._data(server.settings["event"])
+            if not server.settings.get("endless"):
+                break
         time.sleep(server.settings.get("prefill_s", PASS_S))
         for number, (accepted, emitted) in enumerate([(0, 1), *passes(asked, len(said), server.drafts)]):
             if number:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 from decodings import greedy
+from draftsmith.core.pictures import TEXT
 from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
@@ -14,7 +15,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import draft_vocabulary
-from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary
+from draftsmith.models.drafters.draft_vocabulary import DraftVocabulary
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.sizes import parameter_counts
 from draftsmith.trainers.estimate.train_memory import synthetic_batch, target_step
@@ -82,18 +83,30 @@ def check_states(own, asked, batch, visual_layers: tuple[int, int], tolerance: f
     states = own.states(batch, Taps(feature=True, text_layers=(1,), visual_layers=visual_layers))
     text = feature_places(batch.modality, batch.attention_mask, batch.loss_mask)
     visual, steps = visual_places(batch.modality, batch.attention_mask), []
+    layers = {1: text}
+    for layer in visual_layers:
+        layers[layer] = layers[layer] | visual if layer in layers else visual
     for row, one in enumerate(asked):
         length = len(one.ids)
-        _, step = own.prefill(one, Taps(text_layers=(0, 1, visual_layers[1]), feature=True), capacity=1)
-        compared = [(states.feature, step.feature, text), (states.layers[1], step.layers[1], text)]
-        compared += [(states.layers[layer], step.layers[layer], visual) for layer in visual_layers]
-        for ours, theirs, kept in compared:
+        _, step = own.prefill(one, Taps(text_layers=tuple(sorted(layers)), feature=True), capacity=1)
+        compared = [(states.layers[layer], step.layers[layer], kept) for layer, kept in layers.items()]
+        for ours, theirs, kept in [(states.feature, step.feature, text), *compared]:
             here = kept[row, :length]
             assert theirs.shape[-1] == own.config.hidden_size
             torch.testing.assert_close(ours[row, :length][here], theirs[0][here], atol=tolerance, rtol=0)
             assert ours[row, :length][~here].abs().sum() == 0
         steps.append(step)
     return states, text, steps
+
+
+def check_pixels_are_seen(own, batch, other, layer: int) -> None:
+    """States of two batches that differ in the pixels of their first row: it alone changes, at pictures and behind."""
+    taps = Taps(feature=True, visual_layers=(layer,))
+    seen, changed = own.states(batch, taps), own.states(other, taps)
+    behind, visual = batch.loss_mask[0], batch.modality[0] != TEXT
+    assert (seen.feature[0, behind] - changed.feature[0, behind]).abs().max() > 1e-2
+    assert (seen.layers[layer][0, visual] - changed.layers[layer][0, visual]).abs().max() > 1e-2
+    torch.testing.assert_close(seen.feature[1], changed.feature[1])
 
 
 def check_batches(own, asked, limit: int = 8, chunk: int | None = None, eos=EOS) -> None:
@@ -163,7 +176,7 @@ def check_frozen(llm, target, batch) -> None:
     assert not any(p.requires_grad for p in own.decoder.model.parameters())
 
 
-class Draft(OwnVocabulary):
+class Draft(DraftVocabulary):
     """A draft of these ids of a vocabulary."""
 
     def __init__(self, ids, vocab_size):

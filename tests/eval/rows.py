@@ -70,8 +70,9 @@ def measured_rows(**changes):
     return result
 
 
-MEASURED = {"requests": 12, "tau": 4.096, "tau_interval": [3.9, 4.3], "DSR": 1.446, "ESR": 1.2, "identical": 12,
-            "exact": True}  # fmt: skip
+MEASURED = {"requests": 12, "answers": 12, "drafters": [], "tau": 4.096, "tau_interval": [3.9, 4.3], "DSR": 1.446,
+            "DSR_spread": [1.2, 1.6], "expected_speedup": 1.5, "ESR": 1.2, "identical": 12, "exact": True,
+            "relaxed": False}  # fmt: skip
 
 
 def report_of(*cells, **common):

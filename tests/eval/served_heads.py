@@ -15,13 +15,12 @@ from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, save_lvlm
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
-from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.stored import stored_table
-from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.base import ShapeAlone, language_shape
 from draftsmith.models.targets.load import load_lvlm
 
 TAPS = (2, 4, 5)

@@ -48,7 +48,7 @@ def test_greedy_answers_are_those_of_transformers(sizes, asked):
     result = write_answers(decoder(model), asked, Warp(), limits=LIMITS, seeds=seeds, eos_ids=())
     for number, written in enumerate(result):
         assert written.ids == reference(model, asked[number], LIMITS[number])
-        assert written.stop == "length" and written.kept is None
+        assert written.stop == "length" and written.top_log_probs is None
 
 
 def test_rows_end_at_their_own_end_token_and_limit(model):
@@ -102,7 +102,7 @@ def test_kept_scores_are_those_of_a_pass_over_the_whole_answer(model):
         scores[:, TOKENS:], scores[:, IMAGE_ID] = float("-inf"), float("-inf")
         logs = log_probs(scores).detach()
         best = logs.topk(5, dim=-1)
-        torch.testing.assert_close(written.kept.log_probs, best.values, atol=1e-4, rtol=1e-4)
-        assert torch.equal(written.kept.ids, best.indices)
+        torch.testing.assert_close(written.top_log_probs.log_probs, best.values, atol=1e-4, rtol=1e-4)
+        assert torch.equal(written.top_log_probs.ids, best.indices)
         rest = 1 - best.values.exp().sum(-1)
-        torch.testing.assert_close(written.kept.log_rest.exp(), rest, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(written.top_log_probs.log_rest.exp(), rest, atol=1e-5, rtol=1e-4)

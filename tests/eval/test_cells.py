@@ -64,7 +64,7 @@ def test_quality_of_drawn_pictures_stands_beside_speed():
     metric = {"what": "CLIP ViT-B/32", "n": 6, "value": 0.25, "spread": 0.01, "caution": "few"}
     quality = {0.0: {PLAIN: {"clip": metric | {"value": 0.3}}, "M": {"clip": metric}}}
     report = build(random_rows(6, medium="drawn"), about={}, methods={"M": MethodInfo("head")}, quality=quality)
-    table = report.tables[0]
+    table = report.tables[-1]
     assert table.column("method") == [PLAIN, "M"] and table.column("clip") == [0.3, 0.25]
     assert table.footnotes == ("clip: CLIP ViT-B/32, n = 6 (few)",)
     assert report.to_json()["quality"]["0"]["M"]["clip"]["spread"] == 0.01

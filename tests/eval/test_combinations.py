@@ -188,17 +188,21 @@ def cycle_of(name, big):
     raise AssertionError("no draft of any request may stand")
 
 
+def check_two_tokens(cycle, tree_name):
+    tree, p = cycle.grow(grown_once(tree_name), Draw("top-k"))
+    for rule in (Sampling(), NoResidual()):
+        result = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
+        cycle.add(result, rule, tree, p)
+        off = float((result - cycle.wanted).abs().max())
+        assert off < 2e-5 if isinstance(rule, Sampling) else off > 1e-3, (tree_name, off)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
     """All uniforms of a cycle; the wrong rule goes through the same. A tree for each drafter, all of them for one."""
     cycle, names = cycle_of(name, big), [*TREES]
     for tree_name in names if name == "sparrow" else [names[[*DRAFTERS].index(name) % len(names)]]:
-        tree, p = cycle.grow(grown_once(tree_name), Draw("top-k"))
-        for rule in (Sampling(), NoResidual()):
-            result = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
-            cycle.add(result, rule, tree, p)
-            off = float((result - cycle.wanted).abs().max())
-            assert off < 2e-5 if isinstance(rule, Sampling) else off > 1e-3, (tree_name, off)
+        check_two_tokens(cycle, tree_name)
 
 
 def off_over_all_draws(cycle, policy):

@@ -12,9 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 from decodings import greedy
-from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static, check_combination
+from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling, inverse_cdf
 from draftsmith.models.decoding.tree import ROOT, Tree
 from draftsmith.models.decoding.warp import Distributions, Warp
@@ -343,16 +342,3 @@ def test_greedy_is_sampling_at_a_temperature_near_zero(big):
         expected = generate(target(big), None, request(seed, 1), warm).tokens
         result = generate(target(big), proposal(small), request(seed, 1), cold, torch.Generator().manual_seed(0))
         assert result.tokens == expected
-
-
-@pytest.mark.parametrize(("settings", "why"), [
-    ({"temperature": 1, "draw": "sample", "policy": "eagle-2", "prunes_by_token": True, "rule": "sampling"},
-     "prunes drawn nodes"),
-    ({"temperature": 1, "draw": "top-k", "policy": "chain", "prunes_by_token": False, "rule": "greedy"},
-     "greedy at a temperature"),
-    ({"temperature": 0, "draw": "top-k", "policy": "chain", "prunes_by_token": False, "rule": "sampling"},
-     "at temperature 0"),
-])  # fmt: skip
-def test_what_would_not_be_exact_is_refused_by_name(settings, why):
-    with pytest.raises(UserError, match=why):
-        check_combination(**settings)

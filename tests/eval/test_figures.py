@@ -29,10 +29,10 @@ def test_a_figure_shows_something(draw, tmp_path):
 
 
 def test_a_grid_stands_row_by_row(tmp_path):
-    pictures = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    pictures = torch.zeros(4, 3, 48, 48, dtype=torch.uint8)
     pictures[1] = 255
     path = tmp_path / "new" / "folder" / "grid.png"
-    save_grid(path, pictures, columns=2, scale=2)
+    save_grid(path, pictures, columns=2)
     with Image.open(path) as image:
-        assert image.size == (2 * 18 - 2, 2 * 18 - 2)
-        assert image.getpixel((20, 3)) == (255, 255, 255) and image.getpixel((3, 20)) == (0, 0, 0)
+        assert image.size == (2 * 98 - 2, 2 * 98 - 2)
+        assert image.getpixel((100, 3)) == (255, 255, 255) and image.getpixel((3, 100)) == (0, 0, 0)

@@ -15,7 +15,7 @@ from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_proposal as proposals
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
-from draftsmith.models.drafters.head_training import lay_out
+from draftsmith.models.drafters.head_training import layout_of
 from draftsmith.models.targets.base import Prompt, Taps, TargetStep
 from family_checks import longer
 from heads_tiny import SETTINGS, config_of
@@ -250,7 +250,7 @@ def test_a_share_of_visual_slots_by_attention(big, by, monkeypatch):
     drafter = drafter_of("msd", big, visual_share=0.25, share_by=by, share_layer=2)
     _, step = big.prefill(asked, drafter.taps, capacity=9)
     laid = []
-    monkeypatch.setattr(proposals, "lay_out", lambda *a, **k: laid.append(lay_out(*a, **k)) or laid[-1])
+    monkeypatch.setattr(proposals, "layout_of", lambda *a, **k: laid.append(layout_of(*a, **k)) or laid[-1])
     drafter.start(asked, step, Warp(), capacity=9)
     drafter.begin(9)
     kept = laid[0].index[0][laid[0].visual[0]] + 1

@@ -15,9 +15,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lookup import NgramConfig, SuffixConfig
 from draftsmith.models.drafters.mixed import MixedConfig
 from exact import accepted_of_drafted, chances, check_drawn
-from test_combinations import EMITTED, TREES, Cycle, big, drafter_of, grown_once, off_over_all_draws
+from test_combinations import EMITTED, TREES, Cycle, big, check_two_tokens, drafter_of, off_over_all_draws
 from test_contract import greedy
-from test_exactness import NoResidual
 from tiny import request as ask
 
 __all__ = ["big"]  # pytest looks fixtures up by their names here
@@ -247,13 +246,7 @@ def cycle_of(config, big):
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_two_sampled_tokens_are_distributed_as_the_targets(big, config, tree):
     """All uniforms of a cycle; the wrong rule goes through the same."""
-    cycle = cycle_of(config, big)
-    grown, p = cycle.grow(grown_once(tree), Draw("top-k"))
-    for rule in (Sampling(), NoResidual()):
-        result = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
-        cycle.add(result, rule, grown, p)
-        off = float((result - cycle.wanted).abs().max())
-        assert off < 2e-5 if isinstance(rule, Sampling) else off > 1e-3, off
+    check_two_tokens(cycle_of(config, big), tree)
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])

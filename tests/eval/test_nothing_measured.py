@@ -11,10 +11,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.policies import StaticTree
 from draftsmith.eval.report import build, write
 from draftsmith.eval.run_reports import cells, overview, read_runs
-from draftsmith.eval.tables import markdown
+from draftsmith.eval.tables import for_terminal, markdown
 from draftsmith.recipes.commands import comparison
 from draftsmith.recipes.commands.comparison import boards, entries, over_seeds
-from draftsmith.recipes.config.ending import short_table
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.train.drafter import TrainedDrafter
 
@@ -60,14 +59,14 @@ def test_the_report_has_dashes_and_asks_about_the_template(report, tmp_path):
 
 
 def test_the_terminal_the_card_and_the_comparison_have_dashes(report, tmp_path):
-    assert short_table("evaluate", report)[1].split() == ["M", "-", "3/3"]
+    assert for_terminal(overview(cells(report)))[3].split()[4:] == ["-", "-", "1.00x", "3/3"]
     assert columns(overview(cells(report)), "tau", "decoding") == [None, None] and cells(report)[0].tau is None
     runs = read_runs([tmp_path / "a"])
     assert "nan" not in comparison.markdown(runs, comparison.tables_of(runs))
     found = entries(runs)
     (board,) = boards(found)
     assert columns(board, "tau", "expected", "measured") == [None, None, None]
-    assert any("No tau" in note and "first token" in note for note in board.footnotes)
+    assert any(note.startswith("Dashes of a, M: no cycle was run") for note in board.footnotes)
     card = read_evaluation(tmp_path / "a/evaluate", "finetune")
     assert "Nothing was measured" in card.headline and "| - | - |" in "\n".join(card.table)
 

@@ -122,6 +122,11 @@ def test_the_published_static_trees(name):
     check_table(wanted, tree)
 
 
+def test_a_static_tree_of_more_children_than_ids_is_told():
+    with pytest.raises(UserError, match="a node of the static tree has 3 children, and the drafter 2 ids"):
+        Static([(0,), (1,), (2,)]).grow(torch.tensor([0.5, 0.5]), None, TOP_K, max_levels=1)
+
+
 def check_expansions(wanted, expansions):
     """What the drafter is asked for at each level: whose tokens, under whom, and which expanded nodes each one sees."""
     assert len(expansions) == sum(key.endswith("/select") for key in wanted)
@@ -559,6 +564,8 @@ def test_bad_combinations():
     pruning = {"draw": "sample", "policy": "dynamic", "prunes_by_token": True, "rule": "lantern"}
     for wrong, why in (
         ({"temperature": 1} | pruning, "prunes drawn nodes"),
+        ({"temperature": 1, "draw": "top-k", "policy": "chain", "rule": "greedy"}, "greedy at a temperature above 0"),
+        ({"temperature": 0, "draw": "top-k", "policy": "chain", "rule": "sampling"}, "sampling at temperature 0"),
         ({"temperature": 0, "draw": "top-k", "policy": "chain", "rule": "block"}, "block at temperature 0"),
         ({"temperature": 1, "draw": "top-k", "policy": "chain", "rule": "block"}, "one sampled chain"),
         ({"temperature": 1, "draw": "sample", "policy": "static", "rule": "block"}, "one sampled chain"),

@@ -121,7 +121,9 @@ def test_a_choice_by_what_was_drafted_is_not():
     assert float(result.sum()) == pytest.approx(1) and (result - wanted(p, 3)).abs().sum() / 2 > 0.01
 
 
-@pytest.mark.parametrize(("draw", "policy"), [("top-k", Chain(2)), ("sample", Static(FORK))])
+@pytest.mark.parametrize(
+    ("draw", "policy"), [pytest.param("top-k", Chain(2), marks=pytest.mark.slow), ("sample", Static(FORK))]
+)
 def test_end_to_end(draw, policy):
     """Three sampled tokens over several cycles against the target's own probabilities, by chi-square."""
     model = llava(0)

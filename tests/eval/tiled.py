@@ -1,5 +1,7 @@
 """Tiny LLaVA-NeXT and LLaVA-OneVision with processors of the real classes, for pictures beyond one tile."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from draftsmith.core.batch import Request
@@ -8,6 +10,7 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.processor import Processor, Resizing
 from draftsmith.data.families.table import PICTURE_FAMILIES
+from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.model import assemble, llava_config
@@ -100,6 +103,23 @@ def pixels(images: list[Image.Image], made: Processor, aspect, convention="hf") 
     """Tiles of the images of one sample."""
     seen = layouts([image.size for image in images], made, aspect, convention)
     return torch.cat(made.picture_family.pixels(images, seen, made, Resizing(aspect, convention)))
+
+
+def check_saved(made: Processor, folder: Path, *aspects: str) -> None:
+    """A saved processor is read again as it was: its ids, settings and pixels."""
+    made.save(folder)
+    result = load_processor(folder)
+    for name in ("image_token_id", "video_token_id", "vision_start_id", "vision_end_id", "patch_size", "image_size",
+                 "pad_id", "eos_id", "newline_id", "family", "patches", "num_image_tokens", "reads_whole",
+                 "tokenizer_hash"):  # fmt: skip
+        assert getattr(result, name) == getattr(made, name), name
+    assert result.tokenizer(TEXTS[1]).input_ids == made.tokenizer(TEXTS[1]).input_ids
+    assert made.bos_id in (None, result.bos_id), "a OneVision's is left out here"
+    assert type(result.image_processor).__name__.endswith("Pil")
+    for aspect in aspects or ("square",):
+        for size in ((90, 20), (33, 50)):
+            assert layouts([size], result, aspect) == layouts([size], made, aspect)
+            assert torch.equal(pixels([picture(size)], result, aspect), pixels([picture(size)], made, aspect))
 
 
 def check_canvas(size: tuple[int, int], processor: Processor, aspect, *, num_images: int = 1) -> None:

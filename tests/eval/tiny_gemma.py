@@ -100,3 +100,9 @@ def reference(made, asked: Request, max_new_tokens: int) -> list[int]:
         suppress_tokens=[IMAGE_ID, *range(TOKENS, VOCAB)],
     )  # fmt: skip
     return output[0, len(asked.ids) :].tolist()
+
+
+def section(shape: str = "large", **settings) -> GemmaTargetConfig:
+    values = {"kind": "gemma4", "language_model": {"model_type": "gemma4_text", **text_values(shape)}}
+    values |= {"vision_tower": {"model_type": "gemma4_vision", **tower_values()}} | settings
+    return GemmaTargetConfig.model_validate(values)

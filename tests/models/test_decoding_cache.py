@@ -20,8 +20,8 @@ def write(cache: ModelCache, *numbers: int) -> list[tuple[torch.Tensor, torch.Te
 
 def held(cache: ModelCache) -> list[int]:
     """What the first row's committed positions hold; the same in every layer, and in keys and values."""
-    layers = [layer.keys[0, 0, : layer.length, 0].tolist() for layer in cache.own_layers]
-    values = [(-layer.values[0, 0, : layer.length, 0]).tolist() for layer in cache.own_layers]
+    layers = [layer.keys[0, 0, : layer.length, 0].tolist() for layer in cache.kv_layers]
+    values = [(-layer.values[0, 0, : layer.length, 0]).tolist() for layer in cache.kv_layers]
     assert layers == values == [layers[0]] * LAYERS
     return [int(number) for number in layers[0]]
 
@@ -46,7 +46,7 @@ def test_a_commit_keeps_what_was_accepted(cache, written):
 
 def test_rows_are_kept_in_the_order_asked_for(cache):
     cache.select_rows([1])
-    for layer in cache.own_layers:
+    for layer in cache.kv_layers:
         assert torch.equal(layer.keys[:, :, :5], states(0, 1, 2, 3, 4)[1:])
         assert torch.equal(layer.values[:, :, :5], -states(0, 1, 2, 3, 4)[1:])
 

@@ -14,7 +14,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash2 import Dflash2Config
 from draftsmith.models.drafters.outside import load_start
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import files_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
@@ -165,7 +165,7 @@ def test_others_draft_the_same_from_an_exported_folder_and_it_comes_back(model, 
     config, head = saved(big, tmp_path / "head", **SETTINGS[name])
     source = read_source(tmp_path / "head", Target(model.config, "org/name"))
     check_expressible(engine, source, "all")
-    published(tmp_path / "there", *lay_out(engine, source))
+    published(tmp_path / "there", *files_of(engine, source))
     for seed in range(3):
         asked = ask(seed, 1)
         path, q, layers = walked(config, head, big, asked, 9 + seed)
@@ -266,7 +266,7 @@ def test_speculators_layout_is_held_to_the_same(model, big, tmp_path, changed, w
     """Its conversion dropped these keys before anyone looked at them."""
     saved(big, tmp_path / "head")
     published(
-        tmp_path / "there", *lay_out("speculators", read_source(tmp_path / "head", Target(model.config, "org/name")))
+        tmp_path / "there", *files_of("speculators", read_source(tmp_path / "head", Target(model.config, "org/name")))
     )
     path = tmp_path / "there" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch
-from draftsmith.core.states import KeptScores, TargetStates
+from draftsmith.core.states import TargetStates, TopLogProbs
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
 from draftsmith.models.losses import ChunkedHead, divergence, divergence_of_logs, log_probs
 from draftsmith.models.training import LoraConfig
@@ -278,8 +278,8 @@ def test_kept_scores_are_a_lower_bound_that_reaches_the_whole(name):
 
 def kept_batch(asked: Batch, target, count: int) -> Batch:
     kept = keep_scores(scores_of(target, asked).detach(), count)
-    scores = KeptScores(kept.ids, kept.log_probs.float(), kept.log_rest.float())
-    return replace(asked, states=TargetStates(kept=scores))
+    scores = TopLogProbs(kept.ids, kept.log_probs.float(), kept.log_rest.float())
+    return replace(asked, states=TargetStates(top_log_probs=scores))
 
 
 @pytest.mark.parametrize("name", ["kl", "tvd_plus", "lk_hybrid"])

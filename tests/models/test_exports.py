@@ -16,7 +16,7 @@ from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.eagle import from_export
-from draftsmith.models.formats.export import export_drafter, lay_out, read_export
+from draftsmith.models.formats.export import export_drafter, files_of, read_export
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.plugin import PATCHES
 from draftsmith.models.formats.source import Target, read_source
@@ -174,7 +174,7 @@ def test_speculators(tmp_path):
     with pytest.raises(UserError, match="names the target by its Hub id"):
         export_drafter(folder, tmp_path / "out", "speculators")
     whose = Target(target_config("qwen2_5_vl"), "org/tiny-qwen")
-    values, state = lay_out("speculators", read_source(folder, whose))
+    values, state = files_of("speculators", read_source(folder, whose))
     assert values["speculators_model_type"] == "eagle3" and values["architectures"] == ["Eagle3Speculator"]
     assert values["norm_before_residual"] is False and values["draft_vocab_size"] == 20
     assert values["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5] and values["target_hidden_size"] is None
@@ -594,7 +594,7 @@ def test_an_export_for_text_comes_back_with_its_bias(tmp_path, kind, fc_bias):
 @pytest.mark.parametrize("settings", [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}])
 def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings):
     target, folder, _ = made(tmp_path, **DFLASH | settings)
-    values, state = lay_out(engine, read_source(folder, Target(target_config(), "a/b")))
+    values, state = files_of(engine, read_source(folder, Target(target_config(), "a/b")))
     layer = values if engine == "vllm" else values["transformer_layer_config"]
     assert (layer["model_type"], layer["num_hidden_layers"]) == ("qwen3", 2)
     window = settings.get("sliding_window")
@@ -632,7 +632,7 @@ def test_dflash_leaves_its_confidence_head_out(tmp_path, more):
 ])  # fmt: skip
 def test_a_causal_draft_of_speculators_is_refused(tmp_path, key, words):
     _, folder, _ = made(tmp_path, **DFLASH, sliding_window=8)
-    values, state = lay_out("speculators", read_source(folder, Target(target_config(), "a/b")))
+    values, state = files_of("speculators", read_source(folder, Target(target_config(), "a/b")))
     write_folder(tmp_path / "there", values | {key: not values[key]}, state)
     with pytest.raises(UserError, match=words):
         import_head("dflash", str(tmp_path / "there"), target_config().get_text_config(), embedding=None)
@@ -643,7 +643,7 @@ def test_peagle_for_vllm_and_speculators(tmp_path):
     assert out.values["pard_token"] == 41 and out.values["architectures"] == ["LlamaForCausalLMEagle3"]
     assert out.state["mask_hidden"].shape == (1, 1, 3 * WIDTH)
     assert '"parallel_drafting": true' in out.result.command and '"num_speculative_tokens": 5' in out.result.command
-    values, state = lay_out("speculators", read_source(out.folder, Target(target_config(), "a/b")))
+    values, state = files_of("speculators", read_source(out.folder, Target(target_config(), "a/b")))
     assert values["speculators_model_type"] == "peagle" and values["mask_token_id"] == 41
     write_folder(tmp_path / "speculators", values, state)
     assert back("peagle", tmp_path / "speculators").config.parallel_tokens == 5

@@ -8,13 +8,12 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats.export import export_drafter, lay_out
+from draftsmith.models.formats.export import export_drafter, files_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.base import ShapeAlone, language_shape
 from published_tiny import VOCAB, WIDTH, exported, head_folder, target_config, target_folder
 from safetensors.torch import load_file
 from tensors import same_weights
@@ -54,7 +53,7 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     pictures = settings["kind"] == "msd"  # for our plugin; without, an EAGLE head is written
     check_expressible(engine, source, "all" if pictures else "text")
     copied = ROWS if engine == "eagle" else None
-    write_folder(tmp_path / "there", *lay_out(engine, source, copied, pictures=pictures))
+    write_folder(tmp_path / "there", *files_of(engine, source, copied, pictures=pictures))
     text, image = config.get_text_config(), settings.get("image")
     back = import_head(settings["kind"], str(tmp_path / "there"), text, embedding=ROWS, image=image)
     ours, theirs = source.head.state_dict(), back.head.state_dict()
@@ -86,7 +85,7 @@ def test_a_dflash_draft_comes_back_bit_for_bit(tmp_path, engine, settings):
     drafter.save(head, tmp_path / "head", dflash_manifest(drafter, shape, TargetIdentity({}), drafter=written))
     source = read_source(tmp_path / "head", Target(config, "org/name"))
     check_expressible(engine, source, "all")
-    write_folder(tmp_path / "there", *lay_out(engine, source))
+    write_folder(tmp_path / "there", *files_of(engine, source))
     back = import_head("dflash", str(tmp_path / "there"), config.get_text_config(), embedding=None)
     assert back.config == drafter
     assert same_weights(head, back.head)

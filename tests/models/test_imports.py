@@ -317,7 +317,7 @@ def test_lanterns_heads(tmp_path, condition):
         values |= {"input_type": "t2i", "block_size": 16}
     (folder / "config.json").write_text(json.dumps(values))
     result, settings, notes = lantern.to_ours(str(folder), teacher.shape)
-    assert torch.equal(result.embed_tokens.weight, state["embed_tokens.weight"]) and result.own_embedding
+    assert torch.equal(result.embed_tokens.weight, state["embed_tokens.weight"]) and result.has_embedding
     assert settings == {"kind": "eagle", "norm_eps": 2e-6} and result.shape.norm_eps == 2e-6
     assert any("own token" in note for note in notes) is (condition == "anole")
     save_eagle(result, tmp_path / "ours", {"method": "eagle"}, with_embedding=True)

@@ -11,7 +11,8 @@ import tiny_qwen
 from draftsmith.core.errors import Refused, UserError
 from draftsmith.models.inline import new_config
 from draftsmith.recipes.commands.recipes import resolved
-from draftsmith.recipes.config.load import Written, checked, find_recipe, load
+from draftsmith.recipes.config.files import find_recipe
+from draftsmith.recipes.config.load import Written, checked, load
 from draftsmith.recipes.config.schema import Recipe
 from tiny_qwen import KINDS, text_config, vision_config
 

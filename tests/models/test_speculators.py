@@ -7,7 +7,7 @@ import torch
 from dflash_tiny import draft, walked
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import files_of
 from draftsmith.models.formats.source import Target, read_source
 from served_pair import build
 from tiny import llava
@@ -29,7 +29,7 @@ def test_an_eagle3_head_has_equal_tensors_there(tmp_path):
     source = read_source(
         tmp_path / "head", Target(AutoConfig.from_pretrained(tmp_path / "target"), str(tmp_path / "target"))
     )
-    write_folder(tmp_path / "out", *lay_out("speculators", source))
+    write_folder(tmp_path / "out", *files_of("speculators", source))
     read = SpeculatorModelConfig.from_pretrained(str(tmp_path / "out"))
     assert read.speculators_model_type == "eagle3" and read.norm_before_residual is False
     loaded = Eagle3DraftModel.from_pretrained(str(tmp_path / "out")).state_dict()
@@ -62,7 +62,7 @@ def test_a_dflash2_draft_drafts_the_same_there(tmp_path, window):
     identity = TargetIdentity({"kind": "llava", "path": str(tmp_path / "target")})
     config.save(head, tmp_path / "head", config.manifest(big, identity))
     source = read_source(tmp_path / "head", Target(model.config, str(tmp_path / "target")))
-    write_folder(tmp_path / "out", *lay_out("speculators", source))
+    write_folder(tmp_path / "out", *files_of("speculators", source))
     theirs = DFlash2DraftModel.from_pretrained(str(tmp_path / "out"), attn_implementation="eager").float().eval()
     asked = ask(2, 1)
     path, q, layers = walked(config, head, big, asked, 9)

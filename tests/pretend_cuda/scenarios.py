@@ -150,7 +150,7 @@ def _committed(*devices):
         cache.update(keys, -keys, layer)
     cache.advance(5)
     cache.commit([1, 3])
-    return [[kept[0, 0, :7, 0].tolist() for kept in (layer.keys, layer.values)] for layer in cache.own_layers]
+    return [[kept[0, 0, :7, 0].tolist() for kept in (layer.keys, layer.values)] for layer in cache.kv_layers]
 
 
 def _spread(model):

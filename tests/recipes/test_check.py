@@ -66,7 +66,7 @@ def test_a_synthetic_dataset_that_is_there_is_read_as_training_would(generated, 
 
 
 def test_a_wrong_folder_under_skip_is_a_fault_that_names_it(generated, capsys, tmp_path):
-    data = ["stages.target.data.on_error=skip", f"stages.target.data.images={tmp_path}"]
+    data = ["stages=[seeing,target]", "stages.target.data.on_error=skip", f"stages.target.data.images={tmp_path}"]
     code, text = check(capsys, *FEW, f"output={generated}", *data)
     told = line(text, "stages.target.data")
     assert (
@@ -76,7 +76,7 @@ def test_a_wrong_folder_under_skip_is_a_fault_that_names_it(generated, capsys, t
 
 def test_everything_that_was_read_is_reported(generated, capsys):
     """What is too long is found by encoding: the reason stands there, and how often."""
-    data = ["stages.target.data.on_error=skip", "stages.target.data.max_length=60"]
+    data = ["stages=[seeing,target]", "stages.target.data.on_error=skip", "stages.target.data.max_length=60"]
     code, text = check(capsys, *FEW, f"output={generated}", *data)
     told = line(text, "stages.target.data")
     assert code == OK and told.startswith("warning") and "34 usable records, 34 read, usable share" in told
@@ -85,7 +85,8 @@ def test_everything_that_was_read_is_reported(generated, capsys):
 
 
 def test_settings_that_changed_are_a_fault_with_the_hint(generated, capsys):
-    code, text = check(capsys, *FEW, f"output={generated}", "stages.world.splits.text={sums: 2}")
+    changed = ["stages=[world]", "stages.world.splits.text={sums: 2}"]
+    code, text = check(capsys, *FEW, f"output={generated}", *changed)
     assert code == FAULTS
     assert line(text, "stages.world").startswith("fault") and "restart=world" in text
 
@@ -105,7 +106,7 @@ def own_data(generated, tmp_path):
     def write(*records, output=generated):
         path.write_text(json.dumps(records))
         own = [f"stages.target.data.path={path}", "stages.target.data.from=null"]
-        return [*FEW, f"output={output}", *own]
+        return [*FEW, f"output={output}", "stages=[world,seeing,target]", *own]
 
     return write
 
@@ -278,7 +279,7 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 2**40 - 2**36, 2**36))
     mine = tmp_path / "sets"
     settings = [f"output={tmp_path / 'run'}", f"stages.images.benchmarks.sets.data.path={mine}"]
-    code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings)
+    code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings, "stages=[text_states,evaluate,images]")
     assert code == FAULTS and line(text, "stages.text_states").startswith("fault")
     assert "fetched from the Hub" in line(text, "stages.evaluate.benchmarks.sets.data")
     assert "suite.json" in line(text, "stages.images.benchmarks.sets.data")
@@ -292,7 +293,7 @@ def test_results_that_are_not_as_they_were_written_are_a_fault(generated, tmp_pa
     output = shutil.copytree(generated, tmp_path / "run")
     path = output / "world" / "world" / "train.json"
     path.write_bytes(path.read_bytes().replace(b"circle", b"square", 1))
-    code, text = check(capsys, *FEW, f"output={output}")
+    code, text = check(capsys, *FEW, f"output={output}", "stages=[seeing,target]")
     assert code == FAULTS and "world/train.json was changed after it was written" in line(text, "results")
 
 

@@ -15,7 +15,8 @@ from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
 from draftsmith.recipes.commands.recipes import shown
 from draftsmith.recipes.config.exit_codes import CRASH, MISTAKE, OK, STOPPED
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.launcher import num_ranks
 from fails import raising
 

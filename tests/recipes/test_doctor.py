@@ -1,14 +1,12 @@
 """`draftsmith doctor`: each fault is found where it is, with its hint, and nothing is asked of the network unasked."""
 
-import http.server
 import shutil
-import socket
-import threading
 import urllib.request
 from collections.abc import Iterable
 
 import pytest
 import torch
+from draftsmith.core import ranks as ranks_module
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import health
 from draftsmith.recipes.config.exit_codes import FAULTS, OK
@@ -49,7 +47,7 @@ def test_versions_against_what_is_required_and_what_was_tested():
     (None, 16, "fault", None), ("many", 1, "fault", "8"), ("0", 1, "fault", "8"),
 ])  # fmt: skip
 def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkeypatch):
-    monkeypatch.setattr(health, "num_cores", lambda: 8)
+    monkeypatch.setattr(ranks_module, "num_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
@@ -62,10 +60,10 @@ def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkey
 def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch):
     quota = tmp_path / "cpu.max"
     quota.write_text("100000 100000\n")
-    monkeypatch.setattr(health, "Path", lambda name: quota)
-    assert health.num_cores() == 1
+    monkeypatch.setattr(ranks_module, "Path", lambda name: quota)
+    assert ranks_module.num_cores() == 1
     quota.write_text("max 100000\n")
-    assert health.num_cores() >= 1
+    assert ranks_module.num_cores() >= 1
 
 
 def test_a_gpu_beside_a_cpu_build_is_a_fault(monkeypatch):
@@ -91,28 +89,3 @@ def test_logins_show_no_key(offline, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "secretsecret" not in text and "WANDB_API_KEY is set" in text
     assert ("HF_HUB_OFFLINE is set" in text) == offline
-
-
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_HEAD(self):
-        self.send_error(405)
-
-    def log_message(self, *words):
-        pass
-
-
-def test_the_network_is_asked_when_asked_to(monkeypatch):
-    server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        dead = probe.getsockname()[1]
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{dead}")
-    result = {finding.subject: finding for finding in health.network(timeout_s=5)}
-    server.shutdown()
-    server.server_close()
-    assert result["HF_ENDPOINT"].level == "ok", "a refusal is an answer, too"
-    assert result["wandb"].level == "fault" and "offline" in result["wandb"].hint
-    monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
-    assert next(health.network(timeout_s=5)).level == "fault"

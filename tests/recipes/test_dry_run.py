@@ -11,8 +11,9 @@ from command_line import prints
 from draftsmith.models.drafters.base import PublishedDrafter
 from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.commands.cli import main
+from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.launch import run_recipe
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.train_memory import engine_parts, micro_of
 from recorded import recorded_dry_run

@@ -1,14 +1,14 @@
 """What a run says at its end: a table that fits, the report's path, and commands that exist."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.commands.cli import COMMANDS
 from draftsmith.recipes.config.ending import ending, try_next
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from recorded import first_of_each_folder
 from rows import METHODS, measured_rows
@@ -32,8 +32,6 @@ def test_every_command_that_is_offered_exists_and_parses(name, tmp_path):
             assert options.words == ["demo"]
         elif called == "compare":
             assert options.runs == [f"{tmp_path}/a run"]
-        elif called == "export":
-            assert Path(options.drafter).name in stages and options.to == "vllm"
         elif called == "publish":
             assert options.name == f"{tmp_path}/a run"
         else:
@@ -55,20 +53,27 @@ def test_publish_plans_where_it_is_offered(name, tmp_path):
     assert plan(again.recipe, again.path)[-1].name == "published"
 
 
+def test_only_a_drafter_that_ran_is_offered():
+    recipe, path, _ = loaded("demo/compare")
+    offered = [command for command, _ in try_next(recipe, path, ["eagle3", "evaluate"]) if " publish " in command]
+    assert [command.rpartition(" ")[2] for command in offered] == ["from=eagle3"]
+
+
 def test_the_end_of_a_run(tmp_path):
     recipe, path, stages = loaded("demo/lvlm", f"output={tmp_path}")
     assert ending(recipe, path, stages) == "", "nothing is measured yet"
     write(tmp_path / "evaluate", build(measured_rows(), about={}, methods=METHODS), measured_rows())
     assert ending(recipe, path, ["world"]) == "", "nor by the stages that ran"
     lines = ending(recipe, path, stages).splitlines()
-    assert lines[1].split() == ["evaluate", "pictures", "clips", "same"]
-    assert [line.split() for line in lines[2:5]] == [
-        ["M", "2.53", "1.55x", "2.53", "1.55x", "12/12"],
-        ["T", "2.44", "1.52x", "2.44", "1.52x", "12/12"],
-        ["EAGLE", "2.67", "1.37x", "2.67", "1.37x", "12/12"],
+    heading = "measured on method temperature n tau [95%] decoding end to end same tokens as plain"
+    assert lines[1] == "evaluate" and " ".join(lines[2].split()) == heading
+    assert [line.split() for line in lines[4:7]] == [
+        ["pictures", "M", "0", "6", "2.53", "[2.23,", "2.86]", "1.55x", "1.51x", "6/6"],
+        ["pictures", "T", "0", "6", "2.44", "[1.64,", "3.10]", "1.52x", "1.46x", "6/6"],
+        ["pictures", "EAGLE", "0", "6", "2.67", "[2.29,", "3.08]", "1.37x", "1.33x", "6/6"],
     ]
-    assert lines[6] == f"report: {tmp_path}/evaluate/report.html (report.md says the same)"
-    assert lines[8] == "try next:" and lines[9].startswith(f"  draftsmith compare {tmp_path}  ")
-    assert lines[11].split("  ")[1] == "draftsmith recipes demo"
+    end = lines.index(f"report: {tmp_path}/evaluate/report.html (report.md says the same)")
+    assert lines[end + 2] == "try next:" and lines[end + 3].startswith(f"  draftsmith compare {tmp_path}  ")
+    assert lines[end + 5].split("  ")[1] == "draftsmith recipes demo"
     (tmp_path / "evaluate" / "report.json").write_text("{")
     assert "not valid JSON" in ending(recipe, path, stages), "a run that is over does not fail by its last lines"

@@ -7,7 +7,7 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import redact_tree
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.config.launch import _write_provenance, context_maker
+from draftsmith.recipes.config.launch import _write_provenance, make_context
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from fails import fails_with
@@ -70,7 +70,7 @@ def test_the_recipe_that_a_run_writes_and_tracks_has_the_text(recipe, tmp_path):
     planned = plan(loaded.recipe, loaded.path)
     _write_provenance(loaded, tmp_path / "run", "the command")
     written = [(tmp_path / "run" / name).read_text() for name in ("recipe.yaml", "run.yaml")]
-    context = context_maker(loaded, "x")(planned[0], tmp_path, {})
+    context = make_context(loaded, "x", planned[0], tmp_path, {})
     for text in (*written, shown(loaded, defaults=False), json.dumps(redact_tree(context.recipe))):
         assert VALUE not in text and "'17'" not in text
     assert "${oc.env:STEPS}" in written[0] and "for ${oc.env:PROJECT}" in written[0]

@@ -325,6 +325,61 @@ def test_every_key_that_names_weights_is_looked_at(recipes, tmp_path):
             "AnoleTargetConfig.vq_path", "QualityConfig.weights", "Eagle3Config.path"} <= met, met  # fmt: skip
 
 
+# What a stage reads from elsewhere -> recipe, setting, the file that changes, and the stages that are stale then.
+MIXTURE = ("llava-ov-68m", "stages.single_image.data.path={}/mix.yaml")
+TALKS = {"single_image", "onevision", "evaluate"}
+READ = {
+    "records": ("llava15-68m", "stages.finetune.data.path={}/a.json", "a.json", {"finetune", "evaluate"}),
+    "records of a validation": (
+        "llava15-68m", "stages.finetune.validation={{data: {{path: {}/a.json}}, every: 5}}", "a.json",
+        {"finetune", "evaluate"},
+    ),
+    "a benchmark": (
+        "llava15-68m", "stages.evaluate.benchmarks=[{{name: b, data: {{path: {}/a.json}}}}]", "a.json", {"evaluate"},
+    ),
+    "a mixture": (*MIXTURE, "mix.yaml", TALKS),
+    "a mixture's file": (*MIXTURE, "a.json", TALKS),
+    "prompts": (
+        "demo/visual-ar",
+        "stages.evaluate.benchmarks.captions.prompts={{from: null, path: {}/prompts.txt, max_samples: null}}",
+        "prompts.txt", {"evaluate"},
+    ),
+    "shards": (
+        "demo/visual-ar", "stages.head.data={{from: null, path: {}}}", "manifest.json",
+        {"head", "evaluate"},
+    ),
+    "pictures": (
+        "demo/visual-ar", "stages.pictures={{from: null, source: {{kind: webdataset, path: {}/a.tar}}}}", "a.tar",
+        {"pictures", "vq", "reader", "codes", "features", "target", "head", "head_without_dropout", "evaluate"},
+    ),
+    "a head of another run": (
+        "sparrow-qwen2.5-vl-7b", "stages.by_length.methods.MSD={{drafter: {{kind: msd, path: {}}}, tree: 48-5-10}}",
+        "draftsmith.json", {"by_length"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", READ)
+def test_what_a_stage_reads_from_elsewhere_counts_by_its_content(what, tmp_path):
+    """Its place has the same name before and after."""
+    name, setting, file, stale = READ[what]
+    texts = {"a.json": "[]", "mix.yaml": "datasets:\n- {json_path: a.json}\n", "prompts.txt": "a red circle\n",
+             "manifest.json": "{}", "a.tar": "one", "draftsmith.json": '{"training": {"step": 100}}'}  # fmt: skip
+    for path, text in texts.items():
+        (tmp_path / path).write_text(text)
+
+    def found() -> dict[str, str]:
+        loaded = load([f"recipe={name}", setting.format(tmp_path)])
+        return {planned.name: planned.fingerprint for planned in plan(loaded.recipe, loaded.path)}
+
+    before = found()
+    assert found() == before
+    new = {"a.json": "[{}]", "mix.yaml": "datasets:\n- {json_path: a.json, sampling_strategy: 'end:1'}\n",
+           "draftsmith.json": '{"training": {"step": 200}}'}  # fmt: skip
+    (tmp_path / file).write_text(new.get(file, texts[file][::-1]))
+    assert {*changed(before, found())} == stale
+
+
 def test_members_of_ensembles_count(tmp_path):
     """Lists of sections, as an ensemble's members are."""
     folder = weights(tmp_path / "member")

@@ -8,8 +8,8 @@ from command_line import prints
 from draftsmith.data.pictures.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.config.load import load, recipe_names
-from draftsmith.recipes.config.plan import plan
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.stages.train import TrainRecords
 from PIL import Image
 from small_records import talk
@@ -118,21 +118,3 @@ def test_tiles_and_clips_are_counted_by_their_layout(tiled, capsys):
     assert f"and {expected:,} visual tokens, of 1 clips among them (measured)" in shown
     assert 7600 < tall < 8192 - 400
     assert "longer than max_length 8,192 in words and pictures alone: 1 samples (drop_images)" in shown
-
-
-def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
-    (tmp_path / "a.json").write_text("[]")
-    mixture = tmp_path / "mix.yaml"
-    mixture.write_text("datasets:\n- {json_path: a.json}\n")
-
-    def prints() -> dict[str, str]:
-        result = loaded("recipe=llava-ov-68m", f"stages.single_image.data.path={mixture}")
-        return {p.name: p.fingerprint for p in plan(result.recipe, result.path)}
-
-    base = prints()
-    (tmp_path / "a.json").write_text("[{}]")
-    after_data = prints()
-    mixture.write_text("datasets:\n- {json_path: a.json, sampling_strategy: 'end:1'}\n")
-    after_mixture = prints()
-    for before, after in ((base, after_data), (after_data, after_mixture)):
-        assert {n for n in base if before[n] != after[n]} == {"single_image", "onevision", "evaluate"}

@@ -9,8 +9,8 @@ from draftsmith.recipes.commands.comparison import over_seeds
 
 CELL = {
     "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M",
-    "requests": 12, "tau": 4.0, "tau_interval": [3.9, 4.3], "DSR": 1.4, "DSR_spread": [1.2, 1.6], "ESR": 1.2,
-    "identical": 12, "exact": True, "relaxed": False, "expected_speedup": 1.5, "drafters": ["finetune"],
+    "requests": 12, "answers": 12, "tau": 4.0, "tau_interval": [3.9, 4.3], "DSR": 1.4, "DSR_spread": [1.2, 1.6],
+    "ESR": 1.2, "identical": 12, "exact": True, "relaxed": False, "expected_speedup": 1.5, "drafters": ["finetune"],
 }  # fmt: skip
 
 

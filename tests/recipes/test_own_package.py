@@ -13,7 +13,7 @@ from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, SUMS, Mark, write_mark
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.config.launch import _write_provenance, context_maker
+from draftsmith.recipes.config.launch import _write_provenance
 from draftsmith.recipes.config.load import load
 from fails import fails_with
 from own_package import forget, write_package
@@ -44,7 +44,7 @@ def test_a_recipe_takes_it_as_one_of_ours(package, capsys, tmp_path):
     written = tmp_path / "shown.yaml"
     written.write_text(shown(loaded))
     again = load([f"recipe={written}"])
-    assert again.recipe.model_dump() == loaded.recipe.model_dump() and context_maker(again, "c")
+    assert again.recipe.model_dump() == loaded.recipe.model_dump()
     mine = "stages.eagle3.drafter={kind: her_package.recurrent:RecurrentConfig, levels: 2}"
     assert "her_package.recurrent:RecurrentConfig" in prints(capsys, ["recipe=demo/compare", mine, "dry_run=true"])
 

@@ -1,7 +1,8 @@
 """Settings of training as the papers print them, in every recipe that says it has them."""
 
 import pytest
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 
 LLAVA15 = sorted(name for name in recipe_names() if name.startswith("llava15-"))
 IMAGE_HEADS = [name for name in recipe_names() if name.startswith(("eagle-llamagen-", "eagle-anole-"))]
@@ -9,11 +10,6 @@ IMAGE_HEADS = [name for name in recipe_names() if name.startswith(("eagle-llamag
 
 def stages(name):
     return load([f"recipe={name}"]).recipe.stages
-
-
-def test_the_recipes_of_llava15_are_these():
-    known = ["llava15-160m", "llava15-160m-distilled", "llava15-68m", "llava15-68m-distilled", "llava15-68m-served"]
-    assert known == LLAVA15
 
 
 @pytest.mark.parametrize("name", LLAVA15)
@@ -55,9 +51,3 @@ def test_image_heads_train_as_lanterns_appendix_b2_says(name):
     assert (head.batch_size, head.epochs, head.select, head.data.held_out) == (16, 20, "top3", 0.05)
     assert head.condition_dropout == 0.1
     assert (optim.lr, optim.betas, optim.schedule, optim.warmup_steps) == (1e-4, (0.9, 0.95), "linear", 2000)
-
-
-@pytest.mark.parametrize(("name", "pictures"), [("eagle-llamagen-xl-stage1", 100_000), ("eagle-anole-7b", 118_000)])
-def test_image_heads_train_on_as_many_pictures(name, pictures):
-    counts = {stage.expected.samples for stage in stages(name).values() if stage.kind == "train"}
-    assert counts == {pictures}

@@ -2,7 +2,7 @@
 
 Repositories with branches and pull requests, commits of NDJSON with regular and LFS files, uploads in one piece or in
 parts, redirected downloads, visibility, and a token without which nothing private is seen. `server.fail` makes the
-next request that fits answer with a status, or break the connection after its work is done.
+next request that fits answer with a status.
 """
 
 import base64
@@ -72,11 +72,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             for rule in self.server.failures:
                 if rule.times > 0 and rule.method == method and re.search(rule.path, path):
                     rule.times -= 1
-                    if rule.status is not None:
-                        return self._json({"error": rule.message}, rule.status)
-                    self._route(method, path, silent=True)
-                    self.close_connection = True  # the work is done, and the answer is lost
-                    return self.connection.close()
+                    return self._json({"error": rule.message}, rule.status)
             return self._route(method, path)
 
     do_HEAD = do_POST = do_PUT = do_GET
@@ -89,8 +85,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    def _route(self, method, path, silent=False):
-        self.silent = silent
+    def _route(self, method, path):
         for verb, pattern, action in ROUTES:
             match = re.fullmatch(pattern, path)
             if verb == method and match:
@@ -111,8 +106,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._send(json.dumps(value).encode(), status, {"Content-Type": "application/json"})
 
     def _send(self, content, status=200, headers=None):
-        if getattr(self, "silent", False):
-            return
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -266,7 +259,7 @@ ROUTES = (
 class Failure:
     method: str
     path: str
-    status: int | None  # None: the work is done and the answer is lost
+    status: int
     times: int
     message: str
 
@@ -290,21 +283,12 @@ class HubServer(http.server.ThreadingHTTPServer):
         self.failures: list[Failure] = []
         self.actions: list[tuple[str, str, Callable[[], object]]] = []
 
-    def fail(self, method: str, path: str, status: int | None, *, times: int = 1, message: str = "busy") -> None:
+    def fail(self, method: str, path: str, status: int, *, times: int = 1, message: str = "busy") -> None:
         self.failures.append(Failure(method, path, status, times, message))
 
     def on(self, method: str, path: str, action: Callable[[], object]) -> None:
         """Call `action` before each such request is answered."""
         self.actions.append((method, path, action))
-
-    def stand_in(self, monkeypatch, **more: object) -> None:
-        """Be the Hub of huggingface_hub in this process; `more`: other constants of it."""
-        constants = {
-            "ENDPOINT": self.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
-            "HUGGINGFACE_CO_URL_TEMPLATE": self.address + "/{repo_id}/resolve/{revision}/{filename}",
-        }  # fmt: skip
-        for name, value in (constants | more).items():
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()

@@ -5,7 +5,7 @@ other tests read the record and need no dry run of their own.
 from pathlib import Path
 
 import pytest
-from draftsmith.recipes.config.load import FOLDER, find_recipe, recipe_names
+from draftsmith.recipes.config.files import FOLDER, find_recipe, recipe_names
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "dry-runs"
 

@@ -1,5 +1,6 @@
 """Stages of a recipe in this process, as the command line runs them (but for its lock)."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import yaml
 from draftsmith.core.results import DONE, read_mark, sums_of, write_mark
 from draftsmith.core.tracking import TrackingConfig
-from draftsmith.recipes.config.launch import context_maker
+from draftsmith.recipes.config.launch import make_context
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.context import Context, EngineConfig
@@ -91,6 +92,6 @@ def run_loaded(found, output: Path, *, stages=None, restart=None) -> list[str]:
     """Returns what was said."""
     told: list[str] = []
     planned = plan(found.recipe, found.path)
-    make_context = context_maker(found, "the command", told.append)
-    run_stages(planned, make_context, output=output, chosen=stages, restart=restart, say=told.append)
+    maker = functools.partial(make_context, found, "the command", tell=told.append)
+    run_stages(planned, maker, output=output, chosen=stages, restart=restart, say=told.append)
     return told

@@ -18,8 +18,8 @@ from draftsmith.models.targets.llamagen.files import save_model
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, build_transformer
 from draftsmith.trainers.evaluate import drawn as evaluation
 from draftsmith.trainers.evaluate import measuring
-from draftsmith.trainers.evaluate.kept_pictures import FOLDER
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
+from draftsmith.trainers.evaluate.stored_pictures import FOLDER
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from notebooks import run_notebook
 from safetensors.torch import load_file

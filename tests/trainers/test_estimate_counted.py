@@ -8,8 +8,8 @@ import tiny_qwen
 import torch
 import visual_tiny
 from draftsmith.models.drafters import DflashConfig, MedusaConfig
-from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.fast import causal_blocks
+from draftsmith.models.targets.base import ShapeAlone
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.trainers.estimate.counted import META, along, most_bytes
 from draftsmith.trainers.estimate.train_memory import _backward, _batch, _codes, _states

@@ -1,6 +1,7 @@
 """Heads of a language model train alike from states that are computed, read, or read after the first epoch."""
 
 import functools
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -105,47 +106,34 @@ def test_the_best_weights_are_kept_and_chosen(runs):
     assert all(torch.equal(tensor, chosen[name]) for name, tensor in weights(runs["online"]).items())
 
 
-@pytest.mark.parametrize("stopped", [2, 6])
-def test_a_first_epoch_that_was_stopped_goes_on_as_it_would_have(made, runs, tmp_path, monkeypatch, stopped):
-    """In the first epoch, in the middle of a shard, and in the one after it."""
+class Killed(Exception):
+    pass
+
+
+STOPS = [(build.Builder, "states", 6), (sources.CachedCollate, "__call__", 4)]
+
+
+@pytest.mark.parametrize(("owner", "name", "last"), STOPS, ids=["computed", "read"])
+def test_a_first_epoch_that_was_stopped_goes_on_as_it_would_have(made, runs, tmp_path, monkeypatch, owner, name, last):
+    """In the first epoch, in the middle of a shard, while states are computed, and in the one after it, where they are
+    read.
+    """
     settings = {
         "source": {"kind": "cached_on_first_epoch", "states": {"shard_bytes": 20_000, "measured_samples": 2}},
         "epochs": 3, "validation": {"every": 4, "micro_batch_size": 2}, "select": "top3",
         "checkpoints": {"every": 1},
     }  # fmt: skip
-    real = build.Builder.states
+    real, calls = getattr(owner, name), itertools.count(1)
 
-    class Killed(Exception):
-        pass
-
-    seen = []
-
-    def dying(builder, batch):
-        seen.append(batch)
-        if len(seen) == 2 + 2 * stopped:  # two micro-batches a step, and the measured ones before
+    def dying(*given, **named):
+        if next(calls) == last:
             raise Killed
-        return real(builder, batch)
+        return real(*given, **named)
 
-    monkeypatch.setattr(build.Builder, "states", dying)
-    if stopped < 5:
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dying)
         with pytest.raises(Killed):
             stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
-    else:
-        monkeypatch.setattr(build.Builder, "states", real)
-        real_read = sources.CachedCollate.__call__
-        reads = []
-
-        def stopping(collate, samples, **more):
-            reads.append(samples)
-            if len(reads) == 4:
-                raise Killed
-            return real_read(collate, samples, **more)
-
-        monkeypatch.setattr(sources.CachedCollate, "__call__", stopping)
-        with pytest.raises(Killed):
-            stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
-        monkeypatch.setattr(sources.CachedCollate, "__call__", real_read)
-    monkeypatch.setattr(build.Builder, "states", real)
     stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
     assert losses(tmp_path / "first") == losses(runs["first"])
     ours, theirs = (

@@ -351,30 +351,16 @@ TWO_RANKS = """
 import torch
 from pathlib import Path
 from draftsmith.core import ranks
-from training import engine, module, training_of, weights, Samples
-from draftsmith.data.collate import ConversationCollate
-from draftsmith.data.loader import Loader
-from draftsmith.trainers.train import loop
-from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.train.fit import OptimConfig
+from training import module, run
 
 init_distributed()
 for zero in (0, 2, 3):
-    built = engine(module(noisy=False), OptimConfig(lr=0.1, eps=1.0), steps=3, zero=zero, micro=1)
-    losses = {}
-    make_loader = lambda start: Loader(
-        Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
-        collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
-    )
-    loop.train(
-        built, training_of(make_loader, 3), CheckpointConfig(every=None), log_every=1,
-        folder=Path("none"), fingerprint="f", log=lambda values, step: losses.update({step: values["loss"]}),
-        rewind=lambda step: None, say=print,
-    )
-    found = weights(built)
+    free = OptimConfig(lr=0.1, eps=1.0)
+    losses, weights, _ = run(Path("none"), steps=3, zero=zero, micro=1, model=module(noisy=False), optim=free)
     if ranks.is_main():
-        torch.save((losses, found), f"zero{zero}.pt")
+        torch.save((losses, weights), f"zero{zero}.pt")
 """
 
 

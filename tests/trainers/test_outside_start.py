@@ -26,7 +26,7 @@ from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats.export import export_drafter, lay_out
+from draftsmith.models.formats.export import export_drafter, files_of
 from draftsmith.models.formats.heads import load_published
 from draftsmith.models.formats.source import Target, llama_values, read_source
 from draftsmith.models.targets.base import language_shape
@@ -200,7 +200,7 @@ def exported_to(made, engine: str, folder, destination, kind: str) -> None:
         export_drafter(folder, destination, engine, target=str(made.folder / "target"), prompts="text")
         return
     whose = Target(made.model.config, "some/target")
-    write_folder(destination, *lay_out(engine, read_source(folder, whose)))
+    write_folder(destination, *files_of(engine, read_source(folder, whose)))
 
 
 @pytest.mark.parametrize(("kind", "engine"), [

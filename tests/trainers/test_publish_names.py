@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.models.drafters import EagleConfig, LvlmConfig
-from draftsmith.recipes.config.load import load, recipe_names
+from draftsmith.recipes.config.files import recipe_names
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.publish.hub_upload import check_name, is_repo, suggested
 from draftsmith.trainers.publish.lineage import (
     SYNTHETIC_DATASET,

@@ -1,7 +1,6 @@
-"""The record of restarts: one entry for each command, completed after a kill, and gone once another command has set
-aside what it restarted."""
+"""The record of restarts: one entry for each command, which is gone once another command has set aside what it
+restarted."""
 
-import json
 import os
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def set_aside(output: Path, command: str, stage: str = "note", stale: tuple[str,
 
 def stages(output: Path, *commands: str) -> list[str | None]:
     """What each command has restarted, if anything."""
-    return [None if (before := restart.recorded(output).get(c)) is None else before.stage for c in commands]
+    return [restart.recorded(output).get(command) for command in commands]
 
 
 def test_a_command_goes_on_though_another_one_has_restarted_another_stage(output):
@@ -42,30 +41,31 @@ def test_a_command_goes_on_though_another_one_has_restarted_another_stage(output
     assert stages(output, MINE, OTHERS) == ["note", "second"]
 
 
-def test_the_record_says_what_moves_before_it_moves(output, monkeypatch):
-    """A start that is killed in between is completed by the next one, which knows of it by the record alone."""
-    real, seen = os.replace, []
+def test_a_start_that_is_killed_while_it_moves_is_done_again_by_the_next_one(output, monkeypatch):
+    """It is not in the record, and the stage itself moves last: until then its results stand."""
+    real = os.replace
 
-    def moving(source, destination):
-        if ".before-" in str(destination):
-            seen.append(json.loads((output / restart.RECORD).read_text())["restarts"][MINE]["moved"])
+    def killed(source, destination):
+        if Path(source).name == "note":
+            raise KeyboardInterrupt
         real(source, destination)
 
-    monkeypatch.setattr(restart.os, "replace", moving)
-    set_aside(output, MINE)
-    assert seen == [False, False]
-    assert json.loads((output / restart.RECORD).read_text())["restarts"][MINE]["moved"]
+    with monkeypatch.context() as patch:
+        patch.setattr(restart.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            restart.set_aside(output, MINE, "note", ("note", "second"), lambda text: None)
+    assert folders(output) == ["note", "second.before-1"] and stages(output, MINE) == [None]
+    restart.set_aside(output, MINE, "note", ("note", "second"), lambda text: None)
+    assert folders(output) == ["note.before-1", "second.before-1"] and stages(output, MINE) == ["note"]
 
 
 def test_what_was_kept_is_never_moved_again(output):
-    """Not by later starts, which complete what was cut off, and not where both folders are there."""
     set_aside(output, MINE)
-    restart.complete(output)
-    names = ["note", "note.before-1", "second", "second.before-1"]
-    assert sorted(path.name for path in output.iterdir() if path.is_dir()) == names
-    record = output / restart.RECORD
-    record.write_text(record.read_text().replace('"moved": true', '"moved": false'))
-    (output / "note.before-1").rename(output / "elsewhere")  # a start that was killed before it moved this one
-    restart.complete(output)
-    names = ["elsewhere", "note.before-1", "second", "second.before-1"]
-    assert sorted(path.name for path in output.iterdir() if path.is_dir()) == names
+    set_aside(output, OTHERS)
+    assert folders(output) == [
+        f"{name}{kept}" for name in ("note", "second") for kept in ("", ".before-1", ".before-2")
+    ]
+
+
+def folders(output: Path) -> list[str]:
+    return sorted(path.name for path in output.iterdir() if path.is_dir())

@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from called_ranks import call_two_ranks
+from draftsmith.core.results import DONE
 from draftsmith.trainers.evaluate.resume_log import ResumeLog, resumed
-from draftsmith.trainers.run.run import DONE, run_stages
+from draftsmith.trainers.run.run import run_stages
 from draftsmith.trainers.run.stage import Planned, Stage
 from draftsmith.trainers.run.stopping import Stop, Stopped
 from draftsmith.trainers.train.checkpoint import CheckpointConfig

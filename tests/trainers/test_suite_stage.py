@@ -97,26 +97,6 @@ def test_second_turns_go_on_from_the_targets_own_answers(first):
         assert len(kept[str(number)]["tokens"]) <= 6
 
 
-def test_a_killed_run_goes_on_behind_what_is_kept(first, tmp_path):
-    output = tmp_path / "run"
-    shutil.copytree(first, output)
-    before, rows = cells(output), output / "evaluate" / "rows"
-    file = rows / "POPE" / "caption-T0-6-0.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    # Killed while it wrote the second line; everything later is gone.
-    file.write_bytes(lines[0] + lines[1][: len(lines[1]) // 2])
-    shutil.rmtree(rows / "PSV")
-    for name in ("done.json", "report.json", "report.md"):
-        (output / "evaluate" / name).unlink()
-    run(output)
-    assert cells(output) == before
-    again = file.read_bytes().splitlines(keepends=True)
-    assert again[0] == lines[0]  # not decoded again
-    assert json.loads(again[2])[1][0]["tokens"] == json.loads(lines[1])[1][0]["tokens"]
-    kept = (rows / "POPE" / "first-T0-6-0.jsonl").read_bytes()
-    assert kept == (first / "evaluate" / "rows" / "POPE" / "first-T0-6-0.jsonl").read_bytes()
-
-
 SUITE = {"kind": "tabed", "sets": ["Spot"], "turns": 1, "convention": "verbatim"}
 SUITE["data"] = {"from": "world", "path": "suite", "aspect": "square", "max_length": 256}
 

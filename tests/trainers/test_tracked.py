@@ -45,7 +45,8 @@ def test_an_evaluation_hands_on_its_table_plots_and_report(tmp_path, wandb):
         fill(mine.folder, "report.md", "report.html", "speedup.png", "fingerprint.json")
         cell = {"benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64,
                 "method": "M", "exact": True, "requests": 3, "tau": 2.5, "tau_interval": [2.0, 3.0], "DSR": 1.2,
-                "ESR": 1.1, "identical": 3}  # fmt: skip
+                "ESR": 1.1, "identical": 3, "answers": 3, "drafters": [], "relaxed": False, "DSR_spread": [1.1, 1.3],
+                "expected_speedup": 1.3}  # fmt: skip
         (mine.folder / "report.json").write_text(json.dumps({"version": 2, "cells": [cell]}))
     assert wandb.inits[0]["group"] == "run" and wandb.inits[0]["name"] == "finetune"
     table = (list(COLUMNS), [["pictures", "M", 3, 2.5, 2.0, 3.0, 1.2, 3]])

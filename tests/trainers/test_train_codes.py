@@ -5,7 +5,6 @@ back.
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +33,6 @@ from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.context import EngineConfig
-from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.stages.train import TrainCodes
 from draftsmith.trainers.train import on_codes as training_codes
 from safetensors.torch import load_file, save_file
@@ -271,28 +269,18 @@ def same_head(actual: Path, expected: Path) -> None:
         assert (actual / f"best-{name}/score.json").read_bytes() == (expected / f"best-{name}/score.json").read_bytes()
 
 
-@pytest.mark.parametrize(("step", "validation"), [(2, False), (4, True), (5, False), (8, True)])
-def test_a_head_that_died_comes_back_bit_equal(demo, alone, tmp_path, monkeypatch, step, validation):
-    """Also right after a validation: what it kept as the best is there when the same step comes again."""
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_head_that_died_comes_back_bit_equal(demo, alone, tmp_path, monkeypatch, step):
+    """Right after a validation: what it kept as the best is there when the same step comes again. `test_resume.py` has
+    every other step, and stops.
+    """
     output = branch(demo, tmp_path / "run")
     with monkeypatch.context() as patch:
-        interrupt(patch, step, die, validation=validation)
+        interrupt(patch, step, die, validation=True)
         with pytest.raises(Died):
             run(output, *RESUMED, stages=["head"])
     assert not (output / "head" / "done.json").exists()
-    told = run(output, *RESUMED, stages=["head"])
-    assert any("resuming from" in line for line in told) == (step > 3)
-    same_head(output / "head", alone)
-
-
-def test_a_head_that_was_asked_to_stop_comes_back_bit_equal(demo, alone, tmp_path, monkeypatch):
-    output = branch(demo, tmp_path / "run")
-    with monkeypatch.context() as patch:
-        interrupt(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True)
-        with pytest.raises(Stopped) as stopped:
-            run(output, *RESUMED, stages=["head"])
-    assert stopped.value.step == 5
-    assert any("(step 5)" in line for line in run(output, *RESUMED, stages=["head"]))
+    assert any("resuming from" in line for line in run(output, *RESUMED, stages=["head"]))
     same_head(output / "head", alone)
 
 

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from draftsmith.data.suites.suite import clean
-from draftsmith.eval.by_category import walltime_ratio
 from draftsmith.eval.measured_rows import PLAIN, read_rows
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
@@ -98,7 +97,6 @@ def test_tables_by_category(measured):
         value = dict(zip(names, line, strict=True))
         assert value["MAT"] == pytest.approx(sum(sum(row.accepted) for row in mine) / cycles)
         assert value["tau"] == pytest.approx(value["MAT"] + 1)
-        assert value["walltime ratio"] == pytest.approx(walltime_ratio(mine))
         each = [row.plain_total_s / row.total_s for row in mine]  # equal answers
         assert value["walltime ratio"] == pytest.approx(sum(each) / len(each))
     # One cell of all turns, as MMSpec counts.
@@ -110,8 +108,8 @@ def test_rows_of_viskip_say_what_was_skipped(measured):
     report = json.loads((measured / "run" / "evaluate" / "report.json").read_text())
     cells = {cell["method"]: cell for cell in report["cells"]}
     assert cells["M, off"]["skipped"] == 1 and cells["M, off"]["tau"] == 1, "each token hangs on the picture a little"
-    assert "skipped" not in cells["M"] and report["methods"]["M, off"]["visual_skip"] == 1e-9
-    assert "visual_skip" not in report["methods"]["M"]
+    assert cells["M"]["skipped"] is None and report["methods"]["M, off"]["visual_skip"] == 1e-9
+    assert report["methods"]["M"]["visual_skip"] is None
     for row in read_rows(measured / "run" / "evaluate" / "rows.jsonl"):
         on = row.method == "M, off"
         assert on == ("skipped_cycles" in row.details)

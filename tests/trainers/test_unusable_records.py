@@ -83,10 +83,10 @@ def test_a_run_with_five_kinds_of_unusable_records_trains_to_its_end_and_says_so
     found, silent = losses(tmp_path / "train"), [line for line in told if "had no supervised token" in line]
     assert len(found) == COUNT and max(found) == steps
     if source == "cached":
-        assert not silent and any(
-            line == f"3 cached record(s) supervise nothing: skipped.jsonl in {tmp_path / 'train-cache'}"
-            for line in told
-        )
+        (line,) = [line for line in told if "cached record(s) supervise nothing" in line]
+        assert not silent and line.startswith("3 cached record(s) supervise nothing; 5 record(s) were left out (")
+        assert all(re.search(kind, line) for kind in KINDS)
+        assert line.endswith(str(tmp_path / "train-cache" / "skipped.jsonl"))
         return
     assert silent == [f"1 of {steps} steps had no supervised token, and changed nothing"]
     *first, last = [line for line in told if "left out (" in line]
@@ -149,7 +149,7 @@ def test_where_nothing_is_usable_the_kinds_stand_in_the_error(made, source, tmp_
 def test_a_dry_run_counts_the_usable_samples(made, capsys):
     settings = ["path=" + made.data["path"], "on_error=skip", "max_length=256"]
     shown = prints(capsys, ["recipe=eagle-llava15-7b", "dry_run=true", "stages=[text]",
-                            f"target.path={made.folder / 'target'}",
+                            "stages.text.format={template: v1}", f"target.path={made.folder / 'target'}",
                             *(f"stages.text.data.{one}" for one in settings)])  # fmt: skip
     # Those that their index refuses are none of its samples before.
     assert f"samples {COUNT + 1} (measured, 2.0% of the records are left out)" in shown

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from draftsmith.core import ranks
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.models.parts import PARTS
@@ -61,7 +62,7 @@ def module(*, parts=PARTS, noisy: bool = True, gradient_checkpointing: bool = Fa
 def loader(samples, steps: int, start: int = 0, micro: int = 2, batch: int = BATCH) -> Loader:
     return Loader(
         samples, seed=0, batch_size=batch, micro_batch_size=micro, total_steps=steps,
-        collate=ConversationCollate(3, 16), start_step=start,
+        collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
     )  # fmt: skip
 
 
@@ -91,13 +92,12 @@ def run(folder: Path, *, steps: int = 8, zero: int = 0, every: int | None = None
         optim: OptimConfig | None = None, log: Callable | None = None, samples=None, precision: str = "fp32",
         model: LlavaTraining | None = None, micro: int = 2, fingerprint: str = "f",
         saved: Callable[[Path, int], None] = lambda path, step: None):  # fmt: skip
-    """One process's life: build everything, train (from a checkpoint where there is one)."""
+    """One rank's life: build everything, train (from a checkpoint where there is one)."""
     torch.manual_seed(0)
     optim = optim or OptimConfig(lr=1e-2, warmup_steps=2, clip_norm=1.0)
     model = model or module()
-    built = engine(
-        model, optim, steps=steps, zero=zero, precision=precision, micro=micro, accumulation=-(-BATCH // micro)
-    )
+    accumulation = -(-BATCH // (micro * ranks.world_size()))
+    built = engine(model, optim, steps=steps, zero=zero, precision=precision, micro=micro, accumulation=accumulation)
     losses: dict[int, float] = {}
     told: list[str] = []
 

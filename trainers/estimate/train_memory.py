@@ -19,13 +19,12 @@ from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch, StepLoss
 from ...core.errors import first_line
 from ...core.section import torch_dtype
-from ...core.states import KeptScores, Taps, TargetStates
+from ...core.states import Taps, TargetStates, TopLogProbs
 from ...data.order import PackingConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import DistillTraining, Teacher
-from ...models.drafters.plain_module import ShapeAlone
 from ...models.hub import config_value, is_tied, rope_of
-from ...models.targets.base import TargetShape
+from ...models.targets.base import ShapeAlone, TargetShape
 from ...models.targets.sizes import config_text, empty_model, once, parameter_counts
 from ...models.targets.table import family_of, image_section, language_section, training_of
 from ..run.stage import Hardware, WholeRecipe
@@ -127,13 +126,13 @@ def lvlm_parts(
     """
     parts = engine_parts(sum(parameter_counts(config).values()), trained, stage, recipe)
     rows, length = _rows(stage, recipe, stage.data.max_length)
-    held, whole, kept = held_dtype(recipe.target), config.get_text_config().num_hidden_layers, 0
+    held, whole, top = held_dtype(recipe.target), config.get_text_config().num_hidden_layers, 0
     objective = stage.objective if stage.objective is not None and stage.objective.kind == "distill" else None
     teacher_config = target_shape(recipe) if objective is not None and objective.probabilities == "online" else None
     if teacher_config is not None:
         parts["frozen target"] = _frozen_bytes(recipe, sum(parameter_counts(teacher_config).values()))
     elif objective is not None:
-        kept = max(dict(one).get("keep_logprobs") or 1 for one in recipe.stages.values())
+        top = max(dict(one).get("keep_logprobs") or 1 for one in recipe.stages.values())
 
     def count(layers: float) -> float:
         shorter = copy.deepcopy(config)
@@ -158,10 +157,10 @@ def lvlm_parts(
         def step() -> None:
             # Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies.
             batch = synthetic_batch(shorter, rows, length, patches)
-            if kept:  # what a regenerate stage gives that kept so many tokens' log-probabilities
-                ids = torch.ones(int(batch.predicting.sum()), kept, dtype=torch.int64)
+            if top:  # what a regenerate stage gives that kept so many tokens' log-probabilities
+                ids = torch.ones(int(batch.predicting.sum()), top, dtype=torch.int64)
                 states: TargetStates | None = TargetStates(
-                    kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META)
+                    top_log_probs=TopLogProbs(ids, ids.float(), ids[:, 0].float()).to(META)
                 )
             else:
                 states = module.states(batch)
@@ -171,7 +170,7 @@ def lvlm_parts(
 
     settings = stage.model_dump(include={"trainable", "gradient_checkpointing", "lora", "objective", "packing"})
     text = f"{config_text(config)} {settings} {recipe.target} {number_type(recipe)} {held}"
-    text += f" {rows} {length} {patches} {kept}"
+    text += f" {rows} {length} {patches} {top}"
     parts["activations"] = once(text, lambda: along(count, whole, _LAYERS // 2))
     return parts
 
@@ -184,15 +183,15 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
     """
     config, shape, target = stage.drafter or recipe.drafter, mirrored_shape(recipe), target_shape(recipe)
     assert config is not None
-    trained, own, dtype = drafter_parameters(config, recipe), target.get_text_config(), held_dtype(recipe.target)
+    trained, text, dtype = drafter_parameters(config, recipe), target.get_text_config(), held_dtype(recipe.target)
     parts = engine_parts(trained, trained, stage, recipe)
-    tables = (1 if is_tied(target) else 2) * own.vocab_size * own.hidden_size
+    tables = (1 if is_tied(target) else 2) * text.vocab_size * text.hidden_size
     parts["frozen target"] = _frozen_bytes(recipe, tables if stage.reads_tables else
                                            sum(parameter_counts(target).values()))  # fmt: skip
     if max_length is None and stage.packing is None:
         return Memory(parts)
     rows, length = _rows(stage, recipe, max_length)
-    axes = 3 if "mrope_section" in rope_of(own) else 1
+    axes = 3 if "mrope_section" in rope_of(text) else 1
 
     def step(training: nn.Module, taps: Taps, count: int, places: int) -> None:
         batch = _batch(count, places, min(16, places // 4), axes=axes, packed=stage.packing is not None)
@@ -253,7 +252,7 @@ def _with_step(
         step: of a training, with taps, over rows of a length.
         size: rows and length.
     """
-    own, held = number_type(recipe), torch_dtype(held_dtype(recipe.target))
+    dtype, held = number_type(recipe), torch_dtype(held_dtype(recipe.target))
 
     def counted() -> float | str:
         try:
@@ -261,7 +260,7 @@ def _with_step(
             if module is None:
                 return "it builds no module without weights"
             alone: Any = ShapeAlone(shape, held)
-            training = config.training_objective(module.to(own), alone, objective)
+            training = config.training_objective(module.to(dtype), alone, objective)
             training.eval()  # noise and gaps, which training draws, take generators that the meta device has not
             taps = config.taps_for(shape, training=True)
 
@@ -273,7 +272,7 @@ def _with_step(
         except Exception as error:  # a drafter of somebody else's may ask its target for anything
             return f"{type(error).__name__}: {first_line(error)}"
 
-    activations = once(f"{config!r} {objective!r} {shape} {own} {held} {packing} {recipe.target} {size}", counted)
+    activations = once(f"{config!r} {objective!r} {shape} {dtype} {held} {packing} {recipe.target} {size}", counted)
     if isinstance(activations, str):
         return Memory(parts, uncounted=f"{config.kind} ({activations})")
     return Memory({**parts, "activations": activations})

@@ -84,8 +84,8 @@ def _answers(name: str, records: list[JsonObject], run: TabedRun, models: Mappin
             return None
         answers = {}
         for model, answer in models.items():
-            for blind, seen in (("", request), (BLIND, without_pictures(request, processor.newline_id))):
-                answers[f"{model}{blind}"] = str(processor.tokenizer.decode(answer(seen), skip_special_tokens=True))
+            for blind, shown in (("", request), (BLIND, without_pictures(request, processor.newline_id))):
+                answers[f"{model}{blind}"] = str(processor.tokenizer.decode(answer(shown), skip_special_tokens=True))
         return answers
 
     return [

@@ -16,7 +16,7 @@ from ...data.dataset import ConversationData
 from ...data.suites.benchmark_sets import SAMPLES, TURN_SETS, names_of, set_name, turn_set
 from ...data.suites.suite import BENCHMARK, INDEX, OOD, QUALITY, TASKS, Convention, Task, read_index
 from ...data.suites.suite_hub import PUBLISHED
-from ...eval.quality import QualityConfig
+from ...eval.quality.measure import QualityConfig
 
 HUB = "hub"
 

@@ -195,16 +195,16 @@ def as_saved(section: DrafterConfig, key: str) -> DrafterConfig:
     if (saved := _trained(folder)) is None:
         return section  # in another layout, or of before sections were kept: loading compares what its files say
     said = section.model_fields_set - {"path", "revision"}
-    own = section.decoding_settings
-    for name in sorted(said - own):
+    changeable = section.decoding_settings
+    for name in sorted(said - changeable):
         here, there = dict(section)[name], dict(saved).get(name)
         if here != there:
             raise UserError(
                 f"{name} is {here} here, and {there} in {folder / MANIFEST}", key=f"{key}.{name}",
                 hint="leave it out: a saved drafter's settings are taken from its folder",
             )  # fmt: skip
-    kept = {name: dict(section)[name] for name in {"path", "revision"} | (said & own)}
-    return saved.model_copy(update=kept)
+    settings = {name: dict(section)[name] for name in {"path", "revision"} | (said & changeable)}
+    return saved.model_copy(update=settings)
 
 
 def _trained(folder: Path) -> DrafterConfig | None:

@@ -13,11 +13,13 @@ from ...core.batch import ImageRequest
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.results import DATASET_FOLDER
 from ...data.captioned.prompts import ImagePrompt, read_prompts
+from ...eval.cells import Quality, quality_table
 from ...eval.loop import Decoding, generate
 from ...eval.measured_rows import PLAIN, Row, grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
-from ...eval.tables import Column, Table, text
+from ...eval.summary import ratio
+from ...eval.tables import Column, Table
 from ...models.decoding.batched import draw_pictures
 from ...models.decoding.warp import Warp
 from ...models.targets.drawing import Generator
@@ -27,13 +29,13 @@ from ..run.stopping import Stop
 from .drafters import Drafters, Drafting
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
-from .kept_pictures import KeptPicture, codes_of, drawn_once, drawn_tokens, identity_of, keep
 from .measuring import Measuring
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
+from .stored_pictures import StoredPicture, codes_of, drawn_once, drawn_tokens, identity_of, keep
 from .studies import CHECKS_OF_PICTURES, OF_PICTURES
 
-Pictures = Mapping[float, Mapping[str, Sequence[KeptPicture]]]  # temperature -> method -> one of each prompt
+Pictures = Mapping[float, Mapping[str, Sequence[StoredPicture]]]  # temperature -> method -> one of each prompt
 
 
 def run(stage: EvaluateSettings, context: Context) -> None:
@@ -76,7 +78,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             # For tables of quality with the same settings.
             for (temperature, method, drafter), its in grouped(rows, "temperature", "method", "drafter").items():
                 one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
-                drawn = (KeptPicture(tuple(row.tokens), row.num_cycles) for row in its)
+                drawn = (StoredPicture(tuple(row.tokens), row.num_cycles) for row in its)
                 keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
             tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
             quality, shown = _judged(generator, judge, tokens or drawn_tokens(rows), benchmark.shown, context.stop)
@@ -106,23 +108,23 @@ def draw_untimed(
         prompt = prompts[number]
         return generator.request(prompt.caption, prompt.label, prompt.key)
 
-    def plainly(warp: Warp, numbers: Sequence[int]) -> list[KeptPicture]:
+    def plainly(warp: Warp, numbers: Sequence[int]) -> list[StoredPicture]:
         seeds = [measuring.seed(number) for number in numbers]
         drawn = draw_pictures(target, [request(number) for number in numbers], warp, seeds=seeds)
-        return [KeptPicture(tuple(tokens), len(tokens) - 1) for tokens in drawn]
+        return [StoredPicture(tuple(tokens), len(tokens) - 1) for tokens in drawn]
 
-    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> list[KeptPicture]:
+    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> list[StoredPicture]:
         results = (generate(target, drafting.drafter, request(n), decoding, measuring.uniforms(n)) for n in numbers)
-        return [KeptPicture(tuple(result.tokens), len(result.cycles)) for result in results]
+        return [StoredPicture(tuple(result.tokens), len(result.cycles)) for result in results]
 
-    def drawn(temperature: float, by: Drafting | None, draw: object, at_once: int = 1) -> list[KeptPicture]:
+    def drawn(temperature: float, by: Drafting | None, draw: object, at_once: int = 1) -> list[StoredPicture]:
         identity = identity_of(stage, context, temperature, by)
         its = drawn_once(context.folder.parent, identity, prompts, draw, context.stop, batch_size=at_once)
         method = PLAIN if by is None else by.title
         context.say(f"{len(prompts)} pictures of {method} at temperature {temperature:g}")
         return its
 
-    pictures: dict[float, dict[str, list[KeptPicture]]] = {}
+    pictures: dict[float, dict[str, list[StoredPicture]]] = {}
     for temperature in stage.temperatures:
         plain = partial(plainly, measuring.warp(temperature))
         its = pictures[temperature] = {PLAIN: drawn(temperature, None, plain, batch_size)}
@@ -131,9 +133,7 @@ def draw_untimed(
     return pictures
 
 
-def scores_table(
-    stage: EvaluateSettings, pictures: Pictures, quality: Mapping[float, Mapping[str, JsonMapping]]
-) -> Table:
+def scores_table(stage: EvaluateSettings, pictures: Pictures, quality: Quality) -> Table:
     """A line for each method and temperature: pictures, tau and every metric.
 
     Methods of an exact rule have plain decoding's distribution: they are drawn only where they are asked for.
@@ -141,21 +141,13 @@ def scores_table(
     note = "tau as in every report. Nothing was timed."
     if left_out := [name for name, method in stage.methods.items() if not stage.is_drawn(method)]:
         note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
-    whats = {metric: score for methods in quality.values() for of in methods.values() for metric, score in of.items()}
-    columns = [Column("T", "g", ranked=False), text("method"), Column("n", "d", ranked=False), Column("tau"),
-               *(Column(metric, ".4g") for metric in sorted(whats))]  # fmt: skip
-    lines = []
+    numbers = {}
     for temperature, methods in pictures.items():
         for method, drawn in methods.items():
-            scores = quality[temperature][method]
             # The first token comes from the prefill.
             emitted, cycles = sum(len(p.tokens) - 1 for p in drawn), sum(p.num_cycles for p in drawn)
-            values = [float(scores[metric]["value"]) if metric in scores else None for metric in sorted(whats)]
-            lines.append((temperature, method, len(drawn), emitted / cycles if cycles else None, *values))
-    footnotes = [
-        f"{m}: {s['what']}" + (f" ({s['caution']})" if s.get("caution") else "") for m, s in sorted(whats.items())
-    ]
-    return Table("Pictures", tuple(columns), tuple(lines), note=note, footnotes=tuple(footnotes))
+            numbers[temperature, method] = (len(drawn), ratio(emitted, cycles))
+    return quality_table(quality, (Column("n", "d", ranked=False), Column("tau")), numbers, note)
 
 
 def _judged(

@@ -142,11 +142,11 @@ def cycles(timing: Timing, stop: str) -> list[tuple[int, int, int]]:
     """(drafted, drafted within the answer, emitted) of each pass after the prompt's, as our own loop counts them: no
     level behind the answer's last place, or behind its end token.
     """
-    matched, found = timing.by_pass(), []
+    matched, result = timing.by_pass(), []
     assert matched is not None, "answers are checked as they are read"
     room = sum(emitted for *_, emitted in matched)
     for drafted, accepted, emitted in matched:
-        kept = min(drafted, room - 1) if stop == "length" else drafted
-        found.append((drafted, min(kept, emitted) if accepted >= emitted else kept, emitted))
+        verified = min(drafted, room - 1) if stop == "length" else drafted
+        result.append((drafted, min(verified, emitted) if accepted >= emitted else verified, emitted))
         room -= emitted
-    return found
+    return result

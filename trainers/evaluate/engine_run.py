@@ -158,8 +158,8 @@ def _methods(
             stage.engine.check_method(key, method, config)
             policy = method.policy(seed=context.seed)
             drafting = Drafting(name, source.name, method, config, None, policy, method.rule_at)
-            own = config.lookup_in_vllm if isinstance(config, NgramConfig | SuffixConfig) else None
-            speculative = own and {"method": config.kind, "num_speculative_tokens": method.chain or 0, **own}
+            lookup = config.lookup_in_vllm if isinstance(config, NgramConfig | SuffixConfig) else None
+            speculative = lookup and {"method": config.kind, "num_speculative_tokens": method.chain or 0, **lookup}
             settings: JsonMapping = {}
             if speculative is None:
                 folder = context.folder / EXPORTS / f"{len(plans)}-{config.kind}"
@@ -182,11 +182,11 @@ def _exported(
     """
     weights = source.folder or cast(PublishedDrafter, source.config).fetched()
     prompts: Prompts = "all" if pictures else "text"
-    if (found := read_export(weights)) is None:
+    if (export := read_export(weights)) is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         exported = export_drafter(weights, folder, "vllm", target=str(context.target_source()), prompts=prompts)
     else:
-        exported, promised = found
+        exported, promised = export
         if exported.engine != "vllm" or (pictures and promised != "all"):
             what = f"to {exported.engine}" if exported.engine != "vllm" else "for prompts without pictures"
             raise UserError(f"the folder is an export {what}", where=str(weights),

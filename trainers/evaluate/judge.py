@@ -18,7 +18,8 @@ from ...core.json_types import JsonObject
 from ...data.captioned.items import decode_image
 from ...data.captioned.prompts import ImagePrompt
 from ...data.captioned.sources import TarSource, read, usable
-from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
+from ...eval.quality.extractors import Extractor, as_is
+from ...eval.quality.measure import Measured, QualityConfig, check, measure
 from ..readers import Reader, captioned
 
 MOST_REAL = 5000  # pictures of the synthetic dataset that are read, the prompts' own first
@@ -127,8 +128,8 @@ def as_captioned(reader: Reader, pictures: Tensor, captions: Sequence[str]) -> f
     with torch.no_grad():
         read_places = reader.read(pictures.to(next(reader.parameters()).device)).cpu()  # [B,4,2]
     truth = torch.stack([captioned(caption) for caption in captions])
-    asked = truth[..., 0] > 0
-    return float(((read_places == truth).all(-1) | ~asked).all(-1).float().mean())
+    named = truth[..., 0] > 0
+    return float(((read_places == truth).all(-1) | ~named).all(-1).float().mean())
 
 
 def real_pictures(tar: Path, size: int, count: int) -> list[Image.Image]:

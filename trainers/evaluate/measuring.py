@@ -138,7 +138,7 @@ class Measuring:
             self.context.progress.skip(len(sets[part]) - len(left))
             self._warm_up(sets[part], left, decodings, temperature)
 
-        kept = resumed_in_turn(
+        resumed = resumed_in_turn(
             stems,
             [len(requests) for requests in sets],
             decode,
@@ -148,7 +148,7 @@ class Measuring:
             others=self.context.progress.advance,
         )
         read = [[[Row.from_json(value, where=stem) for value in values or ()] for values in of]
-                for of, stem in zip(kept, stems, strict=True)]  # fmt: skip
+                for of, stem in zip(resumed, stems, strict=True)]  # fmt: skip
         return [Measured([row for rows in of for row in rows], [rows[0] if rows else None for rows in of])
                 for of in read]  # fmt: skip
 

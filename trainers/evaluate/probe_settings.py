@@ -40,10 +40,10 @@ class Importance(Section):
                         + did_you_mean(name, known)
                     )
         for suite in suites:
-            asked = [name for name in self.sets if name in (suite.names or self.sets) and name not in benchmarks]
-            if asked and suite.convention == "describe":
+            others = [name for name in self.sets if name in (suite.names or self.sets) and name not in benchmarks]
+            if others and suite.convention == "describe":
                 raise ValueError(
-                    f"probes.importance.sets: {asked[0]} is asked for descriptions; set convention: stock, in an "
+                    f"probes.importance.sets: {others[0]} is asked for descriptions; set convention: stock, in an "
                     "evaluation beside the one that measures speed"
                 )
 

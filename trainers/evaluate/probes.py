@@ -31,7 +31,7 @@ from ...eval.measured_rows import PLAIN, Row
 from ...eval.studies import visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section
-from ...eval.studies.video import video_sections
+from ...eval.studies.video import tables
 from ...eval.tables import Column, ReportSection, Table, text
 from ...models.decoding.warp import Warp
 from ...models.drafters.beside import head_in
@@ -45,11 +45,11 @@ from ...models.targets.table import image_section
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
-from .kept_pictures import codes_of, drawn_tokens
 from .measuring import Measuring
 from .probe_settings import Importance
 from .reporting import infos
 from .requests import ConversationSet
+from .stored_pictures import drawn_tokens
 
 PROBING = "while probing, after the report"
 
@@ -58,7 +58,8 @@ def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection
     """Those of Sparrow and SAGE that were measured."""
     stage = measuring.stage
     measured = stage.lengths or of_class(stage.benchmarks, SetsBenchmark)
-    return video_sections(rows, infos(measuring.drafting)) if measured else []
+    content = tables(rows, infos(measuring.drafting)) if measured else []
+    return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
 
 
 def probe(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportSection]:
@@ -279,13 +280,10 @@ def analysis(
         codes = [target.codes(list(row)) for row in by_method[PLAIN][: len(conditions)]]
         by_temperature[temperature] = cells = read(list(zip(conditions, codes, strict=True)), temperature)
         save_file(cells.arrays(), context.folder / f"analysis-T{temperature:g}.safetensors")
-        contrast[temperature] = {
-            method: contrasts(generator.pictures(codes_of(generator, tokens)), target.grid)
-            for method, tokens in by_method.items()
-        }
+        contrast[temperature] = contrasts(generator.pictures(torch.stack(codes)), target.grid)
     encoded = {}
     if (data := config.head_data) is not None:
         folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
         for name, samples in encoded_pictures(config, folder, image_section(context.target).sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
-    return [drawn_section(config, by_temperature, rows, encoded=encoded, contrast=contrast)]
+    return [drawn_section(config, by_temperature, encoded=encoded, contrast=contrast)]

@@ -131,8 +131,8 @@ class ConversationSet(RequestSet):
         except UserError as error:
             self.dataset.leave_out(index, error)
             return None
-        seen = target.view(request)
-        return Opened(request, answer, len(seen.ids), int((seen.modality != TEXT).sum()))
+        view = target.view(request)
+        return Opened(request, answer, len(view.ids), int((view.modality != TEXT).sum()))
 
     def request(self, index: int, target: Any) -> Request | None:
         """The request as the target reads it."""
@@ -297,11 +297,11 @@ def at_length(
     Args:
         sizes: width and height of the set's clips, read where frames keep sides of their own.
     """
-    asked = frames_in(length)
-    tokens = processor.picture_family.frame_tokens(video, processor, sizes, asked or 1)
-    frames = tokens.frames(str(length)) if asked is None else asked
+    num_frames = frames_in(length)
+    tokens = processor.picture_family.frame_tokens(video, processor, sizes, num_frames or 1)
+    frames = tokens.frames(str(length)) if num_frames is None else num_frames
     settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
-    return settings, label(str(length) if asked is None else tokens.total(frames))
+    return settings, label(str(length) if num_frames is None else tokens.total(frames))
 
 
 def check_length(length: Length) -> None:

@@ -44,8 +44,8 @@ class ResumeLog:
     def read(self) -> None:
         """Read what all ranks have kept by now into `values`. A damaged line is told the first time that it is read."""
         for path in sorted(p for p in self._stem.parent.glob("*.jsonl") if self._written.fullmatch(p.name)):
-            kept = read_small(path, hint="delete the file: its items are worked on again", max_bytes=LOG_BYTES)
-            for number, line in enumerate(kept.splitlines(), start=1):
+            text = read_small(path, hint="delete the file: its items are worked on again", max_bytes=LOG_BYTES)
+            for number, line in enumerate(text.splitlines(), start=1):
                 if not line:
                     continue
                 try:
@@ -126,8 +126,8 @@ def resumed_in_turn(
                 nowhere.append((part, index))
             elif ranks.is_main() or not stop.in_step:
                 log.add(str(index), value)
-    except Stopped as asked:
-        stopped = str(asked).removeprefix("stopped ")
+    except Stopped as error:
+        stopped = str(error).removeprefix("stopped ")
     # Ranks have done different numbers of items: all meet here, and all stop where one was asked to.
     each = ranks.gather((stopped, nowhere))
     stop.settle(place for place, _ in each)

@@ -82,8 +82,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     # The lengths of a benchmark follow each other.
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
         rows.extend(measuring.all([*at_lengths]))
-    asked = stage.probes.binding
-    bound = None if asked is None else binding(asked, opening, measuring, processor)
+    probe = stage.probes.binding
+    bound = None if probe is None else binding(probe, opening, measuring, processor)
     runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
     notes: list[str] = []
     early: list[str] = []
@@ -173,12 +173,12 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
     turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
     # The captioner is built like the drafter and uses the drafter's image processor.
     patches = (context.own_image_processor() or processor).patches
-    asked = encode(turns, form, processor, pictures=[Picture(patches)], open_ended=True)
+    encoded = encode(turns, form, processor, pictures=[Picture(patches)], open_ended=True)
     never = (processor.image_token_id,)
     decoder = family_of(model.config).decoder(model, num_token_ids=processor.num_token_ids, never=never)
     return LvlmCaptioner(
         decoder,
-        asked.ids,
+        encoded.ids,
         image_token_id=processor.image_token_id,
         stop_ids=end_ids(processor, form),
         tokenizer=processor.tokenizer,
@@ -203,7 +203,7 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
         asked_last = next(turn["value"] for turn in reversed(turns) if turn["from"] == "human")
         return key_word(measuring.text(tokens), asked_last, words)
 
-    asked = right = blind = 0
+    count = right = blind = 0
     stop = measuring.context.stop
     with stop.together():
         for index in stop.watch(ranks.share(len(dataset), in_step=stop.in_step), "while probing binding"):
@@ -212,12 +212,12 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
                 continue
             request, answer = opened.request, str(dataset.record(index)["answer"])
             assert isinstance(request, Request)
-            asked += 1
+            count += 1
             right += named(index, request) == answer
             blind += named(index, without_pictures(request, processor.newline_id)) == answer
-    each = [(asked, right, blind)] if stop.in_step else ranks.gather((asked, right, blind))
-    asked, right, blind = (sum(counts) for counts in zip(*each, strict=True))
-    return {"questions": asked, "accuracy": ratio(right, asked), "blind_accuracy": ratio(blind, asked)}
+    each = [(count, right, blind)] if stop.in_step else ranks.gather((count, right, blind))
+    count, right, blind = (sum(counts) for counts in zip(*each, strict=True))
+    return {"questions": count, "accuracy": ratio(right, count), "blind_accuracy": ratio(blind, count)}
 
 
 def key_word(answer: str, question: str, words: Collection[str]) -> str | None:
@@ -226,9 +226,9 @@ def key_word(answer: str, question: str, words: Collection[str]) -> str | None:
     It is the last one in the first clause that names one which the question does not: "You can see that the circle is
     red, as ..." gives red where the circle was asked for, and "I see a red circle, ..." does, too.
     """
-    asked = set(re.findall(r"\w+", question))
+    of_question = set(re.findall(r"\w+", question))
     for clause in re.split(r"[,.;:]", answer):
-        if said := [word for word in clause.split() if word in words and word not in asked]:
+        if said := [word for word in clause.split() if word in words and word not in of_question]:
             return said[-1]
     return None
 

@@ -67,13 +67,13 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
         raise UserError("no report of this evaluation", where=str(folder), hint=again)
     report = read_json(path, JsonObject, hint=again)
     rows = folder / "rows.jsonl"
-    own = [row for row in read_rows(rows) if row.drafter == drafter] if rows.is_file() else []
-    if not own:
+    rows_of = [row for row in read_rows(rows) if row.drafter == drafter] if rows.is_file() else []
+    if not rows_of:
         raise UserError(f"this evaluation has no row of the drafter of stage {drafter!r}", where=str(path),
                         hint="name another evaluation (report=STAGE), or another drafter (from=STAGE)")  # fmt: skip
     try:
         methods = {name: MethodInfo(**info) for name, info in report["methods"].items()}
-        measured = cells_of(own, methods)
+        measured = cells_of(rows_of, methods)
         beside = cells({"cells": [cell for cell in report["cells"] if drafter not in cell["drafters"]]})
         warned = [text for text in report["findings"] if text.startswith("**Warning**")]
         # A table of M and MT* alone says nothing to a stranger.

@@ -212,8 +212,8 @@ def suggested(method: str, target: str | None) -> str:
 
 def word(method: str) -> str:
     """A kind as one word, for names and tags: of a class of another package its name (`Hydra` of HydraConfig)."""
-    own = method.rpartition(":")[2].rpartition(".")[2]
-    return own.removesuffix("Config").lower() or own.lower() if ":" in method else method
+    name = method.rpartition(":")[2].rpartition(".")[2]
+    return name.removesuffix("Config").lower() or name.lower() if ":" in method else method
 
 
 def is_repo(repo: str) -> bool:

@@ -10,10 +10,10 @@ import atexit
 import itertools
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,8 +59,8 @@ class RunLock:
                     _take(path, output, say, patience_s).release()
             place.write_text(str(os.getpid()))
         except OSError as error:
-            told = unwritable(Path(error.filename or output), error)
-            raise UserError(told.problem, key="output", where=told.where, hint=told.hint) from error
+            fault = unwritable(Path(error.filename or output), error)
+            raise UserError(fault.problem, key="output", where=fault.where, hint=fault.hint) from error
         atexit.register(self.release)  # keeps the lock as long as the process lives, whoever forgets this object
 
     def release(self) -> None:
@@ -85,40 +85,27 @@ def _take(path: Path, output: Path, say: Callable[[str], None], patience_s: floa
     return lock
 
 
-def end_with_launcher() -> bool:
+def end_with_launcher() -> None:
     """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone. One that does not
-    stop within a minute (its peers are dead, and a collective waits for them) is ended. Returns False where they were
-    gone before this rank could look: nobody waits for what it would do.
+    stop within a minute (its peers are dead, and a collective waits for them) is ended.
     """
-    parents = _launchers()
-    if parents:
-        threading.Thread(target=_watch, args=(parents,), name="end-with-launcher", daemon=True).start()
-    return parents is not None
+    if pairs := _launchers():
+        threading.Thread(target=_watch, args=(pairs,), name="end-with-launcher", daemon=True).start()
 
 
-def _launchers() -> list[tuple[int, int]] | None:
-    """(process, its parent) for this process and for the launcher above it, where a launcher started them.
-
-    None: there was one, and it or DeepSpeed's runner above it has ended already.
+def _launchers() -> list[tuple[int, int]]:
+    """(process, its parent) for this process and for the launcher above it, where a launcher and a runner started them.
+    On the nodes of a cluster a shell starts the launcher.
     """
-    # DeepSpeed's launcher sets the one in the environment, which children of a rank inherit, and adds the other.
-    launched = "CROSS_RANK" in os.environ and any(word.startswith("--local_rank") for word in sys.argv)
-    process = psutil.Process()
-    try:
-        launcher = process.parent()
-        words = "" if launcher is None else "\n".join(launcher.cmdline())
-        if launcher is None or not any(name in words for name in _LAUNCHERS):
-            return None if launched else []
-        pairs = [(process.pid, launcher.pid)]
-        if "deepspeed" not in words:
-            return pairs
-        runner = launcher.parent()
-        if runner is not None and "deepspeed" in "\n".join(runner.cmdline()):
-            return [*pairs, (launcher.pid, runner.pid)]
-    except psutil.NoSuchProcess:
-        return None
-    # On the nodes of a cluster a shell starts the launcher, which is then told its node; else a runner does.
-    return None if "deepspeed.launcher.launch" in words and "--node_rank" not in words else pairs
+    pairs, process = [], psutil.Process()
+    with suppress(psutil.NoSuchProcess):
+        for _ in range(2):
+            parent = process.parent()
+            if parent is None or not any(name in "\n".join(parent.cmdline()) for name in _LAUNCHERS):
+                break
+            pairs.append((process.pid, parent.pid))
+            process = parent
+    return pairs
 
 
 def _watch(pairs: list[tuple[int, int]]) -> None:

@@ -86,10 +86,11 @@ def forget(folder: Path) -> None:
 
 
 def write_begun(planned: Planned, folder: Path) -> None:
-    """Write `fingerprint.json`. Of each input it holds the fingerprint that the input's folder has on disk now.
-
-    The plan's own may be another one: of data that is not on this machine it knows nothing.
+    """Write `fingerprint.json` where there is none. Of each input it holds the fingerprint that the input's folder has
+    on disk now. The plan's own may be another one: of data that is not on this machine it knows nothing.
     """
+    if read_mark(folder / BEGUN) is not None:
+        return
     settings = dict(planned.settings)
     if planned.inputs and settings:
         there = {thing: begun(folder.parent / maker) for thing, maker in planned.inputs.items()}
@@ -169,8 +170,7 @@ def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> Use
         if earlier is not None and earlier.stage.command != planned.stage.command:
             hint = f"draftsmith {earlier.stage.command} NAME runs it: the same NAME and settings, without stages="
         return UserError(
-            f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished"
-            + "".join(f" ({name} cannot be read)" for name in unreadable(output / maker)),
+            f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
             where=str(output / maker), hint=hint,
         )  # fmt: skip
     if is_done(planned.earlier[maker], output, any_data=planned.stage.takes_any_data):
@@ -216,8 +216,8 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
         )  # fmt: skip
     changes = _changes(planned, folder.parent)
     more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
-    told = "; ".join([*changes[:4], *more])
-    return UserError(f"{problem} with other settings, data or earlier stages: {told}", where=str(folder), hint=hint)
+    summary = "; ".join([*changes[:4], *more])
+    return UserError(f"{problem} with other settings, data or earlier stages: {summary}", where=str(folder), hint=hint)
 
 
 def _shown(values: JsonMapping, key: str) -> str:
@@ -242,11 +242,6 @@ def write_done(planned: Planned, folder: Path, version: int, seconds: float, *, 
     )
     # What `auto` became is lost with `fingerprint.json` otherwise, and no finished stage resolves it anew.
     write_mark(folder / DONE, replace(mark, resolved=None if begun is None else begun.resolved))
-
-
-def unreadable(folder: Path) -> list[str]:
-    """Which of the two marks of a stage's folder are there and cannot be read."""
-    return [name for name in (DONE, BEGUN) if (folder / name).is_file() and read_mark(folder / name) is None]
 
 
 def named_weights(section: JsonMapping) -> Iterator[tuple[str, str]]:
@@ -283,7 +278,7 @@ def check_inputs(planned: Planned, makers: Iterable[str], output: Path) -> None:
 def _check(folder: Path, taken: str, cure: str) -> None:
     mark = read_mark(folder / DONE)
     if mark is None or mark.files is None:
-        raise UserError(f"{taken}, and {DONE} there is damaged", where=str(folder / DONE), hint=cure)
+        raise UserError(f"{taken}, and {DONE} there lists no files", where=str(folder / DONE), hint=cure)
     problems = damage(folder, mark.files, lambda name: not _matches(name, _BESIDE))
     if problems:
         first, more = problems[0], len(problems) - 1

@@ -98,8 +98,8 @@ def with_types(value: object, key: str, resolved: Mapping[str, str]) -> Any:
     parts = {name: with_types(part, f"{key}.{name}", resolved) for name, part in before.items()}
     if isinstance(value, Section):
         changed = {name: part for name, part in parts.items() if part is not before[name]}
-        own = {"dtype": resolved[f"{key}.dtype"]} if f"{key}.dtype" in resolved else {}
-        return value.model_copy(update=changed | own)
+        of_key = {"dtype": resolved[f"{key}.dtype"]} if f"{key}.dtype" in resolved else {}
+        return value.model_copy(update=changed | of_key)
     if isinstance(value, Mapping):
         return parts
     return type(value)(parts.values()) if isinstance(value, list | tuple) else value
@@ -120,8 +120,8 @@ def record_ends(context: Context, planned: Planned) -> None:
     form, mark = planned.stage.answer_format, read_mark(context.folder / BEGUN)
     if form is None or mark is None:
         return
-    own, recorded = planned.own_target, mark.resolved or {}
-    processor = (context if own is None else replace(context, target=own)).processor()
+    stage_target, recorded = planned.own_target, mark.resolved or {}
+    processor = (context if stage_target is None else replace(context, target=stage_target)).processor()
     usual, here = str(processor.eos_id), ", ".join(map(str, end_ids(processor, form)))
     if (before := recorded.get(ENDS, usual)) == here:
         return

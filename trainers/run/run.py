@@ -13,7 +13,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import full_disk_is_told, sweep
 from ...core.placement import num_gpus
-from ...core.results import BEGUN, DONE, read_mark
+from ...core.results import BEGUN
 from .context import Context, tracked
 from .matching import (
     FINGERPRINTS,
@@ -26,7 +26,6 @@ from .matching import (
     made_nothing,
     refuse_other,
     stage_state,
-    unreadable,
     write_begun,
     write_done,
 )
@@ -91,7 +90,7 @@ def _run_stage(
     state = ranks.on_main(stage_state, planned, output)
     if state == "finished":
         say(f"stage {planned.name}: finished before, same inputs")
-        ranks.on_main(_write_begun, planned, folder, say)
+        ranks.on_main(write_begun, planned, folder)
         return
     stop.agree(f"before stage {planned.name}")
     # Again, since hours may have passed; what has not changed since is not read again.
@@ -129,29 +128,20 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> str:
     """
     for place in (folder, *(place for pattern in SHARED for place in folder.parent.glob(pattern))):
         sweep(place)
-    if DONE in unreadable(folder):
-        say(f"stage {planned.name}: {DONE} cannot be read (empty, cut or damaged), so the stage counts as not finished")
     if folder.is_dir() and begun(folder) is None and any(folder.iterdir()):
-        kept = folder.with_name(free_name(folder))
-        os.replace(folder, kept)
-        say(f"stage {planned.name}: {BEGUN} is missing or cannot be read, so the settings of what is there are not "
-            f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
+        aside = folder.with_name(free_name(folder))
+        os.replace(folder, aside)
+        say(f"stage {planned.name}: {BEGUN} is missing, so the settings of what is there are not known: it is kept in "
+            f"{aside}, and the stage begins anew")  # fmt: skip
     if (mark := begun(folder)) is not None and made_nothing(folder):  # it begins as it is now: what it reads was mended
         if mark.fingerprint != planned.fingerprint:
             forget(folder)
         (folder / BEGUN).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_begun(planned, folder, say)
+    write_begun(planned, folder)
     mark = begun(folder)
     assert mark is not None, folder
     return mark.fingerprint
-
-
-def _write_begun(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
-    if read_mark(folder / BEGUN) is None:
-        if (folder / BEGUN).is_file():
-            say(f"stage {planned.name}: {BEGUN} could not be read, and is written again")
-        write_begun(planned, folder)
 
 
 def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str | None) -> None:

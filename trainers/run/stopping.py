@@ -123,7 +123,7 @@ class Stop:
 
     def _listen(self) -> None:
         """In a thread, which gets the number of each signal even while the main thread waits for other ranks."""
-        told = False
+        warned = False
         with self._reader:
             while numbers := self._reader.recv(1):
                 if numbers[0] not in SIGNALS:
@@ -134,8 +134,8 @@ class Stop:
                         os._exit(_ENDED)
                     self._first_int = self._first_int or time.monotonic()
                 self.raised = True
-                if not told:
-                    told = True
+                if not warned:
+                    warned = True
                     self._say("asked to stop: ends after this step, request or batch (a second Ctrl-C ends at once)")
                     # The store may be in use by the main thread, which must not keep a second signal waiting.
                     threading.Thread(target=ranks.tell, args=(_TOLD,), daemon=True).start()

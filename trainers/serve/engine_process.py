@@ -175,9 +175,9 @@ class EngineProcess:
             raise UserError(f"the engine {what}, and {_TRIES} times in a row did no job; its last lines:\n"
                             f"{last_lines(self.log)}", key=self.key, where=str(self.log),
                             hint=f"{hint}; what the stage has finished is kept")  # fmt: skip
-        kept = self.log.with_name(f"log-{self.num_starts}.txt")
-        os.replace(self.log, kept)
-        self.say(f"the engine {what} ({kept}): it is started again")
+        copy = self.log.with_name(f"log-{self.num_starts}.txt")
+        os.replace(self.log, copy)
+        self.say(f"the engine {what} ({copy}): it is started again")
         self._start()
 
     def _start(self) -> None:

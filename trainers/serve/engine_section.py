@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ...core.files import unwritable
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import FINGERPRINT
 from ...core.states import Taps
-from ...data.families.processor import Processor
+from ...data.dataset import ConversationDataset
 from ...data.states.samples import StatesSamples
 from ...eval.engines.program import find_python, version_of
 from ...models.decoding.warp import Warp
@@ -108,19 +108,19 @@ class VllmEngine(TargetEngine):
 
     def check(self, target: AnyTarget, *, states: bool, aspect: str) -> None:
         target = language_section(target)
-        own, name = "engine: {kind: transformers} does", self.name
+        instead, name = "engine: {kind: transformers} does", self.name
         if taken := sorted(set(self.options) & set(self.ours)):
             raise Refused(f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out")
         if states and not (target.family is not None and _taps(target.family)):
             tapped = sorted({family.kind for family in FAMILIES.values() if _taps(family)})
             known = f", only of {', '.join(tapped)}" if tapped else ""
-            raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
+            raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", instead)
         if target.family is not None and not target.family.agrees_on_pictures:
             problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
-            raise Refused("engine.kind", problem, own)
+            raise Refused("engine.kind", problem, instead)
         if target.family is not None and target.family.shares_pictures and aspect.startswith("anyres"):
             problem = f"{name} cuts a picture into tiles by itself, which may not be those that the data section cuts"
-            raise Refused("engine.kind", problem, f"{own}, or set aspect: square or pad")
+            raise Refused("engine.kind", problem, f"{instead}, or set aspect: square or pad")
         if target.tensor_parallel_size > 1 or target.device_map is not None:
             raise Refused("engine.kind", "target.tensor_parallel_size and device_map spread a target of this process",
                           "leave them out, and set engine.tensor_parallel_size")  # fmt: skip
@@ -130,30 +130,17 @@ class VllmEngine(TargetEngine):
         return self.identity | {"version": version_of("vllm", python)}
 
     def open_answers(
-        self,
-        context: Context,
-        processor: Processor,
-        warp: Warp,
-        ends: Sequence[int],
-        never: Collection[int],
-        *,
-        max_length: int,
-        most_pictures: int,
+        self, context: Context, dataset: ConversationDataset, target: LanguageTarget, warp: Warp, ends: Sequence[int]
     ) -> BeginAnswers:
+        most_pictures = int(dataset.column("images").max())
         process = context.opened.enter_context(engine_process(
-            self, context, key="engine", layers=None, max_length=max_length, most_pictures=most_pictures
+            self, context, key="engine", layers=None, max_length=dataset.config.max_length, most_pictures=most_pictures
         ))  # fmt: skip
-        return ServedAnswers(process, processor, partial(self.sampling, warp), ends, never).begin
+        sampling, never = partial(self.sampling, warp), target.decoder.banned
+        return ServedAnswers(process, dataset.processor, sampling, ends, never).begin
 
     def open_states(
-        self,
-        context: Context,
-        samples: StatesSamples,
-        target: LanguageTarget,
-        processor: Processor,
-        wanted: Taps,
-        *,
-        key: str,
+        self, context: Context, samples: StatesSamples, target: LanguageTarget, wanted: Taps, *, key: str
     ) -> StatesElsewhere:
         target.check(wanted)
         data = samples.dataset
@@ -168,7 +155,7 @@ class VllmEngine(TargetEngine):
         ))  # fmt: skip
         with context.stop.together():  # and not inside a step, which a stop does not end
             process.start()
-        return StatesElsewhere(self.ahead, ServedStates(process, target, processor, wanted, layers).begin)
+        return StatesElsewhere(self.ahead, ServedStates(process, target, data.processor, wanted, layers).begin)
 
 
 class VllmEvaluation(VllmEngine):
@@ -203,8 +190,8 @@ class VllmEvaluation(VllmEngine):
 
     def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
         known = super().settings(model, dtype, max_length, most_pictures, on_gpu=on_gpu)
-        own = {"max_num_seqs": max(self.concurrency), "enable_prefix_caching": False, "disable_log_stats": False}
-        return known | own
+        more = {"max_num_seqs": max(self.concurrency), "enable_prefix_caching": False, "disable_log_stats": False}
+        return known | more
 
     def lines(self) -> list[str]:
         beside = "" if self.beside is None else f", beside our own loop's of stage {self.beside}"

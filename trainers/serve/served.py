@@ -24,7 +24,7 @@ from ...core.states import Taps, TargetStates
 from ...data.families.processor import Processor
 from ...models.decoding.batched import Written
 from ...models.hub import num_deepstack
-from ...models.targets.language import kept_states
+from ...models.targets.language import tapped_states
 from .engine_answers import Asked, Job
 from .engine_process import EngineProcess
 
@@ -90,13 +90,13 @@ class ServedStates:
         states = torch.zeros(*batch.ids.shape, len(self.layers), self.target.config.hidden_size, dtype=dtype)
         # Other ranks may be inside the same step, or wait for its end: whoever asks stops between two batches.
         self.process.wait(name, job, stops=False)
-        for row, asked in enumerate(job.requests):
-            states[row, : len(asked.ids)] = self.process.states(name, job, row).to(dtype)
+        for row, request in enumerate(job.requests):
+            states[row, : len(request.ids)] = self.process.states(name, job, row).to(dtype)
         by_layer = dict(zip(self.layers, states.to(device).unbind(2), strict=True))
         feature = decoder.language_model.norm(by_layer[decoder.num_layers])
         positions, _ = place_positions(batch.modality, mask, _pictures(batch), decoder.scheme)
         layers = {layer: by_layer[layer] for layer in self.taps.layers}
-        return kept_states(batch.to(device), self.taps, feature, layers, positions.to(device))
+        return tapped_states(batch.to(device), self.taps, feature, layers, positions.to(device))
 
 
 def check_layers(engine: str, layers: Sequence[int], config: PreTrainedConfig) -> None:
@@ -129,13 +129,13 @@ def _rows(batch: Batch) -> list[Request]:
     for name, ids, modality, mask in zip(
         batch.sample_ids, batch.ids, batch.modality, batch.attention_mask, strict=True
     ):
-        own, visual, start = [], int((modality[mask] != TEXT).sum()), place
+        of_row, visual, start = [], int((modality[mask] != TEXT).sum()), place
         while visual > 0:
-            own.append(next(pictures))
-            visual -= own[-1].num_tokens
-            place += own[-1].num_tiles
+            of_row.append(next(pictures))
+            visual -= of_row[-1].num_tokens
+            place += of_row[-1].num_tiles
         pixels = None if batch.pixels is None else batch.pixels[start:place]
-        rows.append(Request(ids[mask], modality[mask], pixels, name, tuple(own)))
+        rows.append(Request(ids[mask], modality[mask], pixels, name, tuple(of_row)))
     return rows
 
 
@@ -157,7 +157,7 @@ def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Process
     """The pictures of a row as [H,W,3] uint8, of its tiles [I,3,S,S] or patches [P,...]. Raises `UserError`: a clip, or
     a picture in several tiles, which an engine would cut by itself.
     """
-    found, place = [], 0
+    drawn, place = [], 0
     for picture in pictures:
         if picture.modality == VIDEO:
             raise UserError("the engine is handed pictures, and this record has a clip", where=name, hint=_PASSED)
@@ -174,6 +174,6 @@ def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Process
             cut = part.view(rows, columns, merge, merge, 3, 2, side, side)[:, :, :, :, :, 0]  # both frames are one
             whole = cut.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, grid.rows * side, grid.columns * side)
         # Normalised [3,H,W] -> the bytes that were normalised.
-        found.append(((whole.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0))
+        drawn.append(((whole.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0))
         place += picture.num_tiles
-    return [picture.contiguous() for picture in found]
+    return [picture.contiguous() for picture in drawn]

@@ -294,12 +294,12 @@ def dtype_loss(
             if not len(exact):
                 continue
             places += len(exact)
-            kept = {dtype: decode(encode(exact, dtype), dtype, exact.dtype) for dtype in DTYPES}
+            decoded = {dtype: decode(encode(exact, dtype), dtype, exact.dtype) for dtype in DTYPES}
             for start in range(0, len(exact), _PLACES):
                 some = slice(start, start + _PLACES)
                 goal = log_probs(scores(exact[some]))
                 for dtype in DTYPES:
-                    found = log_probs(scores(kept[dtype][some]))
-                    sums[dtype][0] += float((goal.double().exp() * (goal.double() - found.double())).sum(-1).sum())
-                    sums[dtype][1] += float((goal.argmax(-1) == found.argmax(-1)).sum())
+                    log_q = log_probs(scores(decoded[dtype][some]))
+                    sums[dtype][0] += float((goal.double().exp() * (goal.double() - log_q.double())).sum(-1).sum())
+                    sums[dtype][1] += float((goal.argmax(-1) == log_q.argmax(-1)).sum())
     return {d: {"kl": kl / max(1, places), "agreement": agreed / max(1, places)} for d, (kl, agreed) in sums.items()}

@@ -5,7 +5,7 @@ Serving engines, which run it in a process of their own, are extras: `engines.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ from ...core.batch import Batch, Request
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
-from ...data.families.processor import Processor
+from ...data.dataset import ConversationDataset
 from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
@@ -81,35 +81,15 @@ class TargetEngine(Section):
         return None
 
     def open_answers(
-        self,
-        context: Context,
-        processor: Processor,
-        warp: Warp,
-        ends: Sequence[int],
-        never: Collection[int],
-        *,
-        max_length: int,
-        most_pictures: int,
+        self, context: Context, dataset: ConversationDataset, target: LanguageTarget, warp: Warp, ends: Sequence[int]
     ) -> BeginAnswers | None:
-        """What writes the stage's answers beside this rank; None: the target in this process.
-
-        Args:
-            ends: ids of the end tokens.
-            never: ids that no answer has.
-            max_length: tokens of a prompt and its answer, at most.
-            most_pictures: of a request.
+        """What writes the stage's answers to records of `dataset` beside this rank; None: the target in this process.
+        `target`: its tables. `ends`: ids of the end tokens.
         """
         return None
 
     def open_states(
-        self,
-        context: Context,
-        samples: StatesSamples,
-        target: LanguageTarget,
-        processor: Processor,
-        wanted: Taps,
-        *,
-        key: str,
+        self, context: Context, samples: StatesSamples, target: LanguageTarget, wanted: Taps, *, key: str
     ) -> StatesElsewhere | None:
         """What computes the target's states beside this rank (all ranks call); None: the target in this process.
         `target`: its tables. `key`: of the section in the stage's own.

@@ -34,7 +34,7 @@ class Texts:
     Args:
         form: how prompts are rendered.
         max_new_tokens: of an answer.
-        kept: log-probabilities that are kept at each token; 0: none are.
+        top: log-probabilities that are kept at each token; 0: none are.
         batch_size: requests that are answered together.
     """
 
@@ -47,24 +47,21 @@ class Texts:
         *,
         warp: Warp,
         max_new_tokens: int,
-        kept: int,
+        top: int,
         batch_size: int,
     ):
-        self.context, self.warp, self.max_new_tokens, self.kept = context, warp, max_new_tokens, kept
+        self.context, self.warp, self.max_new_tokens, self.top = context, warp, max_new_tokens, top
         self.processor = context.processor()
         self.ends = end_ids(self.processor, form)
         self.dataset = open_records(data, form, context, self.processor, learned=False)
         self.target = open_target(context, self.processor, tables_only=engine.is_served)
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
-        if kept > (most := self.processor.num_token_ids - 2):
-            problem = f"keep_logprobs is {kept}: of {most + 2} ids the image's never comes, and one is left to the rest"
+        if top > (most := self.processor.num_token_ids - 2):
+            problem = f"keep_logprobs is {top}: of {most + 2} ids the image's never comes, and one is left to the rest"
             raise UserError(problem, hint=f"keep {most} or fewer: 64 already hold nearly all of the mass")
         self.engine = engine.installed_identity(f"stages.{context.name}.engine")
         self.batch_size = batch_size
-        self.served = engine.open_answers(
-            context, self.processor, warp, self.ends, self.target.decoder.banned,
-            max_length=data.max_length, most_pictures=int(self.dataset.column("images").max()),
-        )  # fmt: skip
+        self.served = engine.open_answers(context, self.dataset, self.target, warp, self.ends)
         # Where the recipe names no number: what a killed process loses. An engine is handed a whole shard at once.
         self.per_shard = 512 if self.served else max(64, batch_size)
         self._ends: Counter[str] = Counter()  # why the answers of this process stopped -> how many
@@ -78,7 +75,7 @@ class Texts:
 
     def identity(self) -> JsonObject:
         """What the shards depend on besides the stage's fingerprint."""
-        known = {"tokenizer": self.processor.tokenizer_hash, "kept": self.kept}
+        known = {"tokenizer": self.processor.tokenizer_hash, "kept": self.top}
         return known if self.engine is None else known | {"engine": self.engine}
 
     def answers(self, numbers: range) -> list[Answer]:
@@ -87,9 +84,9 @@ class Texts:
         alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
         parts = [alike[start : start + self.batch_size] for start in range(0, len(alike), self.batch_size)]
         # An engine has all of them at once, and goes from one to the next.
-        asked = [self._batch(part) for part in parts] if self.served else map(self._batch, parts)
+        batches = [self._batch(part) for part in parts] if self.served else map(self._batch, parts)
         answers: list[Answer] = []
-        for finish, part in zip(self.context.stop.watch(asked, "inside a shard of answers"), parts, strict=True):
+        for finish, part in zip(self.context.stop.watch(batches, "inside a shard of answers"), parts, strict=True):
             answers += (written := [*finish()])
             self._ends.update(answer.stop for answer in written)
             if self.served:
@@ -120,16 +117,16 @@ class Texts:
 
     def _batch(self, numbers: list[int]) -> Callable[[], Iterator[Answer]]:
         """Ask for the answers to these records, and return what gives them."""
-        asked = {number: self._request(number) for number in numbers}
-        usable = {number: request for number, request in asked.items() if request is not None}
+        requests = {number: self._request(number) for number in numbers}
+        usable = {number: request for number, request in requests.items() if request is not None}
         seeds = [self.context.seed * 1_000_003 + number for number in usable]
         written = self._write(list(usable.values()), seeds)
 
         def finish() -> Iterator[Answer]:
-            for number in asked.keys() - usable.keys():
+            for number in requests.keys() - usable.keys():
                 yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
             for (number, request), seed, answer in zip(usable.items(), seeds, written(), strict=True):
-                tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
+                tensors = {"prompt": text_ids(request), **kept_tensors(answer.top_log_probs)}
                 yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
 
         return finish
@@ -140,7 +137,7 @@ class Texts:
             return lambda: []
         if self.served is not None:
             return self.served(requests, limits, seeds)
-        keep = functools.partial(keep_scores, count=self.kept) if self.kept else None
+        keep = functools.partial(keep_scores, count=self.top) if self.top else None
         return functools.partial(
             write_answers, self.target.decoder, requests, self.warp, limits=limits, seeds=seeds,
             eos_ids=self.ends, keep=keep, prefill_chunk=self.target.prefill_chunk, watch=self._wrote,

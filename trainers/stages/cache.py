@@ -130,7 +130,7 @@ class CacheStage(Stage):
         builder = Builder(
             samples, counts, target, wanted, store, folder,
             SeededCollate(processor.pad_id, processor.image_size, seed=0), self.batch_size,
-            self.engine.open_states(context, samples, target, processor, wanted, key="engine"),
+            self.engine.open_states(context, samples, target, wanted, key="engine"),
         )  # fmt: skip
         size = builder.size(np.arange(len(samples)), target.config.hidden_size)
         deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))
@@ -161,8 +161,8 @@ class CacheStage(Stage):
         if ranks.is_main():
             finish(folder, identity, num_shards=len(deal), measured={"head distribution": measured.loss})
             reader = ShardReader(folder)
-            kept = sum(shard.bytes for shard in reader.shards)
-            context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
+            num_bytes = sum(shard.bytes for shard in reader.shards)
+            context.say(f"{len(reader):,} samples, {shown(num_bytes / len(reader))} each, {shown(num_bytes)} in all")
         ranks.barrier()
 
     def describe(self, plan: Planned) -> list[str]:

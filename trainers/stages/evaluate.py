@@ -98,9 +98,9 @@ class EvaluateStage(EvaluateSettings):
         temperatures = ", ".join(f"{t:g}" for t in self.temperatures)
         lines.append(f"  temperatures {temperatures}; {answers}each request is decoded plainly and by:")
         for name, method in self.methods.items():
-            own, alone = [t for t in self.temperatures if method.allowed(t)], ""
-            if len(own) < len(self.temperatures):
-                alone = f"; temperature{'s' * (len(own) > 1)} {', '.join(f'{t:g}' for t in own)} alone"
+            allowed, alone = [t for t in self.temperatures if method.allowed(t)], ""
+            if len(allowed) < len(self.temperatures):
+                alone = f"; temperature{'s' * (len(allowed) > 1)} {', '.join(f'{t:g}' for t in allowed)} alone"
             lines.append(f"    {name}: {method.line(self.drafters)}{alone}")
         if self.draws and (untimed := self.drawing.untimed) is not None:
             lines.append(f"  for their quality alone, untimed: plain decoding in batches of {untimed.batch_size}")

@@ -194,8 +194,8 @@ class GenerateStage(Stage):
         if target.draws_images == self.writes_conversations:
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
-        own = [key for key in ("patch_size", "vocab_size") if dict(self)[key] != type(self).model_fields[key].default]
-        brought = own if target.path is not None else []
+        given = [key for key in ("patch_size", "vocab_size") if dict(self)[key] != type(self).model_fields[key].default]
+        brought = given if target.path is not None else []
         if self.writes_conversations and brought:
             raise Refused(
                 brought[0], "nothing reads it: the weights at target.path bring their processor", "leave it out"
@@ -275,8 +275,8 @@ def _counting(context: Context) -> Callable[[], None]:
 
 def _family(target: AnyTarget) -> PictureFamily:
     """How a target reads pictures. A text-only one ignores what is written for them."""
-    own: PictureFamily | None = None if target.draws_images else target.picture_family
-    return own or picture_family_of(target.base_kind) or USUAL
+    named: PictureFamily | None = None if target.draws_images else target.picture_family
+    return named or picture_family_of(target.base_kind) or USUAL
 
 
 def _texts(path: Path) -> list[str]:

@@ -98,8 +98,8 @@ class PromptsStage(Stage):
             raise Refused("temperature", "a greedy target writes the same prompt each time", "set 1, or 0.8")
         about: dict[str, str] = {}
         for name, split in self.splits.items():
-            own = [*(f"topic {topic.casefold()!r}" for topic in split.topics), f"folder {split.pictures}"]
-            for what in own if split.pictures else own[:-1] or ["no topic"]:
+            words = [*(f"topic {topic.casefold()!r}" for topic in split.topics), f"folder {split.pictures}"]
+            for what in words if split.pictures else words[:-1] or ["no topic"]:
                 if (other := about.setdefault(what, name)) != name:
                     raise Refused(f"splits.{name}", f"{what} is of {other} as well, and splits have prompts apart",
                                   "give each its own topics or pictures")  # fmt: skip
@@ -147,11 +147,11 @@ class PromptsStage(Stage):
         """Tries prompts, ranks in turn, until each split has its own."""
         init_distributed()
         with context.in_step():
-            target, seen = open_target(context, context.processor()), set[str]()
+            target, keys = open_target(context, context.processor()), set[str]()
             for name, split in self.splits.items():
-                self._write(name, split, context, target, seen)
+                self._write(name, split, context, target, keys)
 
-    def _write(self, name: str, split: PromptSplit, context: Context, target: LanguageTarget, seen: set[str]) -> None:
+    def _write(self, name: str, split: PromptSplit, context: Context, target: LanguageTarget, keys: set[str]) -> None:
         source = Prompts(
             name, self._begun(name, split), context, target, form=self.format,
             warp=Warp(self.temperature, self.top_k, self.top_p), max_new_tokens=self.max_new_tokens,
@@ -161,24 +161,24 @@ class PromptsStage(Stage):
         claim(folder, {"stage": context.fingerprint, "tokenizer": source.processor.tokenizer_hash})
         texts: list[str | None] = []
         # What is tried next follows from the texts so far, so that it is the same for any number of ranks.
-        while len(kept := _kept(name, source.begun, texts, seen)) < split.count and len(texts) < len(source.begun):
-            came = max(len(kept) / len(texts), 1 / _MOST_TRIES) if texts else 1.0
-            last = min(len(texts) + math.ceil((split.count - len(kept)) / came), len(source.begun))
+        while len(fits := _usable(name, source.begun, texts, keys)) < split.count and len(texts) < len(source.begun):
+            came = max(len(fits) / len(texts), 1 / _MOST_TRIES) if texts else 1.0
+            last = min(len(texts) + math.ceil((split.count - len(fits)) / came), len(source.begun))
             shards = range(len(texts) // size, -(-last // size))
             self._try(source, shards, folder, context)
             for shard in shards:
                 texts += read_json(_file(folder, shard), list[str | None], hint="run the stage again")
-        if len(kept) < split.count:
+        if len(fits) < split.count:
             raise UserError(
-                f"{len(texts)} tries gave {len(kept)} of {split.count} prompts: the others did not end within "
+                f"{len(texts)} tries gave {len(fits)} of {split.count} prompts: the others did not end within "
                 f"{self.max_new_tokens} tokens, or came twice", key=f"stages.{context.name}.splits.{name}",
                 hint="ask for fewer, give more topics, or set max_new_tokens higher",
             )  # fmt: skip
-        kept = kept[: split.count]
-        seen |= {_key(record) for record in kept}
+        fits = fits[: split.count]
+        keys |= {_key(record) for record in fits}
         if ranks.is_main():
             (context.folder / DATASET_FOLDER).mkdir(exist_ok=True)
-            write_whole(context.folder / DATASET_FOLDER / f"{name}.json", json.dumps(kept, indent=1).encode())
+            write_whole(context.folder / DATASET_FOLDER / f"{name}.json", json.dumps(fits, indent=1).encode())
             context.say(f"{name}: {split.count:,} prompts of {len(texts):,} tries")
         ranks.barrier()
 
@@ -297,8 +297,8 @@ class Prompts:
     def _request(self, number: int) -> Request:
         """The prompt up to where the user's turn goes on."""
         request = self.target.view(self.dataset.request(number)[0])
-        kept = len(request.ids) - self.behind[self.begun[number].begin][0]
-        return replace(request, ids=request.ids[:kept], modality=request.modality[:kept])
+        length = len(request.ids) - self.behind[self.begun[number].begin][0]
+        return replace(request, ids=request.ids[:length], modality=request.modality[:length])
 
     def _text(self, number: int, written: Written) -> str | None:
         begin = self.begun[number].begin
@@ -343,24 +343,24 @@ def _file(folder: Path, shard: int) -> Path:
 
 
 def _pictures(folder: str, key: str) -> list[str | None]:
-    found = sorted(
+    paths = sorted(
         str(file.relative_to(folder)) for file in Path(folder).rglob("*")
         if file.suffix.lower().removeprefix(".") in SUFFIXES
     )  # fmt: skip
-    if not found:
+    if not paths:
         raise UserError(f"no picture in {folder}", key=key, hint=f"files of {', '.join(sorted(SUFFIXES))}")
-    return [*found]
+    return [*paths]
 
 
-def _kept(name: str, begun: Sequence[Begun], texts: Sequence[str | None], seen: Collection[str]) -> list[JsonObject]:
-    """Records of the tries that ended, each text once and none that is `seen`."""
-    kept: dict[str, JsonObject] = {}
+def _usable(name: str, begun: Sequence[Begun], texts: Sequence[str | None], keys: Collection[str]) -> list[JsonObject]:
+    """Records of the tries that ended, each text once, without those whose key is in `keys`."""
+    fits: dict[str, JsonObject] = {}
     for number, text in enumerate(texts):
         if text is not None:
             record = begun[number].record(f"{name}-{number}", text)
-            if (key := _key(record)) not in seen:
-                kept.setdefault(key, record)
-    return [*kept.values()]
+            if (key := _key(record)) not in keys:
+                fits.setdefault(key, record)
+    return [*fits.values()]
 
 
 def _key(record: JsonMapping) -> str:

@@ -302,8 +302,8 @@ def _snippets(
 ) -> tuple[list[Snippet], Callable[[Path], dict[str, str]]]:
     """The card's code, and a function: folder -> what stands for its names where it is tried."""
     shown, prompt = None if sources is None else target or OWN_TARGET, section.prompt
-    own = kinds_within([section.drafter, section.target, section.decoding.model_dump()])
-    modules = sorted({kind.partition(":")[0] for kind in own})
+    kinds = kinds_within([section.drafter, section.target, section.decoding.model_dump()])
+    modules = sorted({kind.partition(":")[0] for kind in kinds})
     snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label,
                              modules=modules)]  # fmt: skip
     if section.drafter["kind"] == LVLM:

@@ -154,7 +154,7 @@ class RegenerateStage(Stage):
             assert self.data is not None
             source = Texts(
                 self.data, self.format, context, self.engine, warp=warp, max_new_tokens=self.max_new_tokens,
-                kept=self.keep_logprobs or 0, batch_size=self.batch_size,
+                top=self.keep_logprobs or 0, batch_size=self.batch_size,
             )  # fmt: skip
         per_shard = self.samples_per_shard or source.per_shard
         folder = context.folder / self.shards
@@ -187,13 +187,13 @@ class RegenerateStage(Stage):
         assert self.data is not None
         number, how = samples(plan, on_disk(self))
         shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"
-        kept = "" if self.keep_logprobs is None else f"; {self.keep_logprobs} log-probabilities kept at each token"
+        note = "" if self.keep_logprobs is None else f"; {self.keep_logprobs} log-probabilities kept at each token"
         by = f" by {self.engine.name}" if self.engine.is_served else ""
-        lines = [f"  answers {shown}{by}, each of up to {self.max_new_tokens} tokens{kept}"]
+        lines = [f"  answers {shown}{by}, each of up to {self.max_new_tokens} tokens{note}"]
         if number is not None:
             lines[0] += f", at most {number * self.max_new_tokens:,} in all"
             most = number * (self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0)) + SAMPLE_BYTES)
-            lines.append(f"  disk at most {most / 2**30:.1f} GiB of ids" + (" and log-probabilities" if kept else ""))
+            lines.append(f"  disk at most {most / 2**30:.1f} GiB of ids" + (" and log-probabilities" if note else ""))
         return lines
 
 
@@ -230,11 +230,11 @@ class Pictures:
         name = f"{context.target.path or 'inline'}@{commit}"
         batches = even_batches(numbers, self.batch_size)
         for some in context.stop.watch(batches, "inside a shard"):
-            asked = [self.prompts[number // self.repeats] for number in some]
-            requests = [generator.request(prompt.caption, prompt.label, prompt.key) for prompt in asked]
+            prompts = [self.prompts[number // self.repeats] for number in some]
+            requests = [generator.request(prompt.caption, prompt.label, prompt.key) for prompt in prompts]
             seeds = [context.seed * 1_000_003 + number for number in some]
             drawn = draw_pictures(target, requests, self.warp, seeds=seeds)
-            for number, prompt, request, seed, tokens in zip(some, asked, requests, seeds, drawn, strict=True):
+            for number, prompt, request, seed, tokens in zip(some, prompts, requests, seeds, drawn, strict=True):
                 tensors = {"codes": target.codes(tokens).to(torch.int32)}
                 if request.condition.is_floating_point():
                     tensors["features"] = request.condition.cpu()

@@ -32,7 +32,7 @@ from ..train.on_records import check_positions, open_records
 from ..train.on_states import open_heads, training_order
 from ..train.settings import (
     CodesSettings,
-    HeadSettings,
+    HeadTrainSettings,
     RecordsSettings,
     StatesSettings,
     other_drafters,
@@ -103,7 +103,7 @@ def take_data(wanted: dict[str, str | None], key: str, name: str | None) -> None
         wanted["data"] = name
 
 
-class TrainHead(HeadSettings, TrainStage):
+class TrainHead(HeadTrainSettings, TrainStage):
     """What is trained with the target's states, of records or of codes."""
 
     def runs_target(self) -> dict[str, str]:
@@ -287,14 +287,14 @@ def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None
 
 
 def _trains_on(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: object) -> str:
-    model, own = section.get("model", "drafter"), section.get("drafter")
+    model, named = section.get("model", "drafter"), section.get("drafter")
     if model == "captioner" and not target.draws_images and (drafter is None or drafter.trains_on != "records"):
         raise Refused("model", "'captioner' is no model here: it is built as a draft LVLM is", "leave it out")
     if model != "drafter":
         return "codes" if target.draws_images else "records"
-    if own is not None:
+    if named is not None:
         try:
-            drafter = DRAFTER.validate_python(own, context=context)
+            drafter = DRAFTER.validate_python(named, context=context)
         except ValidationError:  # the stage's own validation says what is wrong with it, and where
             return "codes" if target.draws_images else "records" if "trainable" in section else "states"
     if drafter is None or drafter.trains_on is None:

@@ -30,7 +30,7 @@ from ..run.context import Context
 from .engine import Engine
 from .fit import SCRATCH
 from .loop import Source, Validate
-from .settings import HeadSettings
+from .settings import HeadTrainSettings
 from .validate import held_out_scores
 
 SCORE = "score.json"  # beside the best weights
@@ -101,7 +101,7 @@ class TrainedDrafter:
 
     def __init__(
         self,
-        stage: HeadSettings,
+        stage: HeadTrainSettings,
         context: Context,
         target: Target,
         identity: TargetIdentity,

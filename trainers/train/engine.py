@@ -10,6 +10,8 @@ import functools
 import logging
 import os
 import pickle
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ from ..run.context import EngineConfig
 from ..run.launcher import free_port
 
 BUCKET = 500_000_000  # DeepSpeed's default
+_JOIN_S = 60.0  # a rank that has waited so long for the others to join says so
 _AFTER_S = 600.0  # that groups wait longer than the heartbeat, which can say for whom
 
 
@@ -78,20 +81,25 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
         os.environ["LOCAL_RANK"] = str(device.index)
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    ranks.watch(wait_s)
     bound = timedelta(seconds=wait_s + _AFTER_S)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    text = f"rank {ranks.rank()} waits for the other ranks of {ranks.world_size()} to join at {place}"
+    notice = threading.Timer(_JOIN_S, print, [text], {"file": sys.stderr, "flush": True})
+    notice.daemon = True
+    notice.start()
     try:
         deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=bound)
     except torch.distributed.DistError as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise UserError(
             f"rank {ranks.rank()} could not join the others: {first_line(error)}", where=place,
             hint="MASTER_ADDR and MASTER_PORT name rank 0's machine and a free port of it, on every node",
         ) from error  # fmt: skip
+    finally:
+        notice.cancel()
     # DeepSpeed makes the groups of its gradients without a bound, and torch gives them its own: ten minutes on GPUs.
     deepspeed.comm.comm.cdb.new_group = functools.partial(torch.distributed.new_group, timeout=bound)
-    ranks.joined()
+    ranks.watch(wait_s)
     if chosen:
         del os.environ["MASTER_PORT"]  # taken: a process that is started from this one needs another
     ranks.check_own_gpu()

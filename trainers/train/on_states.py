@@ -125,7 +125,7 @@ def open_states(
         context.folder / STATES, SeededCollate(processor.pad_id, processor.image_size, seed), stage.micro,
     )  # fmt: skip
     if isinstance(source, OnlineStates):
-        served = source.engine.open_states(context, samples, target, processor, taps, key="source.engine")
+        served = source.engine.open_states(context, samples, target, taps, key="source.engine")
         return Online(replace(builder, served=served))
     measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
     known = identity_of(context, processor, stage.format, stage.data, taps, source.states.dtype)

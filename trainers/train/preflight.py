@@ -61,12 +61,13 @@ def preflight(dataset: Subset, module: ModelTraining, processor: Processor, *, f
     """Print a sample and counts (rank 0). Raises `UserError` where the data does not fit the model."""
     # On every rank: a tower's first forward puts transformers' hooks on its layers, and ZeRO-3 compares the order in
     # which ranks run theirs. Hooks that stand before DeepSpeed's on one rank and after them on another stop the run.
-    _check_image_tokens(module, processor)
+    place = next(module.parameters()).device  # a trained one was read straight onto the GPU, a new one is still here
+    _check_image_tokens(module, processor, place)
     if not ranks.is_main():
         return
     count = min(_LOOKED_AT, len(dataset))
     samples = [dataset[i * len(dataset) // count] for i in range(count)]
-    _check_head(module, samples[0], processor)
+    _check_head(module, samples[0], processor, place)
     counts = (sum(len(s.ids) for s in samples), sum(sum(s.loss_mask) for s in samples),
               sum(len(s.pictures) for s in samples))  # fmt: skip
     tokens, supervised, images = (f"{number * len(dataset) / count:.0f}" for number in counts)
@@ -91,12 +92,12 @@ def render(sample: Sample, processor: Processor) -> str:
     return text.replace("\n", "\\n")
 
 
-def _check_image_tokens(module: ModelTraining, processor: Processor) -> None:
+def _check_image_tokens(module: ModelTraining, processor: Processor, place: torch.device) -> None:
     if processor.reads_whole or not processor.reads_pictures:
         return  # nothing to see, or counted from each picture and held against its patches
     size = processor.image_size
     with torch.no_grad():
-        count = module.selected_features(torch.zeros(1, 3, size, size, device=_place(module))).shape[1]
+        count = module.selected_features(torch.zeros(1, 3, size, size, device=place)).shape[1]
     if count != processor.num_image_tokens:
         raise UserError(
             f"the processor writes {processor.num_image_tokens} tokens for a picture, the vision tower gives {count}",
@@ -104,12 +105,7 @@ def _check_image_tokens(module: ModelTraining, processor: Processor) -> None:
         )
 
 
-def _place(module: ModelTraining) -> torch.device:
-    """Where the model lies: a trained one was read straight onto the GPU, a new one still waits for the engine."""
-    return next(module.parameters()).device
-
-
-def _check_head(module: ModelTraining, sample: Sample, processor: Processor) -> None:
+def _check_head(module: ModelTraining, sample: Sample, processor: Processor, place: torch.device) -> None:
     """Our states through the LM head must be the scores of the model's own forward.
 
     Where there can be tiles it is told the text alone: its own packing may follow another convention than the data's.
@@ -119,8 +115,7 @@ def _check_head(module: ModelTraining, sample: Sample, processor: Processor) -> 
     if not family_of(module.model.config).one_tile or not is_plain:
         ids = batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id)
         batch = replace(batch, pixels=None, ids=ids, modality=torch.zeros_like(batch.modality), pictures=())
-    place, first = _place(module), module.num_unseen
-    batch = batch.to(place)
+    batch, first = batch.to(place), module.num_unseen
     with torch.no_grad():
         ours = module.scores(module.hidden_states(batch))[:, first:]
         pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels.to(place)}

@@ -69,7 +69,7 @@ class PicturesCheck(DecodingCheck):
     prompts: PromptSource
 
 
-class HeadSettings(TrainSettings):
+class HeadTrainSettings(TrainSettings):
     """What is trained with the target's states, of records or of codes."""
 
     held_out_key: ClassVar[str]  # key of the share that validation needs
@@ -104,7 +104,7 @@ class HeadSettings(TrainSettings):
         return self
 
 
-class StatesSettings(HeadSettings):
+class StatesSettings(HeadTrainSettings):
     """Heads of language models."""
 
     held_out_key: ClassVar[str] = "held_out"
@@ -174,7 +174,7 @@ class StatesSettings(HeadSettings):
         return self
 
 
-class CodesSettings(HeadSettings):
+class CodesSettings(HeadTrainSettings):
     """Heads of image generators, and the synthetic dataset's image tokenizer (vq), reader and generator."""
 
     held_out_key: ClassVar[str] = "data.held_out"
@@ -304,9 +304,9 @@ def trained_drafter(planned: Planned) -> DrafterConfig | None:
 def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
     """Stages that train another drafter than the recipe's -> that they do, after "which"; none where it has none."""
     return {
-        maker.name: f"trains a drafter of its own, of kind {own.kind}, and not the recipe's"
+        maker.name: f"trains a drafter of its own, of kind {drafter.kind}, and not the recipe's"
         for maker in makers
-        if (own := trained_drafter(maker)) is not None and maker.recipe.drafter not in (None, own)
+        if (drafter := trained_drafter(maker)) is not None and maker.recipe.drafter not in (None, drafter)
     }
 
 

@@ -24,6 +24,7 @@ from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
 from ...data.order import rows_of_rank
+from ...data.records.skipped import Listed, SkippedLog
 from ...data.shards.shards import Sample, claim, finish, finished, shard_path
 from ...data.states.identity import Acceptable
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
@@ -164,8 +165,10 @@ class Cached:
         self.supervised = reader.column("supervised")
 
     def left_out(self) -> str:
-        count, folders = int((self.supervised == 0).sum()), [str(shards.folder.parent) for shards in self.reader.shards]
-        return f"{count:,} cached record(s) supervise nothing: skipped.jsonl in {', '.join(folders)}" if count else ""
+        count = int((self.supervised == 0).sum())
+        logs = [SkippedLog(shards.folder.parent / "skipped.jsonl") for shards in self.reader.shards]
+        why = [f"{listed}: {log.path}" for log in logs if (listed := log.listed()) != Listed()]
+        return "; ".join([*[f"{count:,} cached record(s) supervise nothing"] * bool(count), *why])
 
     def steps(
         self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool
@@ -253,8 +256,8 @@ class _EpochShards:
         folder, store = self.builder.folder, self.builder.store
         done = [index for index in range(self.num_shards) if finished(folder, index)]
         self.source.say(f"states in {store.dtype} of the first epoch: {self.size}, {len(done)} shards are there")
-        kept = sum(shard_path(folder, index).stat().st_size for index in done)
-        ranks.on_main(check_disk, self.builder.folder, self.size.total_bytes - kept)
+        num_bytes = sum(shard_path(folder, index).stat().st_size for index in done)
+        ranks.on_main(check_disk, self.builder.folder, self.size.total_bytes - num_bytes)
         claim(folder, self.identity)
 
     def keep(self, step: int, micro: int, batch: Batch, states: TargetStates) -> None:

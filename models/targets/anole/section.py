@@ -71,17 +71,13 @@ class AnoleTargetConfig(ImageTargetSection):
         return 512
 
     @property
-    def num_codes(self) -> int:
-        return 1024
-
-    @property
     def codebook_size(self) -> int:
         shape: Any = self.model_config_of().vq_config
         return int(shape.num_embeddings)
 
     @property
     def condition(self) -> str:
-        """What it is asked by."""
+        """The kind of condition."""
         return "text"
 
     @property
@@ -117,10 +113,10 @@ class AnoleTargetConfig(ImageTargetSection):
 
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
         """Text ids [t] of a caption in Anole's own tokenizer, without special ones."""
-        return _TextIds(self)
+        return _text_ids(self)
 
     def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
-        text = _TextIds(self)
+        text = _text_ids(self)
         return lambda sample: text(sample.info["caption"], None)
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
@@ -143,17 +139,13 @@ class AnoleTargetConfig(ImageTargetSection):
         return self.model_copy(update={key: str(place) for key, place in named.items() if place is not None})
 
 
-class _TextIds:
-    """Ids [t] of a caption, without special ones."""
+def _text_ids(config: AnoleTargetConfig) -> Conditions:
+    """A function from a caption to ids [t], without special ones."""
+    from transformers import AutoTokenizer
 
-    def __init__(self, config: AnoleTargetConfig):
-        from transformers import AutoTokenizer
-
-        with reading_pretrained(config.path, "cannot load the tokenizer of", key="target.path", weights=False):
-            self.tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
-
-    def __call__(self, caption: str, label: int | None) -> Tensor:
-        return torch.tensor(self.tokenizer(caption, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+    with reading_pretrained(config.path, "cannot load the tokenizer of", key="target.path", weights=False):
+        tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+    return lambda caption, _: torch.tensor(tokenizer(caption, add_special_tokens=False).input_ids, dtype=torch.int64)
 
 
 def load_anole(

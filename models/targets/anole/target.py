@@ -128,7 +128,7 @@ class AnoleTarget(GuidedTarget):
 
     @property
     def shape(self) -> TargetShape:
-        """What heads mirror: sizes, a layer of Chameleon's, and the grid of codes."""
+        """The shape that heads mirror: sizes, a layer of Chameleon's, and the grid of codes."""
         return anole_shape(self.config, self.grid)
 
     @property
@@ -173,11 +173,11 @@ class AnoleTarget(GuidedTarget):
         cache.advance(length)
         return DrawingSession(cache, taps, Prompt(ids, mask, positions, self.guidance), mask), states
 
-    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, seen: Tensor | None) -> DecoderStates:
+    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, mask: Tensor | None) -> DecoderStates:
         # Every row counts from its own last prompt token.
         positions = session.prompt.positions[:, -1:] + (places - (session.prompt.ids.shape[1] - 1))
         embeds = self.decoder.embed(ids)
-        return self.decoder.forward(embeds, session.cache, positions, seen, layers=session.taps.layers)
+        return self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
 
     def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
         """States of padding are zero."""
@@ -223,7 +223,7 @@ class AnoleTarget(GuidedTarget):
 
 
 def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:
-    """What heads mirror: a layer of Chameleon's, with its norms of queries and keys."""
+    """The shape that heads mirror: a layer of Chameleon's, with its norms of queries and keys."""
     rope = config.rope_parameters or {}
     layer = LayerShape(
         vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_heads=config.num_attention_heads,

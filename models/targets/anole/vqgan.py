@@ -135,10 +135,10 @@ def _read(source: str | Path, revision: str | None) -> tuple[dict[str, Tensor], 
             f"no {_LANDMARK} here: this is no VQ-GAN with a decoder; the file begins with {', '.join(list(state)[:3])}",
             where=where, hint="give Meta's vqgan.ckpt or leloy/Anole-7b-v0.1-vqvae-hf",
         )  # fmt: skip
-    own = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-    own = {n: t for n, t in own.items() if not n.startswith(_LOSS)}
-    unknown = [n for n in own if not n.startswith(_DECODER + _ENCODER)]
+    weights = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+    weights = {n: t for n, t in weights.items() if not n.startswith(_LOSS)}
+    unknown = [n for n in weights if not n.startswith(_DECODER + _ENCODER)]
     if unknown:
         raise UserError(f"{unknown[0]} is not part of a VQ-GAN", where=where, hint="give the file as published")
-    check_weights(own, where)
-    return own, where
+    check_weights(weights, where)
+    return weights, where

@@ -22,17 +22,17 @@ from ....core.states import uploaded
 from ...attention import added, causal_among
 from ...decoding.cache import Cache
 from ...decoding.decoder import PromptRows
-from ...hub import own_layers
+from ...hub import num_kv_layers
 from ...packed_row import PackedRow
 from ...parts import Part
-from ..whole_pictures import WholeDecoder, WholePicturesTraining
+from ..native_pictures import NativeSizeDecoder, NativeSizeTraining
 from .model import apart, blocks_of, capped, layer_tables, windowed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class GemmaDecoder(WholeDecoder):
+class GemmaDecoder(NativeSizeDecoder):
     """A dense Gemma 4 in eval mode.
 
     Embeddings are [R,N,D+L*E]: what a layer's own table holds of a token stands after its embedding, since nothing
@@ -50,14 +50,14 @@ class GemmaDecoder(WholeDecoder):
     def new_cache(self, capacity: int) -> Cache:
         from ...decoding.model_cache import ModelCache
 
-        return ModelCache(own_layers(self.language_model.config), capacity)
+        return ModelCache(num_kv_layers(self.language_model.config), capacity)
 
     @staticmethod
     def see_picture(model: Any, patches: Tensor, grid: PatchGrid) -> Tensor:
         core, rows, columns = model.model, *(torch.arange(n, device=patches.device) for n in (grid.rows, grid.columns))
         places = torch.cartesian_prod(rows, columns).flip(-1)  # [P,2]: across, down
-        seen = core.vision_tower(pixel_values=patches[None], pixel_position_ids=places[None])
-        return core.embed_vision(inputs_embeds=seen.last_hidden_state)
+        output = core.vision_tower(pixel_values=patches[None], pixel_position_ids=places[None])
+        return core.embed_vision(inputs_embeds=output.last_hidden_state)
 
     def embed(self, ids: Tensor, modality: Tensor | None = None, *args: Any, **settings: Any) -> Tensor:
         """Every decoder's embeddings, with the layers' own tables beside them, [R,N,D+L*E]; these have the pad token's
@@ -92,20 +92,20 @@ class GemmaDecoder(WholeDecoder):
                 yield first, stop, wanted
                 first = stop
 
-    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, object]:
+    def _extra_inputs(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, object]:
         return {} if prompts.blocks is None else {"blocks": prompts.blocks[:, start:stop]}
 
     def _inputs(
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
         more: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
-        own, tables = embeds[..., : self._width], embeds[..., self._width :]
+        embeddings, tables = embeds[..., : self._width], embeds[..., self._width :]
         keys = cache.place(places, len(embeds))
         near = windowed(full, places, keys, self._window, more.get("blocks"))
         masks = {"full_attention": full, "sliding_attention": near}
         if additive is not None:
             masks = {kind: None if mask is None else added(mask, additive) for kind, mask in masks.items()}
-        inputs: dict[str, Any] = {"inputs_embeds": own, "attention_mask": masks}
+        inputs: dict[str, Any] = {"inputs_embeds": embeddings, "attention_mask": masks}
         if tables.shape[-1]:
             inputs["per_layer_inputs"] = tables.unflatten(-1, (self.num_layers, -1))
         return inputs
@@ -114,7 +114,7 @@ class GemmaDecoder(WholeDecoder):
         return capped(self.language_model.config, scores)
 
 
-class GemmaTraining(WholePicturesTraining):
+class GemmaTraining(NativeSizeTraining):
     """The training forward over a Gemma 4, under the cap on scores."""
 
     decoder_class = GemmaDecoder

@@ -13,8 +13,8 @@ from ...hub import config_value
 from ...inline import UnevenModel
 from ...parts import TokenIds
 from ..family import Family, Text
+from ..native_pictures import NativeSizePictures, NativeSizeTarget
 from ..section import SeeingSection, check_half
-from ..whole_pictures import WholePictures, WholeTarget
 from .decoder import GemmaDecoder, GemmaTraining
 from .model import check_text, soundless
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-class GemmaTarget(WholeTarget):
+class GemmaTarget(NativeSizeTarget):
     """Pictures in one run of tokens each. One whose tokens see each other is run in one chunk of the prefill."""
 
     decoder_class = GemmaDecoder
@@ -33,7 +33,7 @@ class GemmaTarget(WholeTarget):
         check_text(model.config.get_text_config())
 
 
-class GemmaPictures(WholePictures):
+class GemmaPictures(NativeSizePictures):
     """A picture of at most 280 tokens, as of the published files."""
 
     def most_rows(self, config: PreTrainedConfig) -> int:

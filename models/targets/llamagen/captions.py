@@ -224,12 +224,7 @@ def _without_markup(text: str) -> str:
     return "".join(parser.pieces)
 
 
-class CaptionIds:
+def ids_of_sample(tokenizer: PreTrainedTokenizerBase, num_tokens: int, sample: Any) -> Tensor:
     """Ids [t] of a sample's caption, for a text encoder that is trained along."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, num_tokens: int):
-        self.tokenizer, self.num_tokens = tokenizer, num_tokens
-
-    def __call__(self, sample: Any) -> Tensor:
-        batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.num_tokens)
-        return batch["input_ids"][0][batch["attention_mask"][0].bool()]
+    batch = caption_ids(tokenizer, [sample.info["caption"]], num_tokens)
+    return batch["input_ids"][0][batch["attention_mask"][0].bool()]

@@ -23,7 +23,7 @@ from ...parts import num_parameters
 from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
-from .captions import CaptionIds, TextFeatures, load_text_encoder
+from .captions import TextFeatures, ids_of_sample, load_text_encoder
 from .files import config_in, is_ours, load_llamagen, load_vq
 from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
@@ -87,7 +87,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
             raise ValueError("condition: text needs text_encoder")
         if self.condition == "class" and self.text_encoder is not None:
             raise ValueError("text_encoder is given, and condition is class")
-        if self.tokenizer is not None and self.own_text_encoder is None:
+        if self.tokenizer is not None and self.inline_text_encoder is None:
             raise ValueError("tokenizer is given, and text_encoder is not spelt out: it brings its own")
         return self
 
@@ -101,19 +101,19 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return made.model_config_of().model_dump(include=set(NAMED_SHAPE))
 
     @property
-    def own_vq(self) -> VqConfig | None:
+    def inline_vq(self) -> VqConfig | None:
         """The shape of an image tokenizer that a stage trains; None: it is published."""
         return self.vq if isinstance(self.vq, VqConfig) else None
 
     @property
-    def own_text_encoder(self) -> JsonObject | None:
+    def inline_text_encoder(self) -> JsonObject | None:
         """The inline config of a text encoder that is trained with the model; None: it has none of its own."""
         return object_at(self.text_encoder)
 
     @property
     def factor(self) -> int:
         """Pixels along a side of one code."""
-        return 16 if self.own_vq is None else self.own_vq.factor
+        return 16 if self.inline_vq is None else self.inline_vq.factor
 
     def model_config_of(self) -> LlamaGenConfig:
         grid = self.image_size // self.factor
@@ -124,18 +124,14 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     def provides(self) -> set[str]:
         things = {"target"} if self.path is not None else set()
-        things |= {"vq"} if self.own_vq is None else set()
+        things |= {"vq"} if self.inline_vq is None else set()
         # An inline text encoder is trained with the target.
-        things |= {"text", "tokenizer"} if self.own_text_encoder is None else set()
+        things |= {"text", "tokenizer"} if self.inline_text_encoder is None else set()
         return things | ({"tokenizer"} if self.tokenizer is not None else set())
 
     @property
-    def num_codes(self) -> int:
-        return (self.image_size // self.factor) ** 2
-
-    @property
     def codebook_size(self) -> int:
-        return self.model_config_of().vocab_size if self.own_vq is None else self.own_vq.codebook_size
+        return self.model_config_of().vocab_size if self.inline_vq is None else self.inline_vq.codebook_size
 
     @property
     def prompt_places(self) -> int:
@@ -152,8 +148,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
     def count(self) -> dict[str, int]:
         with torch.device("meta"):
             parts: dict[str, nn.Module] = {"transformer": LlamaGen(self.model_config_of())}
-            if self.own_vq is not None:
-                parts["image tokenizer"] = VqTokenizer(self.own_vq)
+            if self.inline_vq is not None:
+                parts["image tokenizer"] = VqTokenizer(self.inline_vq)
             text = build_text_encoder(self, vocab_size=COUNTED_IDS, pad_id=0)
             if text is not None:
                 parts["text encoder"] = text
@@ -172,14 +168,14 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     @property
     def trains_text_encoder(self) -> bool:
-        return self.own_text_encoder is not None
+        return self.inline_text_encoder is not None
 
     def training(self, part: str, folder: Path | None, *, seed: int, words: Any, **revival: Any) -> nn.Module:
         if part == "vq":
-            if self.own_vq is None:
+            if self.inline_vq is None:
                 problem = "target.vq is a directory, and a stage trains vq"
                 raise UserError(problem, key="target.vq", hint="spell out its shape in target.vq")
-            tokenizer = VqTokenizer(self.own_vq) if folder is None else load_vq(folder)
+            tokenizer = VqTokenizer(self.inline_vq) if folder is None else load_vq(folder)
             if folder is None:
                 tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
             return VqTraining(tokenizer, **revival)
@@ -194,7 +190,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
     def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
         """Its label, or the features that were written with its codes."""
         if words is not None:
-            return CaptionIds(words, self.model_config_of().num_condition_tokens)
+            return functools.partial(ids_of_sample, words, self.model_config_of().num_condition_tokens)
         if self.condition == "text":
             return _sample_features
         return functools.partial(_sample_label, self.model_config_of().num_classes)
@@ -211,25 +207,21 @@ class LlamaGenTargetConfig(ImageTargetSection):
         vq = self._vq(folders, device)
         return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
 
-    @property
-    def reads_features(self) -> bool:
-        return self.condition == "text"
-
     def caption_encoder(
         self, folders: Folders, *, device: torch.device
     ) -> Callable[[Sequence[str]], list[Tensor]] | None:
-        return text_features(self, folders, device=device).encode if self.reads_features else None
+        return text_features(self, folders, device=device).encode if self.condition == "text" else None
 
-    def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
+    def check_labels(self, prompts: Iterable[tuple[str, int | None]]) -> None:
         if self.condition != "class":
-            super().check_labels(asked)
+            super().check_labels(prompts)
             return
-        for caption, label in asked:
+        for caption, label in prompts:
             _label(self.model_config_of().num_classes, caption, label)
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
         """Return the section as it is: its parts are read from `parts`. Raises `UserError` where one lies nowhere."""
-        places = {"target": self.path, "vq": str(self.vq) if self.own_vq is None else None}
+        places = {"target": self.path, "vq": str(self.vq) if self.inline_vq is None else None}
         if self.trains_text_encoder:
             places["text"] = None
         lacking = [thing for thing, place in places.items() if thing not in parts and not is_somewhere(place)]
@@ -267,11 +259,11 @@ def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: 
 def text_features(config: LlamaGenTargetConfig, folders: Folders, *, device: torch.device) -> TextFeatures:
     """The frozen T5 encoder on `device`: an inline one in float32 from its stage's folder, any other in bfloat16."""
     folder = folders.get("text")
-    own = config.trains_text_encoder
-    assert not own or folder is not None, "an inline text encoder is trained with its target"
-    source = folder / TEXT_ENCODER if own and folder is not None else str(config.text_encoder)
+    is_trained = config.trains_text_encoder
+    assert not is_trained or folder is not None, "an inline text encoder is trained with its target"
+    source = folder / TEXT_ENCODER if is_trained and folder is not None else str(config.text_encoder)
     num_tokens = config.model_config_of().num_condition_tokens
-    dtype = torch.float32 if own else torch.bfloat16
+    dtype = torch.float32 if is_trained else torch.bfloat16
     return TextFeatures(source, max_length=num_tokens, dtype=dtype, device=device)
 
 
@@ -287,7 +279,7 @@ def build_text_encoder(
     """The inline one, random; None where it comes from outside (its features then lie in the shards)."""
     import transformers
 
-    if (given := config.own_text_encoder) is None:
+    if (given := config.inline_text_encoder) is None:
         return None
     values = {k: v for k, v in given.items() if k != "model_type"}
     shape = transformers.T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)

@@ -43,7 +43,7 @@ class LlamaGenTarget(GuidedTarget):
 
     @property
     def shape(self) -> TargetShape:
-        """What heads mirror: sizes, a layer as in LANTERN's published heads, and the grid of codes."""
+        """The shape that heads mirror: sizes, a layer as in LANTERN's published heads, and the grid of codes."""
         return llamagen_shape(self.config)
 
     @property
@@ -74,17 +74,17 @@ class LlamaGenTarget(GuidedTarget):
         """
         committed = session.cache.length
         places = np.array([committed + offset for offset in offsets])
-        tokens, positions, seen = upload_tokens(self.device, tokens, places, mask.numpy())
+        tokens, positions, visible = upload_tokens(self.device, tokens, places, mask.numpy())
         # Earlier nodes of this cycle lie after the committed tokens: the cache's length stands at their end meanwhile.
         session.cache.crop_to(committed + mask.shape[1] - len(tokens))
         ids = tokens.expand(self.guidance.num_rows, -1)
-        states = self._at(session, ids, positions, self._seen(session, len(tokens), seen))
+        states = self._at(session, ids, positions, self._visible(session, len(tokens), visible))
         session.cache.crop_to(committed)
         return self.guided(states.feature, steps_of(session, offsets))
 
-    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, seen: Tensor | None) -> DecoderStates:
+    def _at(self, session: DrawingSession, ids: Tensor, places: Tensor, mask: Tensor | None) -> DecoderStates:
         return self.model.decode(
-            self.model.tok_embeddings(ids), session.cache, places, seen, layers=session.taps.layers
+            self.model.tok_embeddings(ids), session.cache, places, mask, layers=session.taps.layers
         )
 
     def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
@@ -92,12 +92,12 @@ class LlamaGenTarget(GuidedTarget):
         embeds, condition_mask = self.model.conditioned(batch.conditions, uncond)
         states = self.model.states(embeds, batch.codes, condition_mask, layers=layers)
         ids = F.pad(batch.codes, (config.num_condition_tokens, 0))
-        seen = torch.ones_like(ids, dtype=torch.bool)
+        mask = torch.ones_like(ids, dtype=torch.bool)
         if condition_mask is not None:
-            seen[:, : config.num_condition_tokens] = condition_mask
+            mask[:, : config.num_condition_tokens] = condition_mask
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return TargetStates(
-            states.feature, states.layers, positions[None], ids=ids, mask=seen, num_generated=batch.codes.shape[1],
+            states.feature, states.layers, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1],
             padding=(0,) * len(ids),
         )  # fmt: skip
 
@@ -105,22 +105,22 @@ class LlamaGenTarget(GuidedTarget):
         self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
     ) -> tuple[DrawingSession, DecoderStates]:
         conditions, uncond = self._both(requests)
-        embeds, seen = self.model.conditioned(conditions, uncond)
+        embeds, real = self.model.conditioned(conditions, uncond)
         length = embeds.shape[1]
         cache = Cache(self.num_layers, length + capacity)
         positions = torch.arange(length, device=self.device)
-        mask = sequence_mask(length, seen, self.device)
+        mask = sequence_mask(length, real, self.device)
         states = self.model.decode(embeds, cache, positions, mask, layers=taps.layers)
         cache.advance(length)
         held = torch.zeros(len(embeds), length, dtype=torch.int64, device=self.device)
-        held_mask = torch.ones_like(held, dtype=torch.bool) if seen is None else seen
+        held_mask = torch.ones_like(held, dtype=torch.bool) if real is None else real
         prompt = Prompt(held, held_mask, positions.expand_as(held), self.guidance)
         # One picture's condition is masked alike in both rows.
-        return DrawingSession(cache, taps, prompt, seen[0] if seen is not None and len(requests) == 1 else seen), states
+        return DrawingSession(cache, taps, prompt, real[0] if real is not None and len(requests) == 1 else real), states
 
 
 def llamagen_shape(config: LlamaGenConfig) -> TargetShape:
-    """What heads mirror: as in LANTERN's published ones, a layer with the norm's epsilon of 1e-6."""
+    """The shape that heads mirror: as in LANTERN's published ones, a layer with the norm's epsilon of 1e-6."""
     layer = LayerShape(
         vocab_size=config.vocab_size, hidden_size=config.dim, num_heads=config.num_heads,
         num_kv_heads=config.num_heads, intermediate_size=config.hidden, norm_eps=1e-6,

@@ -154,13 +154,13 @@ class LlamaGen(nn.Module):
                 several are causal with nothing before them.
         """
         rope = self.rope(embeds.device)[positions]  # [N,E/2,2] or [R,N,E/2,2]
-        seen = for_heads(mask)
-        if seen is not None and cache is not None:
-            seen = hidden_below(seen, embeds.dtype)  # once, and not in each layer's attention
+        visible = for_heads(mask)
+        if visible is not None and cache is not None:
+            visible = hidden_below(visible, embeds.dtype)  # once, and not in each layer's attention
         by_layer = {0: embeds} if 0 in layers else {}
         states = embeds
         for number, block in enumerate(self.layers):
-            states = block(states, rope, seen, cache, number)
+            states = block(states, rope, visible, cache, number)
             if number + 1 in layers:
                 by_layer[number + 1] = states
         return DecoderStates(self.norm(states), by_layer, {})
@@ -304,7 +304,7 @@ class Attention(nn.Module):
         q, k = rotate_pairs(both, rope).transpose(1, 2).chunk(2, dim=1)  # [R,H,N,E]
         v = v.transpose(1, 2)
         if cache is not None:
-            k, v = cache.own_layers[layer].update(k, v)
+            k, v = cache.kv_layers[layer].update(k, v)
         mixed = attend(q, k, v, mask)
         return self.wo(mixed.transpose(1, 2).reshape(rows, count, width))
 

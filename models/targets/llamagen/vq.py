@@ -9,6 +9,7 @@ Letters: B images, S side in pixels, h w codes per side, n = h w, C channels, E 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -98,7 +99,7 @@ class VqTokenizer(nn.Module):
         return F.normalize(self.quantize.embedding.weight.float(), dim=-1)
 
     def pre_quant(self, images: Tensor) -> Tensor:
-        """What is looked up, before normalisation: images [B,3,S,S] in [-1,1] -> [B,E,h,w]."""
+        """Vectors before normalisation and look-up: images [B,3,S,S] in [-1,1] -> [B,E,h,w]."""
         side = self.config.factor
         assert images.shape[-2] % side == 0 and images.shape[-1] % side == 0, (images.shape, side)
         return self.quant_conv(self.encoder(images))
@@ -186,15 +187,8 @@ class Encoder(nn.Module):
         channels, last = config.channels, len(config.channels) - 1
         self.conv_in = nn.Conv2d(3, config.base_channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
-            Level(
-                config.base_channels if number == 0 else channels[number - 1],
-                width,
-                config.num_res_blocks,
-                config.groups,
-                attends=number == last,
-                downsample=number < last,
-            )
-            for number, width in enumerate(channels)
+            Level([before, *[width] * config.num_res_blocks], config.groups, number == last, downsample=number < last)
+            for number, (before, width) in enumerate(pairwise((config.base_channels, *channels)))
         )
         self.mid = middle(channels[-1], config.groups)
         self.norm_out = norm(channels[-1], config.groups)
@@ -217,19 +211,12 @@ class Decoder(nn.Module):
 
     def __init__(self, config: VqConfig, *, attends: bool = True):
         super().__init__()
-        channels, last = config.channels, len(config.channels) - 1
+        channels, last, count = config.channels, len(config.channels) - 1, config.num_res_blocks + 1
         self.conv_in = nn.Conv2d(config.z_channels, channels[-1], 3, padding=1)
         self.mid = middle(channels[-1], config.groups)
         self.conv_blocks = nn.ModuleList(
-            Level(
-                channels[min(number + 1, last)],
-                channels[number],
-                config.num_res_blocks + 1,
-                config.groups,
-                attends=attends and number == last,
-                upsample=number > 0,
-            )
-            for number in reversed(range(len(channels)))
+            Level([before, *[width] * count], config.groups, attends and number == 0, upsample=number < last)
+            for number, (before, width) in enumerate(pairwise((channels[-1], *reversed(channels))))
         )
         self.norm_out = norm(channels[0], config.groups)
         self.conv_out = nn.Conv2d(channels[0], 3, 3, padding=1)
@@ -243,25 +230,18 @@ class Decoder(nn.Module):
 
 
 class Level(nn.Module):
-    """The blocks of one resolution, each followed by attention at the lowest one, then a change of resolution."""
+    """The blocks of one resolution, from each of `widths` channels to the next, each followed by attention where it
+    `attends` (at the lowest one), then a change of resolution.
+    """
 
     def __init__(
-        self,
-        width_in: int,
-        width: int,
-        num_blocks: int,
-        groups: int,
-        *,
-        attends: bool,
-        downsample: bool = False,
-        upsample: bool = False,
+        self, widths: Sequence[int], groups: int, attends: bool, *, downsample: bool = False, upsample: bool = False
     ):
         super().__init__()
-        widths = [width_in, *[width] * num_blocks]
         self.res = nn.ModuleList(ResBlock(a, b, groups) for a, b in pairwise(widths))
-        self.attn = nn.ModuleList(Attention(width, groups) for _ in range(num_blocks if attends else 0))
-        self.downsample = Downsample(width) if downsample else None
-        self.upsample = Upsample(width) if upsample else None
+        self.attn = nn.ModuleList(Attention(width, groups) for width in widths[1:] if attends)
+        self.downsample = Downsample(widths[-1]) if downsample else None
+        self.upsample = Upsample(widths[-1]) if upsample else None
 
     def forward(self, states: Tensor) -> Tensor:
         """[B,C,h,w] -> [B,C',h',w']."""

@@ -117,7 +117,7 @@ def on_projected() -> type[PreTrainedModel]:
     return LlavaOnProjected
 
 
-def own_projector(model: PreTrainedModel) -> nn.Module:
+def trained_projector(model: PreTrainedModel) -> nn.Module:
     """The projector that a draft or target learns: without a target's inside a draft's."""
     whole: nn.Module = model.model.multi_modal_projector
     if not isinstance(whole, TwoProjectors):

@@ -27,7 +27,7 @@ from ...hub import config_value, transformers_class
 from ...packed_row import last_states
 from ...parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
 from ...training import ModelTraining
-from .made_for_engines import on_projected, own_projector, reading_of
+from .made_for_engines import on_projected, reading_of, trained_projector
 from .packing import Packing, newline_of, pack
 
 if TYPE_CHECKING:
@@ -65,18 +65,18 @@ def llava_config(
             hint="-2 is the last but one; null takes the family's",
         )
     ids.put_into(text)
-    own: JsonObject = {}
+    of_family: JsonObject = {}
     # `default` leaves the first state out, CLIP's CLS; SigLIP has none.
     strategy = "full" if vision.model_type.startswith("siglip") else "default"
     if family != "llava_onevision":
         patches = (vision.image_size // vision.patch_size) ** 2
-        own["image_seq_length"] = patches + (0 if strategy == "default" else 1)
+        of_family["image_seq_length"] = patches + (0 if strategy == "default" else 1)
     elif ids.video is not None:
-        own["video_token_index"] = ids.video
+        of_family["video_token_index"] = ids.video
     if family != "llava":
         published = CONFIG_MAPPING[family]()
         tile = published.vision_config.image_size
-        own["image_grid_pinpoints"] = [
+        of_family["image_grid_pinpoints"] = [
             [side // tile * vision.image_size for side in pair] for pair in published.image_grid_pinpoints
         ]
     config: Callable[..., PreTrainedConfig] = CONFIG_MAPPING[family]  # each kind has its own keywords
@@ -91,7 +91,7 @@ def llava_config(
         vision_feature_layer=vision_feature_layer,
         vision_feature_select_strategy=strategy,
         tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
-        **own,
+        **of_family,
     )
 
 
@@ -178,12 +178,12 @@ class LlavaDecoder(CachedDecoder):
         # Tile by tile they are the same; a tower's layers of a long clip at once would be what fills the memory.
         return torch.cat([self.selected(tiles) for tiles in pixels.split(_TILES)])
 
-    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
-        return pack(self.core.multi_modal_projector(pool_features(seen, pool)), pictures, newline_of(self.core))
+    def _features(self, encoded: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+        return pack(self.core.multi_modal_projector(pool_features(encoded, pool)), pictures, newline_of(self.core))
 
 
 def _without_first(batch: Batch) -> Batch:
-    """What a decoder asks of a batch, without the first token of each row."""
+    """A batch's inputs of a decoder, without the first token of each row."""
     cut: dict[str, Any] = {
         name: batch.on_host(name)[..., 1:] for name in ("ids", "attention_mask", "loss_mask", "modality")
     }
@@ -210,7 +210,7 @@ class LlavaTraining(ModelTraining):
         return {
             "vision_tower": core.vision_tower,
             # The newline comes between tokens of pictures: it learns with what makes those.
-            "projector": own_projector(model)
+            "projector": trained_projector(model)
             if newline.image_newline is None
             else nn.ModuleList([core.multi_modal_projector, newline]),
             # The LM head belongs to the language model.

@@ -57,10 +57,10 @@ def _grid(tiles: Tensor, grid: TileGrid, newline: Tensor | None) -> Tensor:
     (down, across), side = grid.tiles, math.isqrt(tiles.shape[1])
     stitched = tiles.view(down, across, side, side, -1).permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)  # [D,R,C]
     top, left = (down * side - grid.unpadded[0]) // 2, (across * side - grid.unpadded[1]) // 2
-    kept = stitched[:, top : top + grid.unpadded[0], left : left + grid.unpadded[1]]
+    unpadded = stitched[:, top : top + grid.unpadded[0], left : left + grid.unpadded[1]]
     if grid.final != grid.unpadded:
-        kept = F.interpolate(kept[None], list(grid.final), mode="bilinear")[0]
-    return _with_newlines(kept[None], newline)[0]
+        unpadded = F.interpolate(unpadded[None], list(grid.final), mode="bilinear")[0]
+    return _with_newlines(unpadded[None], newline)[0]
 
 
 def _pooled_rows(frames: Tensor, picture: Picture, newline: Tensor | None) -> Tensor:

@@ -23,8 +23,8 @@ from ...parts import TokenIds
 from ..causal.section import check_windows
 from ..family import Family, tower_type
 from ..llava.model import LlavaTraining
+from ..native_pictures import NativeSizeDecoder, NativeSizePictures, NativeSizeTarget, NativeSizeTraining, merge_of
 from ..section import SeeingSection, check_half
-from ..whole_pictures import WholeDecoder, WholePictures, WholePicturesTraining, WholeTarget, merge_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower
 
 
-class MistralDecoder(WholeDecoder):
+class MistralDecoder(NativeSizeDecoder):
     """A Mistral 3 or a Pixtral in eval mode."""
 
     @staticmethod
@@ -40,12 +40,12 @@ class MistralDecoder(WholeDecoder):
         config, core, side = model.config, model.model, int(model.config.vision_config.patch_size)
         image = patches.view(grid.rows, grid.columns, 3, side, side).permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
         sizes = [(grid.rows * side, grid.columns * side)]
-        seen = core.vision_tower(image[None], image_sizes=sizes, output_hidden_states=True)
-        states = seen.hidden_states[config.vision_feature_layer][0]  # [P,C]
+        output = core.vision_tower(image[None], image_sizes=sizes, output_hidden_states=True)
+        states = output.hidden_states[config.vision_feature_layer][0]  # [P,C]
         return core.multi_modal_projector(states, *((sizes,) if config.model_type == MISTRAL3 else ()))
 
 
-class MistralTraining(WholePicturesTraining):
+class MistralTraining(NativeSizeTraining):
     """The training forward over a Mistral 3 or a Pixtral."""
 
     decoder_class = MistralDecoder
@@ -56,7 +56,7 @@ class MistralTraining(WholePicturesTraining):
         return last_states(self.model.model.language_model, batch, embeds, batch.positions[0])
 
 
-class MistralTarget(WholeTarget):
+class MistralTarget(NativeSizeTarget):
     """Pictures that the tower reads whole, in rows that end with tokens of text."""
 
     decoder_class = MistralDecoder
@@ -73,7 +73,7 @@ class MistralTarget(WholeTarget):
         check_windows(config.get_text_config())
 
 
-class MistralPictures(WholePictures):
+class MistralPictures(NativeSizePictures):
     """A picture of at most the tower's size."""
 
     def most_rows(self, config: PreTrainedConfig) -> int:

@@ -24,7 +24,7 @@ from ...hub import num_deepstack
 from ...packed_row import last_states
 from ...parts import Part, TokenIds
 from ...training import ModelTraining
-from ..whole_pictures import no_picture
+from ..native_pictures import no_picture
 from .windows import tower_inputs, use_windows
 
 if TYPE_CHECKING:
@@ -53,20 +53,20 @@ def qwen_config(kind: str, text: JsonObject, vision: JsonObject, ids: TokenIds) 
 
 
 def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
-    """How the family of `config` counts; Qwen2.5-VL alone counts seconds."""
+    """The position scheme of `config`; Qwen2.5-VL alone counts seconds."""
     per_second = config.vision_config.tokens_per_second if config.model_type == "qwen2_5_vl" else None
     return PositionScheme(3, per_second, resume)
 
 
 @dataclass(frozen=True)
-class SeenPatches:
-    """What a tower makes of pictures."""
+class TowerOutput:
+    """A tower's features of pictures."""
 
     features: Tensor  # [n,D]
     deepstack: tuple[Tensor, ...]  # [n,D] for each of the first decoder layers (Qwen3-VL)
 
 
-def see_patches(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
+def see_patches(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Picture]) -> TowerOutput:
     """Run the tower over patches [P,C] of pictures that are read whole."""
     grids = [picture.whole for picture in pictures]
     assert grids and all(grid is not None for grid in grids), "pictures in tiles, and the tower reads them whole"
@@ -76,8 +76,8 @@ def see_patches(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Pict
     weight = next(tower.parameters())
     # Under a device map it may lie elsewhere than the embedding; offloaded, it lies nowhere.
     device = patches.device if weight.is_meta else weight.device
-    seen = tower(patches.to(device, weight.dtype), return_dict=True, **tower_inputs(tower, sizes, device))
-    return SeenPatches(seen.pooler_output, tuple(seen.get("deepstack_features") or ()))
+    output = tower(patches.to(device, weight.dtype), return_dict=True, **tower_inputs(tower, sizes, device))
+    return TowerOutput(output.pooler_output, tuple(output.get("deepstack_features") or ()))
 
 
 def added_behind(deepstack: Sequence[Tensor], visual: Tensor) -> dict[str, Any]:
@@ -116,17 +116,17 @@ class QwenDecoder(CachedDecoder):
         self.num_deepstack = num_deepstack(config)
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
-        """`SeenPatches` of patches [P,C]."""
+        """`TowerOutput` of patches [P,C]."""
         return see_patches(self.model, pixels, pictures)
 
-    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+    def _features(self, encoded: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
         assert pool == 1, "Qwen-VL's mergers read patches as they are"
-        return seen.features
+        return encoded.features
 
-    def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
-        return () if seen is None else seen.deepstack
+    def _deepstack_of(self, encoded: Any) -> tuple[Tensor, ...]:
+        return () if encoded is None else encoded.deepstack
 
-    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, object]:
+    def _extra_inputs(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, object]:
         if prompts.visual is None or not (here := prompts.visual[:, start:stop]).any():
             return {}
         number = (prompts.visual.flatten().cumsum(0) - 1).view_as(prompts.visual)[:, start:stop][here]
@@ -169,13 +169,13 @@ class QwenTraining(ModelTraining):
         numbers = 3 * vision.temporal_patch_size * vision.patch_size**2
         embeds = core.get_input_embeddings()(batch.ids)
         nobody = no_picture(vision.spatial_merge_size, numbers, batch.ids.device)
-        seen = see_patches(self.model, *(nobody if pixels is None else (pixels, pictures)))
+        output = see_patches(self.model, *(nobody if pixels is None else (pixels, pictures)))
         more: dict[str, Any] = {}
         if pixels is None:
-            nothing = torch.stack([part.sum() for part in (seen.features, *seen.deepstack)]).sum()
+            nothing = torch.stack([part.sum() for part in (output.features, *output.deepstack)]).sum()
             embeds = embeds + 0.0 * nothing.to(embeds)
         else:
-            embeds = put_at(embeds, places_of(visual, embeds.device), seen.features)
-            more = added_behind(seen.deepstack, visual[real] if batch.packed else visual)
+            embeds = put_at(embeds, places_of(visual, embeds.device), output.features)
+            more = added_behind(output.deepstack, visual[real] if batch.packed else visual)
         positions, _ = place_positions(batch.on_host("modality"), real, batch.pictures, self.scheme)
         return last_states(core.language_model, batch, embeds, uploaded(positions, embeds.device), **more)

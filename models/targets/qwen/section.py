@@ -62,7 +62,7 @@ _STATES = {"vllm": ("eagle", "eagle3", "dflash"), "sglang": ("eagle3",)}
 def _family(kind: str, model: str, texts: dict[str, Text], engines: dict[str, tuple[str, ...]]) -> Family:
     return Family(
         kind, model, QwenTraining, QwenTarget, QwenPictures(), texts=texts, engines=engines, is_compared=True,
-        is_misplaced_in_v1=True,
+        v1_misplaces_drafts=True,
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ FAMILIES = {
 
 
 class QwenSection(SeeingSection):
-    """What Qwen-VL and Qwen3.5 have in common."""
+    """Settings of Qwen-VL and Qwen3.5."""
 
     # Inline configs of a target that a `train` stage with `model: target` makes from scratch; `model_type` of the first
     # may name qwen3_vl_moe_text or qwen3_5_moe_text.
@@ -97,10 +97,10 @@ class QwenSection(SeeingSection):
     def _halves_fit(self) -> Self:
         if self.language_model is not None and self.vision_tower is not None:
             named = self.language_model["model_type"]
-            own = [f"{name}_text" for name, family in self.families.items() if family.kind == self.base_kind]
-            if named not in own:
+            known = [f"{name}_text" for name, family in self.families.items() if family.kind == self.base_kind]
+            if named not in known:
                 problem = f"a target of kind {self.base_kind} has none of model_type {named}"
-                raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
+                raise Refused("language_model.model_type", problem, f"write {' or '.join(known)}")
             from transformers import CONFIG_MAPPING
 
             config: Any = CONFIG_MAPPING[named.removesuffix("_text")]

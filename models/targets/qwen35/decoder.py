@@ -34,7 +34,10 @@ class HybridDecoder(QwenDecoder):
         self._window: int = config.linear_conv_kernel_dim - 1
         for layer in self.language_model.layers:
             if (module := getattr(layer, "linear_attn", None)) is not None:
-                _use_our_cache(module)
+                # Over a `HybridCache` it runs as `_forward` has it; over others, and without one, as transformers has.
+                # accelerate puts its hook around what it finds as `_old_forward`.
+                name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+                setattr(module, name, MethodType(_forward, module))
 
     def new_cache(self, capacity: int) -> Cache:
         from .recurrent import HybridCache
@@ -61,13 +64,6 @@ class HybridDecoder(QwenDecoder):
         return {"full_attention": full, RECURS: full}
 
 
-def _use_our_cache(module: nn.Module) -> None:
-    """Let a recurrent layer run over a `HybridCache`; over others, and without one, it runs as transformers has it."""
-    # accelerate puts its hook around what it finds as `_old_forward`.
-    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
-    setattr(module, name, MethodType(_forward, module))
-
-
 def _forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **more: Any
 ) -> Tensor:
@@ -80,8 +76,8 @@ def _forward(
     rows, count, _ = hidden_states.shape
     if (real := cache_params.real(layer.length, count)) is not None:
         hidden_states = hidden_states * real.to(hidden_states)
-    seen = cache_params.ancestors(layer, attention_mask, count, hidden_states.device)
-    mixed = layer.convolve(self.in_proj_qkv(hidden_states), self.conv1d.weight[:, 0], seen)
+    ancestors = cache_params.ancestors(layer, attention_mask, count, hidden_states.device)
+    mixed = layer.convolve(self.in_proj_qkv(hidden_states), self.conv1d.weight[:, 0], ancestors)
     mixed = F.silu(mixed.to(hidden_states.dtype))
     heads = mixed.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
     wide = torch.promote_types(torch.float32, mixed.dtype)
@@ -93,7 +89,7 @@ def _forward(
     decay = -self.A_log.to(wide).exp() * F.softplus(self.in_proj_a(hidden_states).to(wide) + self.dt_bias)
     beta = self.in_proj_b(hidden_states).sigmoid().to(wide)
     step = Step(_unit(q) * self.head_k_dim**-0.5, _unit(k), v, decay.transpose(1, 2), beta.transpose(1, 2))  # [R,H,N,.]
-    outputs = layer.recur(step, seen).transpose(1, 2).to(mixed.dtype)  # [R,N,H,E]
+    outputs = layer.recur(step, ancestors).transpose(1, 2).to(mixed.dtype)  # [R,N,H,E]
     gate = self.in_proj_z(hidden_states).reshape(-1, self.head_v_dim)
     normed = self.norm(outputs.reshape(-1, self.head_v_dim), gate)
     return self.out_proj(normed.view(rows, count, -1))

@@ -24,7 +24,7 @@ CHUNK = 64  # places of a chain that are solved at once
 
 @dataclass(frozen=True)
 class Step:
-    """What each place does to the state; in float32 or wider."""
+    """The update of the state at each place; in float32 or wider."""
 
     queries: Tensor  # [R,H,N,K], of length 1 / sqrt(K)
     keys: Tensor  # [R,H,N,K], of length 1
@@ -34,7 +34,7 @@ class Step:
 
 
 class Written(NamedTuple):
-    """What places have written after a committed state; enough to make the state after any path of them."""
+    """Updates written after a committed state; enough to make the state after any path of them."""
 
     keys: Tensor  # [R,H,P,K]
     updates: Tensor  # [R,H,P,E] u
@@ -46,21 +46,21 @@ class Written(NamedTuple):
         return Written(*(part[:, :, :count] for part in self))
 
 
-def over_tree(step: Step, state: Tensor, seen: Tensor, before: Written | None = None) -> tuple[Tensor, Written]:
+def over_tree(step: Step, state: Tensor, ancestors: Tensor, before: Written | None = None) -> tuple[Tensor, Written]:
     """Outputs [R,H,N,E] of N places, and all P + N written places.
 
     Args:
         state: [R,H,K,E] of the last committed place, which is every node's ancestor.
-        seen: [1 or R,N,P+N] bool: a node's ancestors and itself; parents stand before their children.
+        ancestors: [1 or R,N,P+N] bool: a node's ancestors and itself; parents stand before their children.
         before: P places of earlier passes; None: there are none.
     """
-    k, count, seen = step.keys, step.keys.shape[2], seen.unsqueeze(1)
-    past = seen.shape[-1] - count
+    k, count, ancestors = step.keys, step.keys.shape[2], ancestors.unsqueeze(1)
+    past = ancestors.shape[-1] - count
     decays = step.decay if before is None else torch.cat([before.decay, step.decay], dim=2)
-    total = (seen.to(decays) @ decays.unsqueeze(-1)).squeeze(-1)  # [R,H,N]
+    total = (ancestors.to(decays) @ decays.unsqueeze(-1)).squeeze(-1)  # [R,H,N]
     totals = total if before is None else torch.cat([before.total, total], dim=2)
     # A node's decay since each of its ancestors; what is none of them would overflow.
-    since = (total.unsqueeze(-1) - totals.unsqueeze(-2)).masked_fill(~seen, float("-inf")).exp()  # [R,H,N,P+N]
+    since = (total.unsqueeze(-1) - totals.unsqueeze(-2)).masked_fill(~ancestors, float("-inf")).exp()  # [R,H,N,P+N]
     all_decayed, beta = total.exp().unsqueeze(-1), step.beta.unsqueeze(-1)
     wanted = step.values - all_decayed * (k @ state)
     if before is not None:
@@ -102,8 +102,8 @@ def over_chain(step: Step, state: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v, g = (cut(part) for part in (step.queries, step.keys, step.values, step.decay))
     beta = cut(step.beta).unsqueeze(-1)
     total = g.cumsum(-1)
-    seen = torch.ones(size, size, dtype=torch.bool, device=k.device).tril()
-    since = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~seen, float("-inf")).exp()
+    causal = torch.ones(size, size, dtype=torch.bool, device=k.device).tril()
+    since = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~causal, float("-inf")).exp()
     decayed = total.exp().unsqueeze(-1)
     mixing = beta * (k @ k.mT) * since
     # Of each chunk: its updates on an empty state, and what a state at its beginning takes from them.
@@ -111,12 +111,12 @@ def over_chain(step: Step, state: Tensor) -> tuple[Tensor, Tensor]:
         mixing, torch.cat([beta * v, beta * decayed * k], dim=-1), upper=False, unitriangular=True
     )
     alone, answered = both.split([v.shape[-1], k.shape[-1]], dim=-1)
-    looked, asked = q @ k.mT * since, decayed * q
-    kept = (k * (total[..., -1:] - total).exp().unsqueeze(-1)).mT
+    scores, decayed_queries = q @ k.mT * since, decayed * q
+    decayed_keys = (k * (total[..., -1:] - total).exp().unsqueeze(-1)).mT
     carried = total[..., -1].exp()[..., None, None]
     outputs = []
     for number in range(k.shape[2]):
         updates = alone[:, :, number] - answered[:, :, number] @ state
-        outputs.append(asked[:, :, number] @ state + looked[:, :, number] @ updates)
-        state = carried[:, :, number] * state + kept[:, :, number] @ updates
+        outputs.append(decayed_queries[:, :, number] @ state + scores[:, :, number] @ updates)
+        state = carried[:, :, number] * state + decayed_keys[:, :, number] @ updates
     return torch.cat(outputs, dim=2)[:, :, :count], state

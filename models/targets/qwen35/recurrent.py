@@ -38,7 +38,7 @@ class RecurrentLayer(SizedLayer):
         self.written: Written | None = None  # [.,.,P,.]
 
     def move_to(self, length: int) -> None:
-        """Where the next places stand. After `base` it may move over written places; before it there is no state."""
+        """Sets the next place: after `base` anywhere among written places; before it there is no state."""
         count = 0 if self.written is None else self.written.keys.shape[2]
         assert self.base <= length <= self.base + count or length == 0, (
             f"a recurrent state after {self.base} places cannot go back to {length}"
@@ -47,13 +47,13 @@ class RecurrentLayer(SizedLayer):
             self.reset()
         self.length = length
 
-    def convolve(self, columns: Tensor, weight: Tensor, seen: Tensor | None) -> Tensor:
+    def convolve(self, columns: Tensor, weight: Tensor, ancestors: Tensor | None) -> Tensor:
         """[R,N,D] in float32 or wider: each place's channels with those of its W nearest ancestors.
 
         Args:
             columns: [R,N,D] of the new places.
             weight: [D,W+1]; the last is the place's own.
-            seen: [1 or R,N,P+N] bool, ancestors and the place itself, P the places from `base` to `length`; None: new
+            ancestors: [1 or R,N,P+N] bool, and the place itself, P the places from `base` to `length`; None: new
                 places follow each other after the committed ones and are committed with this pass.
         """
         rows, count, channels = columns.shape
@@ -62,31 +62,31 @@ class RecurrentLayer(SizedLayer):
         ahead = self.length - self.base
         self.inputs = torch.cat([self.inputs[:, : self.window + ahead], columns], dim=1)
         wide = torch.promote_types(torch.float32, columns.dtype)
-        if seen is None:
+        if ancestors is None:
             assert ahead == 0, "a prompt after places that are not committed"
             mixed = F.conv1d(self.inputs.mT.to(wide), weight.unsqueeze(1).to(wide), groups=channels).mT
             self.inputs = self.inputs[:, count:]
             return mixed
         # Everybody's ancestors are the window, too; the nearest is the last that is seen.
-        every = F.pad(seen, (self.window, 0), value=True)
+        every = F.pad(ancestors, (self.window, 0), value=True)
         rank = every.flip(-1).cumsum(-1).flip(-1)  # of those that are seen, from the place itself: 1, 2, ...
         near = torch.stack([(every & (rank == n)).int().argmax(-1) for n in range(self.window + 1, 0, -1)], dim=-1)
         near = near.expand(rows, -1, -1)  # [R,N,W+1]
         chosen = self.inputs[torch.arange(rows, device=columns.device)[:, None, None], near]  # [R,N,W+1,D]
         return torch.einsum("rnwd,dw->rnd", chosen.to(wide), weight.to(wide))
 
-    def recur(self, step: Step, seen: Tensor | None) -> Tensor:
-        """Outputs [R,H,N,E] of the new places; `seen` as of `convolve`, which runs before."""
+    def recur(self, step: Step, ancestors: Tensor | None) -> Tensor:
+        """Outputs [R,H,N,E] of the new places; `ancestors` as of `convolve`, which runs before."""
         rows, heads, count, width = step.keys.shape
         if self.state is None:
             self.state = step.keys.new_zeros(rows, heads, width, step.values.shape[-1])
-        if seen is None:
+        if ancestors is None:
             outputs, self.state = over_chain(step, self.state)
             self.base += count
             return outputs
         ahead = self.length - self.base
         before = self.written.first(ahead) if self.written is not None and ahead else None
-        outputs, self.written = over_tree(step, self.state, seen, before)
+        outputs, self.written = over_tree(step, self.state, ancestors, before)
         return outputs
 
     def commit(self, path: Sequence[int]) -> None:
@@ -126,7 +126,7 @@ class HybridCache(ModelCache):
         return int(self.layers[0].length)
 
     @property
-    def own_layers(self) -> list[CacheLayer]:
+    def kv_layers(self) -> list[CacheLayer]:
         """The layers that attend."""
         pairs = zip(self.layers, self.recurs, strict=True)
         return cast(list[CacheLayer], [layer for layer, recurs in pairs if not recurs])
@@ -145,14 +145,14 @@ class HybridCache(ModelCache):
         finally:
             self._prompt, self._real = False, None
 
-    def ancestors(self, layer: RecurrentLayer, seen: Tensor | None, count: int, device: torch.device) -> Tensor | None:
-        """What `RecurrentLayer.convolve` asks for, from a mask [.,1,N,K] of attention; None there: a chain."""
+    def ancestors(self, layer: RecurrentLayer, mask: Tensor | None, count: int, device: torch.device) -> Tensor | None:
+        """The ancestors for `RecurrentLayer.convolve`, from a mask [.,1,N,K] of attention; None there: a chain."""
         if self._prompt:
             return None
-        if seen is None:
+        if mask is None:
             places = layer.length - layer.base + torch.arange(count, device=device)
             return (torch.arange(layer.length - layer.base + count, device=device) <= places[:, None])[None]
-        return (seen if seen.dtype == torch.bool else seen == 0)[:, 0, :, layer.base :]
+        return (mask if mask.dtype == torch.bool else mask == 0)[:, 0, :, layer.base :]
 
     def real(self, first: int, count: int) -> Tensor | None:
         """[R,N,1] bool of the places from `first`: no padding; None: there is none."""

@@ -33,7 +33,7 @@ FAMILIES = {
     name: Family(
         "qwen3_5", model, QwenTraining, Qwen35Target, QwenPictures(),
         texts={f"{name}_text": replace(QWEN3, ships_mtp=True)}, unread=("vllm", "sglang"), is_compared=True,
-        is_misplaced_in_v1=True,
+        v1_misplaces_drafts=True,
     )
     for name, model in (
         ("qwen3_5", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),

@@ -78,12 +78,12 @@ class Msd(nn.Module, SupportsEagle):
         return hidden, hidden
 
     def entering(self, inputs_embeds, hidden_states):
-        """What enters the layer, [N,D]."""
+        """The layer's input [N,D]."""
         joined = self.model.fc(torch.cat([inputs_embeds, hidden_states], -1))
         return torch.where(self.of_pictures[: len(joined)], self.at_pictures(inputs_embeds), joined)
 
     def at_pictures(self, inputs_embeds):
-        """What enters the layer where the next token is of a picture, [N,D]."""
+        """The layer's input [N,D] where the next token is of a picture."""
         return inputs_embeds
 
     def compute_logits(self, hidden_states):

@@ -21,13 +21,13 @@ def version() -> str | None:
     return None
 
 
-def refusal(found: str | None) -> str | None:
+def refusal(vllm: str | None) -> str | None:
     """Why this version is refused; None: it was tried."""
-    minor = re.match(r"\d+\.\d+", found or "")
+    minor = re.match(r"\d+\.\d+", vllm or "")
     if minor and minor[0] in TRIED:
         return None
     return (
-        f"draftsmith-vllm was tried with vLLM {', '.join(TRIED)}, and this is {found or 'no vLLM'}: its classes would "
+        f"draftsmith-vllm was tried with vLLM {', '.join(TRIED)}, and this is {vllm or 'no vLLM'}: its classes would "
         "run on internals that nobody looked at. Install one of these versions, or a newer draftsmith-vllm"
     )
 

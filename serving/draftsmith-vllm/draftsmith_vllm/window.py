@@ -44,12 +44,12 @@ def patch() -> None:
 
 @dataclass(frozen=True)
 class Window:
-    """What a drafter keeps of each picture.
+    """The inputs that a drafter keeps of each picture.
 
     Args:
         newline: id that stands in its first input; None: that input is not kept.
         last: how many of its last inputs stay.
-        fill: (runner, names of requests, their `Kept`) -> what stands in the kept inputs of pictures, as
+        fill: (runner, names of requests, their `Remaining`) -> what stands in the kept inputs of pictures, as
             `mm_embed_inputs` of `propose`; None: nothing does.
     """
 
@@ -59,8 +59,8 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What stays of one request's inputs in a pass.
+class Remaining:
+    """The inputs of one request that stay in a pass.
 
     Args:
         places: [n] numbers of the inputs that stay, among all of the request; of its last one in any case.
@@ -75,8 +75,8 @@ class Kept:
     runs: list[tuple[int, int]]
 
 
-def kept(start: int, count: int, runs: list[tuple[int, int]], window: Window) -> Kept:
-    """What stays of `count` inputs from `start` on.
+def remaining(start: int, count: int, runs: list[tuple[int, int]], window: Window) -> Remaining:
+    """The inputs that stay, of `count` from `start` on.
 
     A prompt that is cut inside a picture keeps the pass's last input, or there might be none: the next pass writes over
     it, because it stands where the first input after the picture will.
@@ -93,7 +93,7 @@ def kept(start: int, count: int, runs: list[tuple[int, int]], window: Window) ->
         left_out += min(max(start + count, lo), hi) - lo
     left_out -= int(not mask[-1])
     mask[-1] = True
-    return Kept(places[mask], before[mask], left_out, runs)
+    return Remaining(places[mask], before[mask], left_out, runs)
 
 
 def narrow(proposer, given, window: Window) -> dict:
@@ -113,7 +113,7 @@ def narrow(proposer, given, window: Window) -> dict:
         pictures = [f.mm_position for f in request.mm_features]
         # An EAGLE-type drafter's input holds the token after it.
         runs = [(max(at.offset - shift, 0), at.offset - shift + at.length) for at in pictures]
-        rows.append(kept(start, count, runs, window))
+        rows.append(remaining(start, count, runs, window))
         places.append(rows[-1].places - start + offset)
         newlines += [offset + first - start for first, _ in runs if start <= first < start + count]
         offset += count
@@ -153,10 +153,10 @@ def narrow(proposer, given, window: Window) -> dict:
     }  # fmt: skip
 
 
-def _slots(metadata, positions, sizes, own, block_size: int):
-    """[N] of the requests' blocks, at the positions; padding stays what it is in `own` [N]."""
+def _slots(metadata, positions, sizes, slots, block_size: int):
+    """[N] of the requests' blocks, at the positions; padding stays what it is in `slots` [N]."""
     import torch
 
     rows = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(positions.device)
-    blocks = metadata.block_table_tensor[rows, positions // block_size].to(own.dtype)
-    return torch.where(own < 0, own, blocks * block_size + positions % block_size)
+    blocks = metadata.block_table_tensor[rows, positions // block_size].to(slots.dtype)
+    return torch.where(slots < 0, slots, blocks * block_size + positions % block_size)

@@ -12,7 +12,7 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.processor_files import load_processor, with_own_image_processor
 from fails import fails_with
-from tiled import TEXTS, layouts, picture, pixels, processor
+from tiled import check_saved, layouts, picture, pixels, processor
 from transformers import AutoProcessor, AutoTokenizer, LlavaNextProcessor, LlavaProcessor, SiglipImageProcessorPil
 
 SIZES = [(40, 30), (90, 20), (24, 24)]
@@ -20,15 +20,7 @@ SIZES = [(40, 30), (90, 20), (24, 24)]
 
 @pytest.mark.parametrize("family", ["llava", "llava_next", "llava_onevision"])
 def test_a_saved_processor_is_read_again(family, tmp_path):
-    made = processor(family)
-    made.save(tmp_path)
-    result = load_processor(tmp_path)
-    for name in ("image_token_id", "video_token_id", "patch_size", "image_size", "pad_id", "eos_id", "newline_id",
-                 "family", "patches", "tokenizer_hash"):  # fmt: skip
-        assert getattr(result, name) == getattr(made, name), name
-    assert result.tokenizer(TEXTS[1]).input_ids == made.tokenizer(TEXTS[1]).input_ids
-    for aspect in ("square", "pad", "anyres", "anyres_max_9"):
-        assert torch.equal(pixels([picture(SIZES[1])], result, aspect), pixels([picture(SIZES[1])], made, aspect))
+    check_saved(processor(family), tmp_path, "square", "pad", "anyres", "anyres_max_9")
 
 
 def test_resolutions_of_the_files_are_used(tmp_path):

@@ -21,7 +21,7 @@ from draftsmith.data.shapes.tokenizer import train_tokenizer
 from fails import fails_with
 from PIL import Image
 from small_records import talk
-from tiled import MEAN, STD, TEXTS, clip_pictures, image_picture, patches, picture
+from tiled import MEAN, STD, TEXTS, check_saved, clip_pictures, image_picture, patches, picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 FORM = PromptFormat(template="qwen_vl", image_rule="verbatim")
@@ -172,18 +172,7 @@ def test_templates_and_processors_that_do_not_fit():
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_a_saved_processor_is_read_again(family, tmp_path):
-    made = processor(family, max_pixels=512)
-    made.save(tmp_path)
-    result = load_processor(tmp_path)
-    names = ("family", "image_token_id", "video_token_id", "vision_start_id", "vision_end_id", "patch_size",
-             "image_size", "pad_id", "eos_id", "bos_id", "newline_id", "tokenizer_hash")  # fmt: skip
-    assert [getattr(result, name) for name in names] == [getattr(made, name) for name in names]
-    assert result.image_processor.size == made.image_processor.size
-    assert type(result.image_processor).__name__.endswith("Pil")
-    image = picture((33, 50))
-    grid = image_picture(image.size, result).whole
-    assert grid == image_picture(image.size, made).whole
-    assert torch.equal(patches([image], grid, result), patches([image], grid, made))
+    check_saved(processor(family, max_pixels=512), tmp_path)
 
 
 def test_a_text_only_processor(tmp_path):

@@ -11,13 +11,12 @@ from draftsmith.data.families.mistral import PIXTRAL
 from draftsmith.data.families.processor import Resizing
 from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
-from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from fails import fails_with
 from PIL import Image
 from small_records import talk
-from tiled import clip_pictures, image_picture, patches, picture
-from transformers import GotOcr2ImageProcessorPil, PixtralImageProcessorPil
+from tiled import check_saved, clip_pictures, image_picture, patches, picture
+from transformers import Gemma4ImageProcessorPil, GotOcr2ImageProcessorPil, PixtralImageProcessorPil
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (33, 33), (300, 301), (17, 16), (1, 1)]
@@ -37,9 +36,13 @@ def pixtral(merge: int):
     return PIXTRAL.new(tokenizer, kind, patch_size=4, image_size=64, image_mean=MEAN, image_std=STD)
 
 
+def gemma(most: int = 70):
+    return GEMMA.new(train_tokenizer(TEXTS, 420), patch_size=4, max_tokens=most)
+
+
 def made(kind: str):
     if kind == "gemma4":
-        return GEMMA.new(train_tokenizer(TEXTS, 420), patch_size=4, max_tokens=70)
+        return gemma()
     return internvl() if kind == "internvl" else pixtral(2 if kind == "mistral3" else 1)
 
 
@@ -76,6 +79,21 @@ def test_limits_of_pixels_are_limits_of_tiles():
     fails_with("at least 4 and at most 2 tiles", grid, (16, 16), 4 * area, 2 * area)
 
 
+@pytest.mark.parametrize("size", [*SIZES, (400, 4)])
+@pytest.mark.parametrize("most", [70, 280])
+def test_gemmas_patches_are_those_of_transformers(size, most):
+    processor, image = gemma(most), picture(size)
+    theirs = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=3, max_soft_tokens=most)
+    expected = theirs(images=image, return_tensors="pt")
+    layout = image_picture(size, processor)
+    grid = layout.whole
+    assert layout.num_tokens == int(expected["num_soft_tokens_per_image"][0]) <= most
+    real = expected["image_position_ids"][0, :, 0] >= 0
+    assert (grid.rows, grid.columns) == tuple(int(n) + 1 for n in expected["image_position_ids"][0].amax(0).flip(0))
+    ours = patches([image], grid, processor)
+    torch.testing.assert_close(ours, expected["pixel_values"][0][real].float(), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["mistral3", "pixtral"])
 def test_patches_are_those_of_transformers(kind, size):
@@ -97,18 +115,17 @@ def test_pixels_of_a_picture_that_is_read_whole_are_limited_from_above_alone():
     assert image_picture((8, 8), processor, max_pixels=32 * 32).num_tokens == 1
     fails_with("only ever made smaller", image_picture, (64, 64), processor, min_pixels=100)
     fails_with("200 times the other", image_picture, (4000, 4), processor)
+    processor = gemma()
+    assert image_picture((64, 64), processor).num_tokens == 64
+    assert image_picture((64, 64), processor, max_pixels=16 * 12 * 12).num_tokens == 16
+    assert image_picture((8, 8), processor, max_pixels=10**9).num_tokens == 64
+    fails_with("as many tokens as they may have", image_picture, (64, 64), processor, min_pixels=100)
+    assert image_picture((4000, 2), processor, max_pixels=12 * 12).num_tokens == 1
 
 
 @every_kind
 def test_a_saved_processor_is_read_again(kind, tmp_path):
-    processor = made(kind)
-    processor.save(tmp_path)
-    result = load_processor(tmp_path)
-    for name in ("image_token_id", "patch_size", "image_size", "pad_id", "bos_id", "eos_id", "newline_id", "family",
-                 "num_image_tokens", "reads_whole", "vision_start_id", "vision_end_id", "tokenizer_hash"):  # fmt: skip
-        assert getattr(result, name) == getattr(processor, name), name
-    (of_ours, ours), (of_theirs, theirs) = (read(one, (90, 20)) for one in (processor, result))
-    assert of_ours == of_theirs and torch.equal(ours, theirs)
+    check_saved(made(kind), tmp_path)
 
 
 def read(processor, size):
@@ -191,8 +208,9 @@ def test_records_are_read_by_the_familys_own_rule_whatever_the_aspect(kind, fold
         assert media.pictures == read(processor, (90, 20))[0]
 
 
-def test_clips_are_refused_where_images_alone_are_read():
-    fails_with("read images alone", clip_pictures, None, VideoSettings(), pixtral(2))
+@pytest.mark.parametrize("kind", ["mistral3", "gemma4"])
+def test_clips_are_refused_where_images_alone_are_read(kind):
+    fails_with("read images alone", clip_pictures, None, VideoSettings(), made(kind))
 
 
 def test_a_system_sentence_needs_its_tokens():

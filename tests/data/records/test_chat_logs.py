@@ -228,10 +228,10 @@ ONE = json.dumps(USUAL).encode()
 
 
 @pytest.mark.parametrize(("data", "kind", "cure"), [
-    (b"[" + ONE + b", " + ONE + b"]", "a JSON array", "jq -c"),
-    (b"[\n" + ONE + b"]", "a JSON array", "jq -c"),
-    (json.dumps(USUAL, indent=1).encode(), "JSON over several lines", "jq -c"),
-    (b"data: " + ONE + b"\n\ndata: [DONE]\n", "a stream of events", "on one line"),
+    (b"[" + ONE + b", " + ONE + b"]", "a JSON array", "jq -c '.[]'"),
+    (b"[\n" + ONE + b"]", "a JSON array", "jq -c '.[]'"),
+    (json.dumps(USUAL, indent=1).encode(), "not JSON", "jq -c"),
+    (b"data: " + ONE + b"\n\ndata: [DONE]\n", "not JSON", "one JSON object on each line"),
     (ONE.decode().encode("utf-16"), "UTF-16", "iconv"),
     (ONE.decode().encode("utf-16-le"), "UTF-16", "iconv"),
     (b"SQL" + ONE + b"\0", "binary data", "fetch it again"),
@@ -242,7 +242,7 @@ ONE = json.dumps(USUAL).encode()
 ])  # fmt: skip
 def test_another_kind_of_file_is_named(tmp_path, data, kind, cure):
     (tmp_path / "log.jsonl").write_bytes(data)
-    error = fails_with(kind, convert, tmp_path / "log.jsonl", tmp_path / "out", skip=True)
+    error = fails_with(kind, convert, tmp_path / "log.jsonl", tmp_path / "out")
     assert cure in str(error.hint) and not (tmp_path / "out").exists()
 
 
@@ -413,6 +413,35 @@ def test_an_answer_that_cannot_be_read_is_no_question(tmp_path):
     for response in ("half of {", 3, [3], {"text": "redacted-by-litellm"}, {"chunks": PIECES}):
         log = written(tmp_path, USUAL, {"request": {"messages": [said("user", "a")]}, "response": response})
         fails_with("an answer of no known form", convert, log, tmp_path / "out")
+
+
+def replaced(tree, value):
+    """The tree once for each of its parts, with the value in its place."""
+    yield value
+    for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        for other in replaced(part, value):
+            copy = tree.copy()
+            copy[key] = other
+            yield copy
+
+
+@pytest.mark.parametrize("form", range(4))
+def test_whatever_stands_in_a_line_is_one_sentence(tmp_path, form):
+    asked, answer = (
+        [said("user", "a")],
+        [choice("b", stop_reason=None) | {"message": said("assistant", "b", tool_calls=[CALL])}],
+    )
+    line = [
+        {"request": {"messages": asked, "tools": TOOLS, "stop": ["x"], "max_tokens": 9, "extra_body": {"n": 1}},
+         "response": {"model": "m", "choices": answer, "usage": {"completion_tokens": 3}}},
+        {"messages": asked, "model_parameters": {"tools": TOOLS}, "response": PIECES[-5:], "status": "success"},
+        {"input": asked, "output": answer[0]["message"], "modelParameters": {"max_tokens": 9}, "usage": {"output": 3}},
+        {"body": {"messages": asked}, "response": {"status_code": 200, "body": {"choices": answer}}},
+    ][form]  # fmt: skip
+    odd = (None, 0, 1e9, True, "", "{", "[1]", "data: 3", "data: {", [], [None], [[]], {}, {"a": 1}, "\ud800")
+    lines = [one for value in odd for one in replaced(line, value)]
+    found = convert(written(tmp_path, USUAL, *map(json.dumps, lines)), tmp_path / "out", skip=True, models=["m"])
+    assert found.records + sum(found.skipped.values()) >= len(lines) - 3  # an empty list of choices, of messages, ...
 
 
 def test_lines_of_litellm_and_langfuse(tmp_path):

@@ -25,7 +25,7 @@ def pickled(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "one flipped bit": flip,
+    "one flipped bit": lambda path: flip(path, path.read_bytes().index(b"NUMPY")),  # others are names and dates of zip
     "objects inside": pickled,
     "another kind of file": lambda path: path.write_text("[]"),
     "an array outside an archive": lambda path: path.write_bytes(npy(np.arange(3))),
@@ -66,7 +66,7 @@ def test_a_damaged_index_is_made_again(folder, open_data, damage: str, capsys) -
     again = open_data(path, on_error="skip")
     assert f"note: {kept} is damaged and is made again" in capsys.readouterr().err
     assert read_all(again) == read_all(first) and kept.read_bytes() == whole
-    assert list(records.id_problems(again.selection.files[0])) == list(records.id_problems(first.selection.files[0]))
+    assert records.repeated_ids(again.selection.files[0]) == records.repeated_ids(first.selection.files[0])
 
     samples = StatesSamples(first, None)
     counts = samples.count_all(folder / "run" / "counts")

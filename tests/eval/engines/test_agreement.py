@@ -9,7 +9,7 @@ from draftsmith.core.batch import TEXT as WORDS
 from draftsmith.core.batch import Request
 from draftsmith.eval.engines import ours
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
-from draftsmith.eval.engines.ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked, Drafted
+from draftsmith.eval.engines.ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, CheckRequest, Drafted
 
 GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, first=100, accepted=(70, 70))
 V1 = Engine("0.32.0", "cpu", "V1")
@@ -17,7 +17,7 @@ V1 = Engine("0.32.0", "cpu", "V1")
 
 def asked(name, group=TEXT):
     request = Request(torch.tensor([1, 2, 3]), torch.full((3,), WORDS, dtype=torch.int8), None, name)
-    return Asked(name, group, request, [1, 2, 3], [])
+    return CheckRequest(name, group, request, [1, 2, 3], [])
 
 
 def found(*cells, engine=V1, kind="eagle3", target="llava", layers=1):

@@ -142,6 +142,36 @@ def test_a_server_that_died_or_is_none():
         _ = ChatServer("file:///etc/passwd").model
 
 
+ODD = ("{", "[]", "3", "null", '{"data": 3}', '{"data": [3]}', "\ud800", "[" * 9999)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_odd_pages_of_a_server_are_one_sentence(text):
+    """Of its models; a version or counters that nobody understands count as none."""
+    with Server(page=text) as server:
+        with pytest.raises(UserError, match="no answer of an OpenAI-style server"):
+            _ = ChatServer(server.url).model
+        assert ChatServer(server.url).engine == "server" and not ChatServer(server.url).counters()
+
+
+ODD_EVENTS = (
+    {"choices": 3}, {"choices": [3]}, {"choices": [{}, {}]}, {"choices": [{"delta": 3}]}, {"usage": 3},
+    {"choices": [{"delta": {"content": 3}}]}, {"usage": {"completion_tokens": "x"}, "choices": [{"a": 1}]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("event", ODD_EVENTS)
+def test_odd_events_of_a_server_are_one_sentence(event):
+    with Server(event=event) as server, pytest.raises(UserError, match="no answer of an OpenAI-style server"):
+        bench(server).measure({"mine": TALKS[:1]})
+
+
+def test_an_answer_that_does_not_end_is_left():
+    endless = Server(event={"choices": [{"delta": {"content": "x"}}]}, endless=True)
+    with endless, pytest.raises(UserError, match=f"does not end after {TOKENS} tokens"):
+        bench(endless).measure({"mine": TALKS[:1]})
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
 def test_no_key_goes_to_another_server(monkeypatch, path):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-" + "secret")

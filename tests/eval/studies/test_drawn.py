@@ -247,8 +247,8 @@ def test_a_reading_is_the_numbers_of_its_pictures():
     assert torch.equal(arrays["q"][1], first.q[sharp - 1] if sharp else torch.zeros(CODES))
     summary = statistics.summary()
     assert summary["pictures"] == 2
-    assert summary["accuracy_top1"] == pytest.approx(float((statistics.rank_best == 1).double().mean()))
-    assert summary["accuracy_top3"] >= summary["accuracy_top1"]
+    assert summary["head_top1"] == pytest.approx(float((statistics.rank_best == 1).double().mean()))
+    assert summary["head_top3"] >= summary["head_top1"]
     gains = torch.tensor(summary["first_draft_lantern"])
     assert (gains.diff(dim=0) >= 0).all() and (gains.diff(dim=1) >= 0).all()  # more k and more delta accept more
     assert float(gains.min()) >= summary["first_draft_exact"]

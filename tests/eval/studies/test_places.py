@@ -1,15 +1,11 @@
 """Kinds of places in pictures against pictures whose places are known, and numbers by place against brute force."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from draftsmith.data.shapes.captioned import Figure, Textures, draw_figures
-from draftsmith.eval.studies.drawn_tables import by_place, contrasts, kinds_of, mixed, mixed_table, places_table
-from draftsmith.eval.summary import summarize
-
-from ..rows import a_row
+from draftsmith.eval.studies.drawn_cells import CellStatistics
+from draftsmith.eval.studies.drawn_tables import by_place, contrasts, kinds_of, places_table
 
 FLAT, TEXTURE, EDGE = range(3)
 
@@ -44,20 +40,15 @@ def test_figures_textures_and_plain_paper_are_told_apart():
         assert (plain == FLAT).all() and (other == TEXTURE).float().mean() > 0.7
 
 
-def test_a_picture_is_mixed_where_it_has_both():
-    both, alone = (picture((), 0, kinds=["grain"], half_plain=share) for share in (1.0, 0.0))
-    paper = torch.full_like(both, 255)
-    assert mixed(contrasts(torch.cat([both, alone, paper]), 8)).tolist() == [True, False, False]
-
-
 def test_means_by_place_are_those_of_its_cells():
     generator = torch.Generator().manual_seed(0)
     kinds = torch.randint(0, 2, (3, 9), generator=generator)  # no edges
     contrast = torch.tensor([1.0, 20.0])[kinds]
-    statistics = SimpleNamespace(
+    statistics = CellStatistics(
         top1=torch.rand(3, 9, generator=generator), top10=torch.rand(3, 9, generator=generator),
         rank_best=torch.randint(1, 4, (3, 8), generator=generator), exact=torch.rand(3, 8, generator=generator),
-        accept=torch.rand(3, 2, 2, 8, generator=generator),
+        accept=torch.rand(3, 2, 2, 8, generator=generator), size=torch.ones(3, 2, 2, 8), overlap=torch.ones(3, 8),
+        rank_drawn=torch.ones(3, 8), bounds=(), first=None,
     )  # fmt: skip
     places = by_place(statistics, contrast)
     assert set(places) == {"flat", "texture"}
@@ -70,19 +61,8 @@ def test_means_by_place_are_those_of_its_cells():
             [float(v[i, c]) for i, c in drafted] for v in (statistics.exact, statistics.accept[:, -1, -1])
         )
         assert places[name]["first_draft_exact"] == pytest.approx(np.mean(exact))
-        assert places[name]["first_draft_lantern"] == pytest.approx(np.mean(lantern))
+        assert places[name]["first_draft_lantern"][-1][-1] == pytest.approx(np.mean(lantern))
         ranked = [int(statistics.rank_best[i, c]) == 1 for i, c in drafted]
         assert places[name]["head_top1"] == pytest.approx(np.mean(ranked))
     table = places_table({1.0: places}, "k=4, delta=0.4")
     assert [row[:2] for row in table.rows] == [(1.0, "flat"), (1.0, "texture")]
-
-
-def test_tau_of_mixed_pictures_alone():
-    rows = [a_row(method=m, request=f"r{i}", temperature=1.0, accepted=(i, i)) for m in "ab" for i in range(3)]
-    whole, half = torch.full((9,), 20.0), torch.tensor([1.0] * 4 + [20.0] * 5)
-    contrast = {1.0: {"a": torch.stack([half, whole, half]), "b": torch.stack([whole, whole, whole])}}
-    table = mixed_table(rows, contrast)
-    ((temperature, method, count, tau, *_),) = table.rows
-    assert (temperature, method, count) == (1.0, "a", 2)
-    assert tau[0] == pytest.approx(summarize([rows[0], rows[2]]).tau) == 2.0
-    assert mixed_table(rows, {1.0: {"b": contrast[1.0]["b"]}}) is None

@@ -20,7 +20,7 @@ from draftsmith.models.drafters.dflash_training import above_next, draw_blocks
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.drafters.outside import load_start
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.export import files_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
@@ -28,7 +28,7 @@ from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of
 from published_tiny import target_config
-from tensors import check_gradients, gradients_of, loud, same_weights
+from tensors import check_gradients, check_travels, gradients_of, loud, same_weights
 from tiny import request as ask
 from torch.nn import functional as F
 from visual_tiny import code_batch, greedy, llamagen, plain, request, step_of, target
@@ -316,12 +316,7 @@ def test_pictures_are_the_targets_and_learnt():
 @pytest.mark.parametrize("name", KINDS)
 def test_drafts_travel(big, tmp_path, name):
     config, head = draft(big, **DSPARK | KINDS[name])
-    manifest = config.manifest(big, TargetIdentity({"kind": "llava"}))
-    assert manifest["method"] == "dspark"
-    config.save(head, tmp_path / "draft", manifest)
-    again = config.load(tmp_path / "draft", big)
-    for key, value in head.state_dict().items():
-        assert torch.equal(again.state_dict()[key], value), key
+    check_travels(config, head, big, tmp_path / "draft")
     for other in ({"markov_head_type": "vanilla" if "rnn" in str(KINDS[name]) else "rnn"}, {"markov_rank": 5},
                   {"sample_from_anchor": not config.sample_from_anchor}):  # fmt: skip
         changed = DsparkConfig.model_validate(config.model_dump() | other)
@@ -398,7 +393,7 @@ def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
     check_expressible("speculators", source, "all")
     with pytest.raises(UserError, match="no layout for DSpark drafts that was read here; --to speculators has one"):
         check_expressible("vllm", source, "all")
-    write_folder(tmp_path / "there", *lay_out("speculators", source))
+    write_folder(tmp_path / "there", *files_of("speculators", source))
     values = json.loads((tmp_path / "there" / "config.json").read_text())
     assert values["architectures"] == ["DSparkSpeculator"] and values["markov_rank"] == 6
     assert values["sample_from_anchor"] is config.sample_from_anchor

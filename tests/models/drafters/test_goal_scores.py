@@ -7,7 +7,7 @@ import torch
 from draftsmith.core.section import kinds, sections
 from draftsmith.models.drafters import AnyDrafter, draft_vocabulary
 from draftsmith.models.drafters.draft_vocabulary import GoalScores
-from draftsmith.models.drafters.plain_module import ShapeAlone
+from draftsmith.models.targets.base import ShapeAlone
 from family_checks import Draft, check_goal_scores
 from heads_tiny import case_for, config_of
 from live_tensors import Watched

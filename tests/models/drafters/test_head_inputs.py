@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO
-from draftsmith.models.drafters.head_training import base_positions, lay_out, with_gaps
+from draftsmith.models.drafters.head_training import base_positions, layout_of, with_gaps
 from draftsmith.models.drafters.vispec import spread
 
 
 def laid_out(row: str, visual: str, **more):
     modality = torch.tensor([[IMAGE if c == "v" else TEXT for c in row]])
-    return lay_out(visual, modality, torch.ones_like(modality).bool(), **more)
+    return layout_of(visual, modality, torch.ones_like(modality).bool(), **more)
 
 
 @pytest.mark.parametrize(("visual", "more", "expected"), [
@@ -41,7 +41,7 @@ def test_a_padded_batch_is_aligned_as_eagles():
         tokens, features = (
             torch.nn.utils.rnn.pad_sequence([row[part] for row in rows], batch_first=True) for part in cut
         )
-        layout = lay_out("read", torch.full_like(tokens, TEXT), seen.bool())
+        layout = layout_of("read", torch.full_like(tokens, TEXT), seen.bool())
         aligned = {"token_in": layout.pick(tokens, 1), "feature_in": layout.pick(features),
                    "target_feature": layout.pick(features, 1)}  # fmt: skip
         assert torch.equal(layout.real, seen[:, 1:].bool())
@@ -58,7 +58,7 @@ def test_a_prompt_that_begins_with_a_picture():
 
 def test_a_clip_right_behind_a_picture_has_its_own_vectors():
     modality = torch.tensor([[TEXT, IMAGE, IMAGE, VIDEO, VIDEO, VIDEO, TEXT]])
-    layout = lay_out("compressed", modality, modality >= 0, num_vectors=2)
+    layout = layout_of("compressed", modality, modality >= 0, num_vectors=2)
     assert layout.runs == ((0, 1, 3), (0, 3, 6))
     vectors = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])
     assert spread(layout, vectors)[0, :, 0].tolist() == [1, 2, 3, 4, 0]

@@ -11,7 +11,7 @@ from draftsmith.models.decoding.head_layer import through
 from draftsmith.models.drafters.base import HeadObjective
 from draftsmith.models.drafters.eagle3 import JoinedLayer
 from draftsmith.models.drafters.head_draws import gaps_of, is_blind
-from draftsmith.models.drafters.head_training import lay_out
+from draftsmith.models.drafters.head_training import layout_of
 from heads_tiny import OTHER_SIZES, ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from tensors import learn
 from torch.nn import functional as F
@@ -330,7 +330,7 @@ def test_a_blind_row_is_what_decoding_holds_under_vata(name):
     window = own.model_copy(update={"vata": True})
     visual = window.visual(training=False)
     assert visual == "none"
-    expected = lay_out("none", case[0].modality, case[0].attention_mask)
+    expected = layout_of("none", case[0].modality, case[0].attention_mask)
     for row, is_one in enumerate(blind):
         layout, source = filled.layout, expected if is_one else plain.layout
         held, count = layout.real[row], int(source.real[row].sum())

@@ -11,7 +11,7 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary, likeliest_ids
+from draftsmith.models.drafters.draft_vocabulary import DraftVocabulary, likeliest_ids
 from draftsmith.models.drafters.medusa import (
     MedusaConfig,
     MedusaHead,
@@ -123,7 +123,7 @@ def test_the_loss_by_hand(kind, condition):
     assert int(result.metrics["top3"]) == sum(rank < 3 for rank in ranks) > 0
 
 
-class Shifted(OwnVocabulary):
+class Shifted(DraftVocabulary):
     """Answers level i with the states i + `by` places on."""
 
     def __init__(self, by: int, levels: int = 3):
@@ -324,7 +324,7 @@ def test_batches_without_a_level_make_the_same_calls():
         }  # fmt: skip
 
 
-class Foresees(OwnVocabulary):
+class Foresees(DraftVocabulary):
     """In place of heads: level i answers with the target's true feature i + 1 tokens on, found by decoding it."""
 
     def __init__(self, big, asked, answer, levels):
@@ -360,7 +360,7 @@ def test_heads_that_are_right_are_accepted_at_every_level(images, policy):
     assert late.tokens == answer[:16] and any(cycle.num_accepted < cycle.num_drafted for cycle in late.cycles)
 
 
-class Late(OwnVocabulary):
+class Late(DraftVocabulary):
     """The same heads, each of them one token late."""
 
     def __init__(self, oracle):

@@ -9,7 +9,7 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import HeadObjective
-from draftsmith.models.drafters.head_training import base_positions, lay_out
+from draftsmith.models.drafters.head_training import base_positions, layout_of
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.targets.base import Prompt, TargetStep
 from heads_recorded import LOSS, Recorder, batch_of, close, relatively
@@ -72,7 +72,7 @@ def test_sparrows_slots():
     close(layout.pick(case.states.feature, 1)[0], given["H"][goal])
     text = ~layout.visual[0]
     assert (layout.follows(text=True)[0] & text).tolist() == (replaced.bool() & text).tolist()
-    window = lay_out("none", batch.modality, batch.attention_mask)
+    window = layout_of("none", batch.modality, batch.attention_mask)
     assert torch.equal(window.index[0], given["text_slots"])
     places = base_positions("compact", window, None, visual_held=True)
     assert torch.equal(places[0], given["compact_positions"])

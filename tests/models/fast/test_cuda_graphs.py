@@ -151,7 +151,7 @@ def test_nothing_of_a_former_request_is_left():
     ours, plain = graphed_target(llava(0)), target(llava(0))
     session, _ = ours.prefill(request(1, 1), Taps(), capacity=20)
     with torch.inference_mode():
-        for layer in session.cache.own_layers:
+        for layer in session.cache.kv_layers:
             layer.keys.fill_(float("nan"))
             layer.values.fill_(float("nan"))
     assert ours.verify(session, 7, no_tree()).logits.isnan().any(), "else this test could not fail"

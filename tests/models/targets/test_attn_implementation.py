@@ -15,7 +15,6 @@ from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.recipes.config.load import load
-from draftsmith.recipes.config.plan import plan
 
 CPU = torch.device("cpu")
 FAMILIES = {
@@ -59,12 +58,3 @@ def test_a_model_that_came_with_such_a_kernel_is_refused_before_it_decodes():
     model.model.language_model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UserError, match="attends by flash_attention_2, which takes no mask of a tree"):
         CachedDecoder(model, num_token_ids=tiny.TOKENS)
-
-
-def test_it_is_part_of_a_fingerprint_where_it_is_set():
-    prints = {}
-    for name in (None, "auto", "eager", "sdpa"):
-        settings = [] if name is None else [f"target.attn_implementation={name}"]
-        loaded = load(["recipe=llava15-68m", *settings])
-        prints[name] = plan(loaded.recipe, loaded.path)[0].fingerprint
-    assert prints[None] == prints["auto"] and len(set(prints.values())) == 3

@@ -35,9 +35,9 @@ def asked(seed: int = 5, words: int = 70):
 def states(session) -> list[torch.Tensor]:
     """Of every layer: the committed part."""
     cache = session.cache
-    assert isinstance(cache, HybridCache) and len(cache.recurrent) == 3 and len(cache.own_layers) == 1
+    assert isinstance(cache, HybridCache) and len(cache.recurrent) == 3 and len(cache.kv_layers) == 1
     parts = [part for layer in cache.recurrent for part in (layer.state, layer.inputs[:, : layer.window])]
-    layers = cache.own_layers
+    layers = cache.kv_layers
     return parts + [part[:, :, : cache.length] for layer in layers for part in (layer.keys, layer.values)]
 
 

@@ -50,7 +50,7 @@ def computed(kind: str, folder: Path, size: int) -> dict[str, object]:
     session, step = target.prefill(request, Taps(text_layers=(1,), feature=True, prefill_attention=(0,)), capacity=4)
     result: dict[str, object] = {
         "states": [step.feature, step.layers[1], step.attention[0], target.embedding.detach()],
-        "own_heads": session.cache.own_layers[0].keys.shape[1],
+        "own_heads": session.cache.kv_layers[0].keys.shape[1],
     }
     for name, (policy, rule, temperature) in DECODED.items():
         drafter = PrunedProposal(target, target, PrunedConfig(kind="pruned", ratio=0.5 if kind != "causal_lm" else 0))

@@ -162,12 +162,7 @@ def test_states_are_the_taps_of_a_prefill(kind):
 
 @every_kind
 def test_states_see_the_pixels(kind):
-    own, wanted = target(MODELS[kind]), Taps(feature=True, visual_layers=(3,))
-    batch, other = (batch_of(kind, louder)[0] for louder in (1.0, -1.0))
-    behind, seen, other = batch.loss_mask[0], own.states(batch, wanted), own.states(other, wanted)
-    assert (seen.feature[0, behind] - other.feature[0, behind]).abs().max() > 1e-2
-    assert (seen.layers[3][0] - other.layers[3][0]).abs().max() > 1e-2
-    torch.testing.assert_close(seen.feature[1], other.feature[1])
+    family.check_pixels_are_seen(target(MODELS[kind]), batch_of(kind)[0], batch_of(kind, -1.0)[0], 3)
 
 
 def test_early_visual_taps_of_deepstack_are_refused():

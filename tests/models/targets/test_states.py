@@ -8,17 +8,17 @@ import tiny_qwen
 import torch
 from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.states import Taps, feature_places, visual_places
+from draftsmith.core.states import Taps
 from draftsmith.data.collate import Sample, collate
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
+from family_checks import check_pixels_are_seen, check_states
 from safetensors.torch import load_file, save_file
 from tiled import SIDE, model, processor, request
 
 FAMILIES = ("llava", "llava_next", "llava_onevision")
 PICTURES = {"llava": ([(20, 30)], 0), "llava_next": ([(90, 20), (30, 31)], 0), "llava_onevision": ([(33, 50)], 3)}
-WANTED = Taps(feature=True, text_layers=(1,), visual_layers=(0, 1))
 
 
 def target(family: str) -> LlavaTarget:
@@ -36,39 +36,19 @@ def batch_of(family: str, *, louder: float = 1.0) -> tuple[Batch, list]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_the_taps_of_a_prefill(family):
     own, (batch, asked) = target(family), batch_of(family)
-    states = own.states(batch, WANTED)
-    text, visual = (
-        feature_places(batch.modality, batch.attention_mask, batch.loss_mask),
-        visual_places(batch.modality, batch.attention_mask),
-    )
-    assert visual[0].any() and not visual[1].any() and not batch.attention_mask[1].all()
-    for row, one in enumerate(asked):
-        length = len(one.ids)
-        _, step = own.prefill(one, Taps(text_layers=(0, 1), feature=True), capacity=1)
-        kept_h, kept_t, kept_v = (m[row, :length] for m in (text, text | visual, visual))
-        torch.testing.assert_close(states.feature[row, :length][kept_h], step.feature[0][kept_h], atol=1e-5, rtol=0)
-        torch.testing.assert_close(states.layers[1][row, :length][kept_t], step.layers[1][0][kept_t], atol=1e-5, rtol=0)
-        torch.testing.assert_close(states.layers[0][row, :length][kept_v], step.layers[0][0][kept_v], atol=1e-5, rtol=0)
+    states, _, steps = check_states(own, asked, batch, (0, 1), 1e-5)
+    assert (batch.modality[0] != TEXT).any() and not batch.attention_mask[1].all()
+    for one, step in zip(asked, steps, strict=True):
         torch.testing.assert_close(own.scores(step.feature[0, -1:]), step.logits)
         assert torch.equal(step.prompt.ids[0], one.ids) and torch.equal(step.prompt.modality[0], one.modality)
-        assert step.prompt.mask.all() and step.prompt.positions.tolist() == [list(range(length))]
-    assert states.feature[~text].abs().max() == 0 and states.layers[0][~visual].abs().max() == 0
-    assert states.layers[1][~(text | visual)].abs().max() == 0
+        assert step.prompt.mask.all() and step.prompt.positions.tolist() == [list(range(len(one.ids)))]
     assert torch.equal(states.positions[0, 0], torch.arange(batch.ids.shape[1]))
     assert own.embedding.shape == (own.vocab_size, own.config.hidden_size)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_see_the_pixels(family):
-    own = target(family)
-    batch, louder = (batch_of(family, louder=x)[0] for x in (1.0, -1.0))
-    seen, other = own.states(batch, WANTED), own.states(louder, WANTED)
-    behind = batch.loss_mask[0]
-    assert (seen.feature[0, behind] - other.feature[0, behind]).abs().max() > 1e-2
-    visual = batch.modality[0] != TEXT
-    assert (seen.layers[1][0, visual] - other.layers[1][0, visual]).abs().max() > 1e-2
-    # A row without a picture is what it was.
-    torch.testing.assert_close(seen.feature[1], other.feature[1])
+    check_pixels_are_seen(target(family), batch_of(family)[0], batch_of(family, louder=-1.0)[0], 1)
 
 
 def test_what_was_not_asked_for_is_not_there_and_a_head_can_learn_from_it():

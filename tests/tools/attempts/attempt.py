@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from attempts import process
 from attempts.process import Disturbance, Ended
@@ -51,46 +49,35 @@ class Attempt:
         """One of the references, drawn."""
         return self.references[self.dice.choice(tuple(self.references))]
 
-    def window(self, reference: Reference, *, longest: int = 3) -> tuple[list[str], list[str]]:
-        """(finished stages, stages to run), drawn."""
-        stages = reference.stages
-        first = self.dice.randrange(len(stages))
-        count = self.dice.randint(1, longest)
-        return stages[:first], stages[first : first + count]
-
     def begin(self, *, longest: int = 3) -> tuple[Reference, list[str], list[str]]:
-        """A reference, and its stages as `window` draws them; the finished ones are this run's."""
+        """A reference, its finished stages, which this run has as well, and stages to run; all drawn."""
         reference = self.reference()
-        finished, stages = self.window(reference, longest=longest)
+        first = self.dice.randrange(len(reference.stages))
+        finished, later = reference.stages[:first], reference.stages[first:]
         reference.copy(self.output, finished)
-        return reference, finished, stages
+        return reference, finished, later[: self.dice.randint(1, longest)]
 
-    def arguments(self, reference: Reference, stages: Sequence[str], *more: str) -> list[str]:
+    def arguments(self, reference: Reference, stages: Sequence[str]) -> list[str]:
         """The command line that runs these stages."""
-        return [f"recipe={reference.recipe}", f"output={self.output}", f"stages=[{','.join(stages)}]", *more]
+        return [f"recipe={reference.recipe}", f"output={self.output}", f"stages=[{','.join(stages)}]"]
 
-    def run(self, arguments: Sequence[str], disturbance: Disturbance | None = None, **settings: Any) -> Ended:
-        """Runs `draftsmith ARGUMENTS`. Raises `Broken` where it hangs."""
-        return self.work(process.command(arguments), f"draftsmith {' '.join(arguments)}", disturbance, **settings)
-
-    def work(
-        self, work: Callable[[], int], what: str, disturbance: Disturbance | None = None, **settings: Any
-    ) -> Ended:
-        """Runs `work` in a process of its own. Raises `Broken` where it hangs."""
+    def run(self, arguments: Sequence[str], disturbance: Disturbance | None = None) -> Ended:
+        """Runs `draftsmith ARGUMENTS` in a process of its own. Raises `Broken` where it hangs."""
         self.commands += 1
         log = self.folder / f"log-{self.commands}.txt"
-        ended = process.run(work, settings.pop("watched", self.output), log, disturbance=disturbance, **settings)
-        self.tell(f"{what}\n    {disturbance or 'undisturbed'}: exit code {ended.code} after {ended.seconds:.1f} s")
+        ended = process.run(process.command(arguments), self.output, log, disturbance=disturbance)
+        what = f"draftsmith {' '.join(arguments)}\n    {disturbance or 'undisturbed'}"
+        self.tell(f"{what}: exit code {ended.code} after {ended.seconds:.1f} s")
         if ended.code is None:
             raise Broken(f"still running after {ended.seconds:.0f} s")
         return ended
 
-    def must_finish(self, reference: Reference, arguments: Sequence[str], stages: Sequence[str], **more: Any) -> Ended:
+    def must_finish(self, reference: Reference, arguments: Sequence[str], stages: Sequence[str]) -> None:
         """Runs the command, which must succeed with the reference's results."""
-        ended = self.run(arguments, **more)
-        check_success(ended, "the same command: ")
+        ended = self.run(arguments)
+        if ended.code != 0:
+            raise Broken(f"the same command: exit code {ended.code}: {last_words(ended.text)}")
         self.must_equal(reference, stages)
-        return ended
 
     def must_equal(self, reference: Reference, stages: Sequence[str], *, log: bool = True) -> None:
         """Raises `Broken` where results differ from the reference's, or half a file is left in a stage's folder.
@@ -106,10 +93,18 @@ class Attempt:
             raise Broken(f"{left[0].relative_to(self.output)} is left behind")
 
 
-def check_success(ended: Ended, which: str = "") -> None:
-    """Raises `Broken` unless a command ended with 0; `which` it was stands before the message."""
-    if ended.code != 0:
-        raise Broken(f"{which}exit code {ended.code}: {last_words(ended.text)}")
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an attempt.
+
+    Args:
+        how: it held.
+        problem: None where it held.
+    """
+
+    attempt: Attempt
+    how: str
+    problem: str | None
 
 
 def check_refusal(ended: Ended, *names: str) -> None:
@@ -133,10 +128,3 @@ def last_words(text: str) -> str:
 def signal_name(number: int | None) -> str:
     """SIGKILL, SIGTERM, SIGINT."""
     return "" if number is None else signal.Signals(number).name
-
-
-def report(attempt: Attempt, how: str, problem: str | None, seconds: float) -> None:
-    """Writes an attempt's outcome beside its folder."""
-    value = {"kind": attempt.kind, "how": how, "problem": problem, "seconds": seconds, "story": attempt.story}
-    path = attempt.folder.with_suffix(".json")
-    path.write_text(json.dumps(value))

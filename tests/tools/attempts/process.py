@@ -13,12 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 # Audit events that change a folder; their first argument is a path.
 _EVENTS = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
@@ -63,44 +61,19 @@ class Ended:
 
 
 def run(
-    work: Callable[[], int],
-    watched: Path,
-    log: Path,
-    *,
-    disturbance: Disturbance | None = None,
-    limit_s: float = 120.0,
-    cwd: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    beside: Callable[[], None] | None = None,
+    work: Callable[[], int], watched: Path, log: Path, *, disturbance: Disturbance | None = None, limit_s: float = 120.0
 ) -> Ended:
-    """Runs `work` in a fork and waits for its end.
+    """Runs `work` in a fork, with its output in `log`, and waits for its end.
 
     Args:
         watched: the folder whose events count.
-        beside: is called once while the fork runs.
     """
     begin = time.monotonic()
-    pid = start(work, watched, log, disturbance=disturbance, cwd=cwd, environment=environment)
-    if beside is not None:
-        beside()
-    return wait(pid, log, begin, limit_s)
-
-
-def start(
-    work: Callable[[], int],
-    watched: Path,
-    log: Path,
-    *,
-    disturbance: Disturbance | None = None,
-    cwd: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> int:
-    """Forks a process that runs `work` with its output in `log`. Returns its id."""
     log.unlink(missing_ok=True)
     Path(f"{log}.events").write_text("")
     pid = os.fork()
     if pid:
-        return pid
+        return _wait(pid, log, begin, limit_s)
     code = 70
     try:
         os.setpgid(0, 0)
@@ -109,8 +82,7 @@ def start(
         written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(written, stream)
-        os.chdir(cwd or watched.parent)
-        os.environ.update(environment or {})
+        os.chdir(watched.parent)
         counter = Counter(watched, Path(f"{log}.events"), disturbance or Disturbance())
         counter.begin()
         code = work()
@@ -132,8 +104,8 @@ def start(
         os._exit(code)
 
 
-def wait(pid: int, log: Path, begin: float, limit_s: float) -> Ended:
-    """Waits for a process that `start` has begun; past its limit it is ended."""
+def _wait(pid: int, log: Path, begin: float, limit_s: float) -> Ended:
+    """Waits for a fork; past its limit it is ended."""
     code: int | None = None
     while time.monotonic() - begin < limit_s:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -155,7 +127,7 @@ class Counter:
 
     def __init__(self, watched: Path, state: Path, disturbance: Disturbance):
         self._watched, self._disturbance = str(watched.absolute()), disturbance
-        self._folder, self._count, self._busy, self._reached = watched, 0, False, 0.0
+        self._count, self._busy, self._reached = 0, False, 0.0
         self._state = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._write()
 
@@ -216,13 +188,3 @@ def command(arguments: Sequence[str]) -> Callable[[], int]:
         return main(list(arguments))
 
     return work
-
-
-def survivors() -> list[psutil.Process]:
-    """Processes that descend from this one and live."""
-    alive = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-    return alive

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from attempts.process import Ended, command
-from attempts.process import run as run_process
+from attempts.process import command, run
 from freeze import cleaned, of_stage, shown
 from goldens import differences
 
@@ -43,7 +42,7 @@ class Reference:
     @property
     def recipe(self) -> Path:
         """Its file."""
-        return HERE / f"{self.name.removesuffix('-2')}.yaml"
+        return HERE / f"{self.name}.yaml"
 
     def copy(self, folder: Path, stages: Sequence[str]) -> None:
         """These stages of the finished run as a run of its own."""
@@ -63,28 +62,15 @@ class Reference:
         return lines
 
 
-def alone(arguments: list[str], output: Path, log: Path) -> Ended:
-    """One rank."""
-    return run_process(command(arguments), output, log)
-
-
-Run = Callable[[list[str], Path, Path], Ended]
-
-
-def build(name: str, folder: Path, run: Run) -> Reference:
-    """Runs a recipe stage by stage. Raises `SystemExit` where a stage fails.
-
-    Args:
-        name: of the recipe.
-        run: arguments, output, log -> how the command ended.
-    """
+def build(name: str, folder: Path) -> Reference:
+    """Runs a recipe stage by stage. Raises `SystemExit` where a stage fails."""
     reference = Reference(name, folder, [])
     recipe = yaml.safe_load(reference.recipe.read_text())
     reference.stages += [stage for stage in recipe["stages"] if stage != "publish"]
     for stage in reference.stages:
         arguments = [f"recipe={reference.recipe}", f"output={folder}", f"stages=[{stage}]"]
         folder.parent.mkdir(parents=True, exist_ok=True)
-        ended = run(arguments, folder, folder.with_name(f"{folder.name}.log"))
+        ended = run(command(arguments), folder, folder.with_name(f"{folder.name}.log"))
         if ended.code != 0:
             raise SystemExit(f"{name}, stage {stage}, undisturbed: exit code {ended.code}\n{ended.text[-3000:]}")
         reference.events[stage], reference.seconds[stage] = ended.events, ended.seconds

@@ -35,14 +35,14 @@ VERSION = 1  # of what identities cover
 
 
 @dataclass(frozen=True)
-class KeptPicture:
+class StoredPicture:
     """A picture as it was drawn."""
 
     tokens: Sequence[int]
     num_cycles: int  # target passes after the prefill
 
 
-class _Kept:
+class _Store:
     """The pictures of one setting, by the `identity` that `identity_of` gives."""
 
     def __init__(self, run: Path, identity: JsonMapping):
@@ -50,7 +50,7 @@ class _Kept:
         self.folder = run / FOLDER / _hash(self._identity)
         self.log = ResumeLog(self.folder / "tokens")
 
-    def add(self, number: int, prompt: ImagePrompt, picture: KeptPicture) -> None:
+    def add(self, number: int, prompt: ImagePrompt, picture: StoredPicture) -> None:
         """Keep it, at once."""
         about = self.folder / "setting.json"
         if not about.is_file():
@@ -68,33 +68,33 @@ def drawn_once(
     stop: Stop,
     *,
     batch_size: int = 1,
-) -> list[KeptPicture]:
+) -> list[StoredPicture]:
     """A picture of each prompt: those that were kept, and the others drawn by all ranks, each its share.
 
     Args:
-        draw: numbers of prompts, `batch_size` at most -> their `KeptPicture`s.
+        draw: numbers of prompts, `batch_size` at most -> their `StoredPicture`s.
 
     Raises:
         Stopped: on all ranks, where one was asked to stop: after the pictures in hand, which are kept.
     """
-    kept = _Kept(run, identity)
-    own = range(ranks.rank(), len(prompts), ranks.world_size())
-    left = [number for number in own if _key(number, prompts[number]) not in kept.log.values]
+    store = _Store(run, identity)
+    of_rank = range(ranks.rank(), len(prompts), ranks.world_size())
+    left = [number for number in of_rank if _key(number, prompts[number]) not in store.log.values]
     with stop.together():
         for numbers in stop.watch(even_batches(left, batch_size), "while pictures were drawn; those drawn are kept"):
             for number, picture in zip(numbers, draw(numbers), strict=True):
-                kept.add(number, prompts[number], picture)
-    kept.log.read()  # those of all ranks
-    each = (kept.log.values[_key(number, prompt)] for number, prompt in enumerate(prompts))
-    return [KeptPicture(array("I", base64.b64decode(tokens)), cycles) for tokens, cycles in each]
+                store.add(number, prompts[number], picture)
+    store.log.read()  # those of all ranks
+    each = (store.log.values[_key(number, prompt)] for number, prompt in enumerate(prompts))
+    return [StoredPicture(array("I", base64.b64decode(tokens)), cycles) for tokens, cycles in each]
 
 
-def keep(run: Path, identity: JsonMapping, prompts: Sequence[ImagePrompt], pictures: Iterable[KeptPicture]) -> None:
+def keep(run: Path, identity: JsonMapping, prompts: Sequence[ImagePrompt], pictures: Iterable[StoredPicture]) -> None:
     """Keep pictures that a measurement has drawn, one of each prompt."""
-    kept = _Kept(run, identity)
+    store = _Store(run, identity)
     for number, (prompt, picture) in enumerate(zip(prompts, pictures, strict=True)):
-        if _key(number, prompt) not in kept.log.values:
-            kept.add(number, prompt, picture)
+        if _key(number, prompt) not in store.log.values:
+            store.add(number, prompt, picture)
 
 
 def identity_of(stage: EvaluateSettings, context: Context, temperature: float, drafting: Any | None) -> JsonObject:

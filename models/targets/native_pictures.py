@@ -1,4 +1,4 @@
-"""What families share whose tower reads pictures whole, one after another (Mistral 3, Pixtral, Gemma 4).
+"""Families whose tower reads each picture at its native size, one after another (Mistral 3, Pixtral, Gemma 4).
 
 Letters: B samples, T places, P patches, C numbers of a patch, D width, n visual tokens.
 """
@@ -38,7 +38,7 @@ def no_picture(merge: int, numbers: int, device: torch.device) -> tuple[Tensor, 
     return torch.zeros(merge**2, numbers, device=device), [whole_picture(PatchGrid(1, merge, merge, merge))]
 
 
-class WholeDecoder(CachedDecoder):
+class NativeSizeDecoder(CachedDecoder):
     """A model of such a family in eval mode."""
 
     @staticmethod
@@ -62,15 +62,15 @@ class WholeDecoder(CachedDecoder):
         """[n,D] of patches [P,C]."""
         return self.see_whole(self.model, pixels, pictures)
 
-    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+    def _features(self, encoded: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
         assert pool == 1, "the patches of a picture that is read whole are merged as they are"
-        return seen
+        return encoded
 
 
-class WholePicturesTraining(ModelTraining):
+class NativeSizeTraining(ModelTraining):
     """The common loss over states of its own. A family says how its decoder runs."""
 
-    decoder_class: ClassVar[type[WholeDecoder]]  # reads the pictures
+    decoder_class: ClassVar[type[NativeSizeDecoder]]  # reads the pictures
 
     def _embeds(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Embeddings [B,T,D] with the pictures' features, and which places are visual [B,T], on the host."""
@@ -80,11 +80,11 @@ class WholePicturesTraining(ModelTraining):
         if batch.num_dummy_images or batch.pixels is None:
             nothing = no_picture(merge_of(config), 3 * int(config.vision_config.patch_size) ** 2, batch.ids.device)
             return embeds + 0.0 * see(self.model, *nothing).sum().to(embeds), visual
-        seen = see(self.model, batch.pixels, batch.pictures)
-        return put_at(embeds, places_of(visual, embeds.device), seen.to(embeds)), visual
+        features = see(self.model, batch.pixels, batch.pictures)
+        return put_at(embeds, places_of(visual, embeds.device), features.to(embeds)), visual
 
 
-class WholeTarget(LanguageTarget):
+class NativeSizeTarget(LanguageTarget):
     """Pictures that the tower reads whole."""
 
     def view(self, request: Request) -> Request:
@@ -99,7 +99,7 @@ class WholeTarget(LanguageTarget):
         return request
 
 
-class WholePictures(Pictures):
+class NativeSizePictures(Pictures):
     """One picture, a square."""
 
     def most_rows(self, config: PreTrainedConfig) -> int:

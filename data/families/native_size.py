@@ -25,7 +25,7 @@ _MOST_OBLONG = 200  # the published limit on a picture's sides
 
 
 @dataclass(frozen=True)
-class WholeFamily(PictureFamily, ABC):
+class NativeSizeFamily(PictureFamily, ABC):
     """A family that reads pictures whole, and no clips."""
 
     reads_whole: bool = True
