@@ -93,7 +93,7 @@ def run(arguments):
     stage = publish.PublishStage(kind="publish", license="mit")
     with Stop() as stop:
         stage.run(SimpleNamespace(stop=stop))
-    ranks.leave()
+    ranks.leave(said=False)
     return 0
 
 cli._dispatch = run
