@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -40,7 +41,8 @@ BEGUN = "fingerprint.json"
 # what is loaded.
 LOADED = {".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".py", ".jinja"}
 _MOST = 2**30  # bytes of a list: some ten million files
-_LARGE = 2**20  # bytes; smaller files are not worth a flush: one that a power cut took is told by its checksum
+# Bytes. Smaller files are not worth a thread, nor a flush: one that a power cut took is told by its checksum.
+_LARGE = 2**20
 
 SUMS, CARD = "SHA256SUMS", "README.md"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -118,7 +120,8 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 def sums_of(folder: Path, names: Iterable[str]) -> dict[str, FileSum]:
     """Name -> size and checksum. Large files are on the disk when this returns."""
-    return {name: _sum(os.path.join(folder, name)) for name in sorted(names)}
+    _read_large(folder, names := sorted(names))
+    return {name: _sum(os.path.join(folder, name)) for name in names}
 
 
 def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
@@ -126,6 +129,7 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
 
     A file is read once by this process, as long as its size, times and inode stay.
     """
+    _read_large(folder, listed)
     problems = {name: _problem(os.path.join(folder, name), entry) for name, entry in listed.items()}
     return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
 
@@ -177,6 +181,14 @@ def _stamp(path: str) -> Stamp | None:
         return None
     is_file = stat.S_ISREG(about.st_mode)
     return (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino) if is_file else None
+
+
+def _read_large(folder: Path, names: Iterable[str]) -> None:
+    """Several at once: one thread reads slower than a fast disk."""
+    paths = [os.path.join(folder, name) for name in names]
+    large = [(path, stamp) for path in paths if (stamp := _stamp(path)) is not None and stamp[0] >= _LARGE]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda file: _xxh3(*file), large))
 
 
 def _problem(path: str, written: FileSum) -> str | None:

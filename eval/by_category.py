@@ -49,6 +49,7 @@ def _table(label: str, answers: Frame) -> Table | None:
         summary = summarize(some)
         lines.append((
             benchmark, value, *([temperature] if hot else []), *([new] if long else []), method,
-            summary.requests, summary.tau, summary.num_accepted, summary.DSR, summary.ESR, speedups(some)[1].mean(),
+            summary.requests, summary.tau, summary.num_accepted, summary.DSR, summary.ESR,
+            speedups(some)[1].mean(skipna=False),
         ))  # fmt: skip
     return Table(_TITLES[label], columns, tuple(lines), note=NOTE if label == "category" else "")

@@ -39,7 +39,7 @@ class MethodInfo:
     adaptive: bool = False  # the tree's shape follows the drafter's confidence (SAGE)
     parts: Mapping[str, bool] | None = None  # of a hidden-state head: which of Sparrow's parts are on
     visual_skip: float | None = None  # ViSkip's threshold
-    is_exact: bool = False  # its rule claims it (`RuleSection`); ours are known by name
+    is_exact: bool = False  # its rule claims it (`RuleSection`); ours are known by name, in reports of before as well
 
     @property
     def relaxed(self) -> bool:

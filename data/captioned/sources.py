@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 
 class Source(Section):
-    """Settings and verbs of every kind of source."""
+    """Settings and methods of every kind of source."""
 
     # Read only this number of items, refused ones included; null: all.
     max_samples: int | None = Field(None, ge=1)

@@ -320,7 +320,10 @@ def _lines_of(log: Path) -> Iterator[tuple[int, bytes | None]]:
         raw.seek(0)
         try:
             with gzip.open(raw) if is_packed else raw as file:
-                if (kind := other_kind(file.read(HEAD))) is not None:  # of the text that was packed
+                kind = other_kind(head := file.read(HEAD))  # of the text that was packed
+                if kind is None and head.removeprefix(MARK).lstrip().startswith(b"["):
+                    kind = "a JSON array", _ONE_A_LINE  # of which the last line could be read
+                if kind is not None:
                     problem = f"{kind[0]}, and a log has one JSON object on each line"
                     raise UserError(problem, where=str(log), hint=kind[1])
                 file.seek(0)

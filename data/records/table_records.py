@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from ...core.errors import UserError, did_you_mean, first_line
 from ...core.fields import Place, Revision
-from ...core.files import read_text, write_whole
+from ...core.file_kinds import HEAD, other_kind
+from ...core.files import open_data, read_text, write_whole
 from ...core.json_types import Json, JsonObject, value_at
 from ...core.section import Section
 from ..pictures.media_files import Embedded
@@ -181,8 +182,14 @@ def _of_files(path: Path) -> Any:
         hint = "tars are read with kind: webdataset" if tars else f"give a folder with {', '.join(_FILES)} files"
         raise UserError("no table files", where=str(path), hint=hint)
     builder = _BUILDERS.get(suffixes[0], suffixes[0])
-    place = {"data_files": str(path)} if path.is_file() else {"data_dir": str(path)}
-    return datasets.load_dataset(builder, **place)
+    if not path.is_file():
+        return datasets.load_dataset(builder, data_dir=str(path))
+    with open_data(path) as file:
+        kind = other_kind(file.read(HEAD)) if builder == "json" else None
+    if kind is not None:
+        hint = "give the file the ending of what it is" if "table" in kind[0] else kind[1]
+        raise UserError(f"{kind[0]}, and the name ends in {path.suffix}", where=str(path), hint=hint)
+    return datasets.load_dataset(builder, data_files=str(path))
 
 
 class TableReader(Reader):

@@ -186,6 +186,10 @@ def finish(folder: Path, identity: JsonMapping, *, num_shards: int, measured: Js
     Raises `UserError`: one is missing or cut; the folder is another identity's.
     """
     claim(folder, identity)
+    missing = [shard_path(folder, index).name for index in range(num_shards) if not finished(folder, index)]
+    if missing:
+        problem = f"{len(missing)} of {num_shards} shards are missing or cut, first {missing[0]}"
+        raise UserError(problem, where=str(folder), hint="run the stage again: it writes the missing shards only")
     shards = [_Index.read(folder, index).shard for index in range(num_shards)]
     manifest = {
         "format": FORMAT,

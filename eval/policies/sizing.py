@@ -89,12 +89,14 @@ class SizingRules:
         """The probability that a node at `level` must exceed to be in the tree."""
         return 0.1 * level / self.depth
 
-    def num_children(self, level: int, parent: float) -> int:
-        """Children of a node at `level` - 1 whose probability is `parent` (the root's is 1): W_l, which falls below 1
-        from the third level on, and 1 at least.
-        """
+    def width_at(self, level: int, parent: float) -> float:
+        """W_l of a node at `level` - 1 whose probability is `parent` (the root's is 1)."""
         plain = level == 1 and self.settings.first_level == "plain"
-        return self._count(self.width if plain else self.width / level * (0.5 + parent))
+        return self.width if plain else self.width / level * (0.5 + parent)
+
+    def num_children(self, level: int, parent: float) -> int:
+        """At least 1: W_l falls below that from the third level on."""
+        return self._count(self.width_at(level, parent))
 
     @property
     def beam(self) -> int:

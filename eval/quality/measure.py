@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from ...core.errors import UserError
@@ -30,7 +31,9 @@ class QualityConfig(Section):
     """How generated images are judged."""
 
     # fid and precision_recall compare with real images; clip and hpsv2 with the captions. FID wants thousands.
-    metrics: tuple[Metric, ...] = Field(min_length=1)
+    metrics: Annotated[tuple[Metric, ...], AfterValidator(lambda names: tuple(dict.fromkeys(names)))] = Field(
+        min_length=1
+    )
     # Folder of real images for fid and precision_recall; LANTERN took the pictures of the captions, MS-COCO's.
     reference: Place | None = None
     # Where each metric's weights lie, by the name that its error message gives; nothing is downloaded.

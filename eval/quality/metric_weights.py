@@ -92,7 +92,7 @@ def load_state(network: torch.nn.Module, state: Mapping[str, Tensor], path: Path
         network.load_state_dict(dict(state))
     except RuntimeError as error:
         _, first, *_ = str(error).splitlines()  # the line before it names the network's class
-        raise unfit(path, name, f"holds other weights: {first.strip()}") from error
+        raise unfit(path, name, f"holds other weights: {first.strip()[:200]}") from error
 
 
 def unfit(path: Path, name: WeightName, problem: str) -> UserError:

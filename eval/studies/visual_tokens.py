@@ -99,12 +99,30 @@ class _Observer(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        named = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
-            query, key, _, *rest = args
-            # With the identity for values attention gives its weights.
-            values = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], -1)
-            self.calls.append(func(query, key, values, *rest, **(kwargs or {}))[..., -1, :].float().cpu())
-        return func(*args, **(kwargs or {}))
+            self.calls.append(_last_weights(*args, **named))
+        return func(*args, **named)
+
+
+def _last_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """[R,H,K]; of a causal pass the last query sees all keys."""
+    last = query[..., -1:, :].float()
+    shared = key.float().repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scores = (last @ shared.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        row = attn_mask[..., -1:, :]
+        scores = scores.masked_fill(~row, float("-inf")) if row.dtype == torch.bool else scores + row
+    return scores.softmax(-1).squeeze(-2).cpu()
 
 
 @dataclass(frozen=True)

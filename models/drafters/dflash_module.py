@@ -208,7 +208,7 @@ class DflashHead(DraftVocabulary):
             state: [R,F,N] that each node's parent carried on; None: a block begins, or nothing is carried.
             reduce: [R,F,...] of the rows -> [F,...] as guidance joins them.
         """
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def confidence(self, outputs: Tensor, before: Before) -> Tensor:
         """Logits [...] float32 of acceptance of what stands at places with outputs [...,D]."""

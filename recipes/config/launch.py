@@ -127,7 +127,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         ranks.on_main(_write_provenance, loaded, output, command)
     maker = functools.partial(make_context, loaded, command)
     run_stages(planned, maker, output=output, chosen=options.stages, restart=restart, say=say, words=words)
-    ranks.leave()
+    ranks.leave(said=False)
     ran = options.stages or [*recipe.stages]
     if ranks.is_main() and (last := ending(recipe, loaded.path, ran, shown_place(output))):
         say(last)

@@ -224,7 +224,8 @@ ONE = json.dumps(USUAL).encode()
 
 
 @pytest.mark.parametrize(("data", "kind", "cure"), [
-    (b"[" + ONE + b", " + ONE + b"]", "no JSON object", "jq -c '.[]'"),
+    (b"[" + ONE + b", " + ONE + b"]", "a JSON array", "jq -c '.[]'"),
+    (b"[\n" + ONE + b"]", "a JSON array", "jq -c '.[]'"),
     (json.dumps(USUAL, indent=1).encode(), "not JSON", "jq -c"),
     (b"data: " + ONE + b"\n\ndata: [DONE]\n", "not JSON", "one JSON object on each line"),
     (ONE.decode().encode("utf-16"), "UTF-16", "iconv"),
@@ -232,7 +233,7 @@ ONE = json.dumps(USUAL).encode()
     (b"SQL" + ONE + b"\0", "binary data", "fetch it again"),
     (b"\x28\xb5\x2f\xfd123", "zstd", "zstd -d"),
     (b"PAR1123", "a Parquet table", "JSON lines"),
-    (gzip.compress(b"[" + ONE + b"]", mtime=0), "no JSON object", "jq -c"),
+    (gzip.compress(b"[" + ONE + b"]", mtime=0), "a JSON array", "jq -c"),
     (gzip.compress(ONE, mtime=0)[:-12], "a damaged gzip file", "again"),
 ])  # fmt: skip
 def test_another_kind_of_file_is_named(tmp_path, data, kind, cure):
