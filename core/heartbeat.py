@@ -25,7 +25,7 @@ _EVERY_S = 1.0
 _KEY = "draftsmith/beat/{}"
 # What a rank is in. Of steps each rank makes equally many, and each has its bound; of other work nobody knows how long
 # it takes.
-WORKS, STEPS, WAITS = "works", "steps", "waits"
+WORKS, STEPS, WAITS, ENDED = "works", "steps", "waits", "ended"
 
 
 class Pulse:
@@ -126,28 +126,38 @@ class Heartbeat:
 
     def start(self) -> None:
         """From now on others see this rank, and it looks at them where it waits."""
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._writer = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._writer.start()
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
-    def leave(self) -> None:
-        """The run is over for this rank."""
+    def leave(self, *, said: bool) -> None:
+        """The run is over for this rank. One that has `said` why it ends before the others tells them with its last
+        beat, and waits for that to be written.
+        """
+        self._pulse.state = ENDED if said else self._pulse.state
         self._over.set()
+        if said:
+            self._writer.join(2 * _EVERY_S)
 
     def lost(self) -> str:
-        """Which rank has ended, of a run whose connections broke; "" where none has. Takes up to five seconds."""
+        """Which rank has ended, of a run whose connections broke; "" where none has. Takes five seconds where none has
+        said so.
+        """
         self._has_lost = True
         for _ in range(25):
-            if not self._is_lost:
+            ended = [rank for rank, peer in self._peers.items() if peer.state == ENDED]
+            if not ended and not self._is_lost:
                 time.sleep(self._every_s / 5)
         gone = [r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s]
         if self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
             gone = [0]  # which keeps the list of the others
+        gone = ended or gone
         shown = ", ".join(map(str, sorted(gone)[:8])) + ", ..." * (len(gone) > 8)
         return f"rank{'s' * (len(gone) > 1)} {shown}" if gone else ""
 
     def _beat(self) -> None:
         beat = 0
-        while not self._over.wait(self._every_s if beat else 0):
+        while not (is_last := self._over.wait(self._every_s if beat else 0)) or self._pulse.state == ENDED:
             # Of a large run the store would be busy where all ranks read all others all the time.
             looks = self._has_lost or self._clock - self._since > self._tell_s / 3
             ranks = range(self._size) if looks else [self._rank]
@@ -158,6 +168,8 @@ class Heartbeat:
                 values = self._store.multi_get([_KEY.format(rank) for rank in ranks])
             except RuntimeError:  # the process that holds the store, rank 0 or its launcher, has ended
                 self._is_lost = True
+                return
+            if is_last:
                 return
             beat += 1
             now = self._answered = self._clock
@@ -204,7 +216,9 @@ class Heartbeat:
         late = []
         for rank, peer in sorted(self._peers.items()):
             silent, quiet = self._clock - peer.beat_s, self._clock - peer.sign_s
-            if silent > self._silent_s:
+            if peer.state == ENDED:
+                late.append(_Late(rank, "which has ended and said why", True, quiet, self._tell_s / 3))
+            elif silent > self._silent_s:
                 why = f"which has given no sign for {_length(silent)} (it was in {peer.where})"
                 late.append(_Late(rank, why, True, silent, self._bound_s))
             elif peer.number < self._pulse.number:

@@ -205,10 +205,10 @@ def watch(bound_s: float) -> None:
         heartbeat.start()
 
 
-def leave() -> None:
-    """This rank ends: its last meeting with the others is over, or it ends without them."""
+def leave(*, said: bool = True) -> None:
+    """This rank ends: it has `said` why it ends without the others, or its last meeting with them is over."""
     if (heartbeat := pulse().heartbeat) is not None:
-        heartbeat.leave()
+        heartbeat.leave(said=said)
 
 
 def lost_by(error: BaseException) -> str | None:

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -40,7 +41,8 @@ BEGUN = "fingerprint.json"
 # what is loaded.
 LOADED = {".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".py", ".jinja"}
 _MOST = 2**30  # bytes of a list: some ten million files
-_LARGE = 2**20  # bytes; smaller files are not worth a flush: one that a power cut took is told by its checksum
+# Bytes. Smaller files are not worth a thread, nor a flush: one that a power cut took is told by its checksum.
+_LARGE = 2**20
 
 SUMS, CARD = "SHA256SUMS", "README.md"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -104,7 +106,10 @@ def read_mark(path: Path) -> Mark | None:
 @lru_cache(maxsize=256)
 def _parsed(path: Path, stamp: Stamp) -> Mark:
     # A list of ten thousands of files is asked for often.
-    hint = "put it back as it was, or delete it: the same command then writes it again, or runs its stage again"
+    hint = (
+        f"put it back as it was, or delete it: of {DONE} and {BEGUN} the same command writes one again by the other, "
+        "and without both it keeps the stage's folder aside and begins anew"
+    )
     return read_json(path, Mark, hint=hint, max_bytes=_MOST)
 
 
@@ -115,7 +120,8 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 def sums_of(folder: Path, names: Iterable[str]) -> dict[str, FileSum]:
     """Name -> size and checksum. Large files are on the disk when this returns."""
-    return {name: _sum(os.path.join(folder, name)) for name in sorted(names)}
+    _read_large(folder, names := sorted(names))
+    return {name: _sum(os.path.join(folder, name)) for name in names}
 
 
 def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
@@ -123,6 +129,7 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
 
     A file is read once by this process, as long as its size, times and inode stay.
     """
+    _read_large(folder, listed)
     problems = {name: _problem(os.path.join(folder, name), entry) for name, entry in listed.items()}
     return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
 
@@ -152,7 +159,8 @@ def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
         raise UserError(f"stage {folder.name} has not finished", where=str(folder),
                         hint="run the recipe's command again, which ends it")  # fmt: skip
     for stage, inside in ((folder, ""), (folder.parent, f"{folder.name}/")):
-        mark = read_mark(stage / DONE)
+        # What only has its name in a folder above may be a script's.
+        mark = None if inside and not (stage / BEGUN).exists() else read_mark(stage / DONE)
         listed = {} if mark is None or mark.files is None else mark.files
         here = {name.removeprefix(inside): entry for name, entry in listed.items() if name.startswith(inside)}
         if not here:
@@ -173,6 +181,14 @@ def _stamp(path: str) -> Stamp | None:
         return None
     is_file = stat.S_ISREG(about.st_mode)
     return (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino) if is_file else None
+
+
+def _read_large(folder: Path, names: Iterable[str]) -> None:
+    """Several at once: one thread reads slower than a fast disk."""
+    paths = [os.path.join(folder, name) for name in names]
+    large = [(path, stamp) for path in paths if (stamp := _stamp(path)) is not None and stamp[0] >= _LARGE]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda file: _xxh3(*file), large))
 
 
 def _problem(path: str, written: FileSum) -> str | None:

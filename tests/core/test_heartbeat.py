@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 from draftsmith.core import ranks
-from draftsmith.core.heartbeat import ALONE, STEPS, WORKS, Heartbeat, Pulse, _Peer
+from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WORKS, Heartbeat, Pulse, _Peer
 from training import free_port
 
 FORK = multiprocessing.get_context("fork")
@@ -64,7 +65,7 @@ def _rank(number, port, folder, work, bound_s):
         print(f"lost: {ranks.lost_by(error)}", file=sys.stderr)
         os._exit(1)
     ranks.barrier()
-    ranks.leave()
+    ranks.leave(said=False)
     os._exit(0)
 
 
@@ -120,7 +121,7 @@ def test_who_was_suspended_has_not_waited(tmp_path):
     assert [one.code for one in ended] == [0, 0] and not any("error" in one.said for one in ended), ended
 
 
-def test_a_rank_that_ended_with_a_message_of_its_own_is_named(tmp_path):
+def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
     def work(number):
         if number == 1:
             ranks.leave()
@@ -138,10 +139,32 @@ def test_a_rank_that_has_left_watches_no_longer():
     heartbeat = Heartbeat(Pulse(), 0, 4, dist.HashStore(), bound_s=60.0, end=sys.exit)
     heartbeat.start()
     threads = set(threading.enumerate()) - before
-    heartbeat.leave()
+    heartbeat.leave(said=False)
     for thread in threads:
         thread.join(5)
     assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
+
+
+def test_the_last_beat_of_a_rank_says_that_it_has_ended(monkeypatch):
+    """Though it was writing another one just then; and of two ranks that are gone, who said so comes before rank 0."""
+    store, heartbeat = dist.HashStore(), watching()
+    writes: list[str] = []
+
+    def write(key, place):
+        writes.append(place)
+        if len(writes) == 1:
+            threading.Thread(target=heartbeat.leave, kwargs={"said": True}).start()
+            while not heartbeat._over.is_set():
+                time.sleep(0.01)
+        store.set(key, place)
+
+    monkeypatch.setattr(heartbeat, "_store", SimpleNamespace(set=write, multi_get=store.multi_get))
+    heartbeat.start()
+    heartbeat._writer.join(5)
+    assert [ENDED in place for place in writes] == [False, True]
+    other = Heartbeat(Pulse(), 2, 4, store, bound_s=60.0, end=sys.exit)
+    other._is_lost, other._peers = True, {1: _Peer(0, 0, state=ENDED)}
+    assert other.lost() == "rank 1"
 
 
 def watching() -> Heartbeat:
@@ -159,8 +182,8 @@ def waited(heartbeat: Heartbeat, seconds: float, peers: dict[int, _Peer]) -> Non
 
 @pytest.mark.parametrize(
     ("state", "is_silent", "bound_s"),
-    # Silent or in a step: the bound. At work of its own: far longer.
-    [(STEPS, True, 60), (WORKS, True, 60), (STEPS, False, 60), (WORKS, False, 60 * ALONE)],
+    # Silent or in a step: the bound. At work of its own: far longer. Ended with a message: soon.
+    [(STEPS, True, 60), (WORKS, True, 60), (STEPS, False, 60), (WORKS, False, 60 * ALONE), (ENDED, True, 20 / 3)],
 )
 def test_how_long_a_rank_is_waited_for(capfd, state, is_silent, bound_s):
     waited(watching(), bound_s, {3: _Peer(0 if is_silent else bound_s, 0, state=state)})

@@ -6,14 +6,19 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from draftsmith.core import ranks
 from draftsmith.recipes.commands import cli
 
 RANK = """
 import os, signal, sys, time
-os.write(1, f"rank {os.environ['RANK']} {os.environ['MASTER_PORT']}\\n".encode())
 how = sys.argv[-1]
+if how in ("hangs", "saves"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, f"rank {os.environ['RANK']} {os.getpid()} {sys.argv[1]}\\n".encode())
+if how == "hangs" and os.environ["RANK"] == "1":
+    sys.exit(2)
 if how == "dies" and os.environ["RANK"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 if how == "refuses" and os.environ["RANK"] == "0":
@@ -21,16 +26,17 @@ if how == "refuses" and os.environ["RANK"] == "0":
     sys.exit(2)
 time.sleep(60)
 """
+LAUNCHER = "from draftsmith.trainers.run import launcher as it; it._GRACE_S = {}; raise SystemExit(it.main({}))"
 
 
 @pytest.fixture
 def started(tmp_path):
     (tmp_path / "a_rank.py").write_text(RANK)
 
-    def start(*words):
+    def start(*words, grace_s=30.0):
         path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path}
-        command = [sys.executable, "-m", "draftsmith.trainers.run.launcher", "a_rank", *words]
+        command = [sys.executable, "-c", LAUNCHER.format(grace_s, ["a_rank", *words])]
         return subprocess.Popen(
             command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -56,6 +62,44 @@ def test_a_stop_ends_the_ranks_with_its_own_code(started):
     process.terminate()
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 143 and not [line for line in said.splitlines() if not line.startswith("rank ")]
+
+
+def said_by_ranks(process) -> list[list[str]]:
+    """Number, process and first word of each rank."""
+    return sorted(process.stdout.readline().split()[1:] for _ in range(2))
+
+
+def test_a_rank_that_hangs_after_another_failed_is_ended_though_a_stop_is_asked_for(started):
+    process = started("hangs", grace_s=3.0)
+    ranks = said_by_ranks(process)
+    assert [rank[2] for rank in ranks] == ["--local_rank=0", "--local_rank=1"]
+    while psutil.pid_exists(int(ranks[1][1])):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 2
+
+
+def test_a_rank_that_is_killed_in_a_stop_is_not_waited_for(started):
+    process = started("saves", grace_s=1.0)
+    ranks = said_by_ranks(process)
+    process.terminate()
+    time.sleep(2)
+    assert process.poll() is None, "both save"
+    os.kill(int(ranks[1][1]), signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+def test_a_second_ctrl_c_ends_the_ranks(started):
+    process = started("saves")
+    said_by_ranks(process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    process.communicate(timeout=15)
+    assert process.returncode == 143
 
 
 def test_a_rank_without_the_word_waits_for_the_one_that_has_it(monkeypatch, capsys):

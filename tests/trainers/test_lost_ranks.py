@@ -93,7 +93,7 @@ def run(arguments):
     stage = publish.PublishStage(kind="publish", license="mit")
     with Stop() as stop:
         stage.run(SimpleNamespace(stop=stop))
-    ranks.leave()
+    ranks.leave(said=False)
     return 0
 
 cli._dispatch = run
@@ -194,3 +194,25 @@ def test_a_dead_rank_under_a_launcher_is_named_without_a_traceback(tmp_path, lau
     assert "frame #" not in done.stdout
     if launcher == "ours":
         assert "Traceback" not in done.stdout and done.returncode == 128 + signal.SIGKILL
+
+
+APART = """
+import sys
+from draftsmith.recipes.commands import cli
+
+def run(words):
+    from draftsmith.trainers.train import engine  # only now: torch reads at its import what it may log
+
+    engine._AFTER_S = 0.0
+    engine.init_distributed(wait_s=3.0)
+
+cli._dispatch = run
+sys.exit(cli.main([]))
+"""
+
+
+def test_each_rank_says_that_it_could_not_join_the_others(tmp_path):
+    """They cannot ask one another who says it."""
+    for number, (code, text) in enumerate(end_ranks(start_ranks(2, APART, cwd=tmp_path, WORLD_SIZE="3"))):
+        assert code == 2 and f"error: rank {number} could not join the others: " in text, text
+        assert "engine.wait_minutes" in text and "Traceback" not in text

@@ -104,3 +104,9 @@ def on_a_terminal(tmp_path, *, stderr=None, **environment) -> str:
 def test_a_terminal_that_is_a_log_gets_no_control_characters(tmp_path, environment):
     shown = on_a_terminal(tmp_path, **environment)
     assert "\x1b" not in shown and "stage 3 of 8" not in shown and "said 4" in shown
+
+
+def test_a_terminal_keeps_its_cursor(tmp_path):
+    """A process that is killed could not show it again."""
+    shown = on_a_terminal(tmp_path)
+    assert "stage 3 of 8" in shown and "\x1b[?25l" not in shown

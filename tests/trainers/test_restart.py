@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from draftsmith.trainers.run import restart
 from draftsmith.trainers.run.stage import Planned
+from fails import fails_with
 
 PLAN = [Planned("note", None, {}, "f", None)]
 MINE, OTHERS = (restart.command_identity(PLAN, "note", ["restart=note", seed]) for seed in ("seed=1", "seed=2"))
@@ -30,7 +31,7 @@ def set_aside(output: Path, command: str, stage: str = "note", stale: tuple[str,
 
 def stages(output: Path, *commands: str) -> list[str | None]:
     """What each command has restarted, if anything."""
-    return [restart.recorded(output).get(command) for command in commands]
+    return [restart.recorded(output).get(command, (None,))[0] for command in commands]
 
 
 def test_a_command_goes_on_though_another_one_has_restarted_another_stage(output):
@@ -65,6 +66,12 @@ def test_what_was_kept_is_never_moved_again(output):
     assert folders(output) == [
         f"{name}{kept}" for name in ("note", "second") for kept in ("", ".before-1", ".before-2")
     ]
+
+
+def test_the_record_of_an_earlier_version_is_refused_by_name(output):
+    (output / restart.RECORD).write_text('{"restarts": {"of before": {"stage": "note", "kept": {}, "moved": true}}}')
+    caught = fails_with("restarts", restart.recorded, output)
+    assert restart.RECORD in str(caught) and "an earlier version may have written it; delete it" in str(caught)
 
 
 def folders(output: Path) -> list[str]:

@@ -324,13 +324,13 @@ def test_a_command_that_is_started_again_restarts_once(tmp_path):
         list_anew(output / "note")
     there.touch()
     said = start(output, plan)
-    assert "restart=note: this command has restarted note before" in said[0]
-    assert "before and goes on with what it has begun; to begin anew delete" in said[0]
+    assert "restart=note: this command restarted note on 20" in said[0]
+    assert "UTC and goes on with what it has begun; to begin anew delete" in said[0]
     assert "stage note: finished before, same inputs" in said
     assert (output / "note" / "note.txt").read_text() == "trained by this command"
     # All that it restarted has finished: nothing is left to do.
     said = start(output, plan)
-    assert "before and goes on" in said[0] and str(output / ".restarts.json") in said[0]
+    assert "UTC and goes on" in said[0] and str(output / ".restarts.json") in said[0]
     assert said[1:] == [f"stage {name}: finished before, same inputs" for name in ("note", "second")]
     assert kept(output) == ["note.before-1"]
     (output / ".restarts.json").unlink()

@@ -10,6 +10,7 @@ import atexit
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -87,25 +88,42 @@ def _take(path: Path, output: Path, say: Callable[[str], None], patience_s: floa
 
 def end_with_launcher() -> None:
     """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone. One that does not
-    stop within a minute (its peers are dead, and a collective waits for them) is ended.
+    stop within a minute (its peers are dead, and a collective waits for them) is ended. Exits where they were gone
+    before this rank could look: nobody waits for what it would do.
     """
-    if pairs := _launchers():
+    if (pairs := _launchers()) is None:
+        print("the launcher of this rank has ended: nothing is begun", file=sys.stderr, flush=True)
+        sys.exit(143)
+    if pairs:
         threading.Thread(target=_watch, args=(pairs,), name="end-with-launcher", daemon=True).start()
 
 
-def _launchers() -> list[tuple[int, int]]:
-    """(process, its parent) for this process and for the launcher above it, where a launcher and a runner started them.
-    On the nodes of a cluster a shell starts the launcher.
+def _launchers() -> list[tuple[int, int]] | None:
+    """(process, its parent) for this process and for DeepSpeed's launcher above it, where a launcher started them.
+
+    None: there was one, and it or DeepSpeed's runner above it has ended already.
     """
-    pairs, process = [], psutil.Process()
-    with suppress(psutil.NoSuchProcess):
-        for _ in range(2):
-            parent = process.parent()
-            if parent is None or not any(name in "\n".join(parent.cmdline()) for name in _LAUNCHERS):
-                break
-            pairs.append((process.pid, parent.pid))
-            process = parent
-    return pairs
+    launcher, words = _parent(os.getpid())
+    if not any(name in words for name in _LAUNCHERS):
+        # DeepSpeed's launcher and ours set the one, which children of a rank inherit, and add the other.
+        is_orphan = "CROSS_RANK" in os.environ and any(word.startswith("--local_rank") for word in sys.argv)
+        return None if is_orphan else []
+    pairs = [(os.getpid(), launcher)]
+    if "deepspeed.launcher.launch" not in words:
+        return pairs
+    runner, words_above = _parent(launcher)
+    if "deepspeed" in words_above:
+        return [*pairs, (launcher, runner)]
+    # On the nodes of a cluster a shell starts the launcher, which is then told its node; else a runner does.
+    return pairs if "--node_rank" in words else None
+
+
+def _parent(process: int) -> tuple[int, str]:
+    """The process that started one, and the words of its command: none where it has ended or is another user's."""
+    with suppress(psutil.Error):
+        if (parent := psutil.Process(process).parent()) is not None:
+            return parent.pid, "\n".join(parent.cmdline())
+    return 0, ""
 
 
 def _watch(pairs: list[tuple[int, int]]) -> None:

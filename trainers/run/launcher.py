@@ -1,7 +1,8 @@
 """A launcher for one machine that prints no rows: `python -m draftsmith.trainers.run.launcher MODULE WORD ...`.
 
 It starts as many ranks as there are GPUs, at most two, or two on a CPU. Asked to stop, it asks all of them; where one
-fails it ends the others. The exit code is that of the rank that failed first, or 143 where a stop was asked for.
+fails it ends the others, and so does a second Ctrl-C. The exit code is that of the rank that failed first, or 143 where
+a stop was asked for before.
 """
 
 from __future__ import annotations
@@ -45,28 +46,30 @@ def main(words: list[str]) -> int:
     count = str(num_ranks())
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": count, "LOCAL_SIZE": count,
              "CROSS_RANK": "0"}  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-u", "-m", *words], env=os.environ | world | {"RANK": str(n), "LOCAL_RANK": str(n)}
-        )
-        for n in range(int(count))
-    ]
+    ranks = []
+    for number in map(str, range(int(count))):
+        # The word is one that DeepSpeed's launcher adds, too: a rank tells by it that it had one (`guard.py`).
+        command = [sys.executable, "-u", "-m", words[0], f"--local_rank={number}", *words[1:]]
+        ranks.append(subprocess.Popen(command, env=os.environ | world | {"RANK": number, "LOCAL_RANK": number}))
     code, is_ending, deadline = 0, False, math.inf
     while True:
         running = [rank for rank in ranks if rank.poll() is None]
-        code = code or next((rank.returncode for rank in ranks if rank.returncode), 0)
+        ends = [rank.returncode for rank in ranks if rank.returncode]
+        code = code or (STOPPED if signals else next(iter(ends), 0))
         if not running:
             break
-        if (signals or code) and not is_ending:
-            is_ending, deadline = True, time.monotonic() + _GRACE_S
+        if code and not is_ending:
+            is_ending = True
             for rank in running:
                 rank.terminate()
-        elif time.monotonic() > deadline and not signals:  # they wait for the one that failed
+        # A rank that was asked to stop may save for long; where one failed, the others wait for it.
+        stops = (STOPPED, -signal.SIGTERM, -signal.SIGINT) if signals else ()
+        if deadline == math.inf and any(end not in stops for end in ends):
+            deadline = time.monotonic() + _GRACE_S
+        if time.monotonic() > deadline or signals.count(signal.SIGINT) > 1:
             for rank in running:
                 rank.kill()
         time.sleep(0.1)
-    if signals:
-        return STOPPED
     if code < 0:  # that rank could not say anything itself
         cure = "; where memory runs out the system does this (dmesg tells)" if -code == signal.SIGKILL else ""
         text = f"error: a rank of this run was ended by {signal.Signals(-code).name}{cure}"

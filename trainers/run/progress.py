@@ -124,7 +124,7 @@ class _Rows(Progress):
             TimeRemainingColumn(elapsed_when_finished=True),
             # The most important numbers come first: where a terminal is narrow, the last ones are cut.
             TextColumn("{task.fields[notes]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            console=Console(file=sys.stdout, soft_wrap=True, highlight=False),  # a terminal wraps messages
+            console=_Terminal(file=sys.stdout, soft_wrap=True, highlight=False),  # a terminal wraps messages
             refresh_per_second=2,
             speed_estimate_period=_RATE_S,
             redirect_stderr=sys.stderr.isatty(),  # what goes to a file (`2> log`) goes on to the file
@@ -135,6 +135,13 @@ class _Rows(Progress):
     def get_renderables(self) -> Iterator[RenderableType]:
         yield self._title
         yield self.make_tasks_table(self.tasks)
+
+
+class _Terminal(Console):
+    """Leaves the cursor as it is: a process that is killed could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
 
 
 def watched() -> bool:

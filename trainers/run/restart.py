@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from ...core.files import read_json, write_whole
 from .stage import Planned
 
 RECORD = ".restarts.json"
-_DAMAGED = "delete it: nothing is lost, but a command with restart= that was stopped halfway then begins once more"
+_DAMAGED = (
+    "an earlier version may have written it; delete it: nothing is lost, but a command with restart= that was stopped "
+    "halfway then begins once more"
+)
 
 
 def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
@@ -38,10 +42,10 @@ def command_identity(plan: Sequence[Planned], restart: str, words: Sequence[str]
     return hashlib.sha256(json.dumps([list(words), fingerprints], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def recorded(output: Path) -> dict[str, str]:
-    """Command -> the stage that it restarted when it was first started."""
+def recorded(output: Path) -> dict[str, tuple[str, str]]:
+    """Command -> the stage that it restarted when it was first started, and when that was."""
     path = output / RECORD
-    return read_json(path, dict[str, str], hint=_DAMAGED) if path.exists() else {}
+    return read_json(path, dict[str, tuple[str, str]], hint=_DAMAGED) if path.exists() else {}
 
 
 def free_name(folder: Path) -> str:
@@ -61,8 +65,9 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
             say(f"stage {name}: old results kept in {output / aside}")
     output.mkdir(parents=True, exist_ok=True)
     # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
-    others = {name: other for name, other in recorded(output).items() if other not in stale}
-    write_whole(output / RECORD, json.dumps(others | {command: stage}, indent=1).encode())
+    others = {name: other for name, other in recorded(output).items() if other[0] not in stale}
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    write_whole(output / RECORD, json.dumps(others | {command: (stage, when)}, indent=1).encode())
 
 
 def pending_restart(
@@ -75,10 +80,11 @@ def pending_restart(
     """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call)."""
     if restart is None:
         return None
-    if command_identity(plan, restart, words) not in ranks.on_main(recorded, output):
+    before = ranks.on_main(recorded, output).get(command_identity(plan, restart, words))
+    if before is None:
         return restart
     say(
-        f"restart={restart}: this command has restarted {restart} before and goes on with what it has begun; to begin "
-        f"anew delete {output / RECORD}"
+        f"restart={restart}: this command restarted {restart} on {before[1]} and goes on with what it has begun; to "
+        f"begin anew delete {output / RECORD}"
     )
     return None

@@ -36,6 +36,12 @@ _JOIN_S = 60.0  # a rank that has waited so long for the others to join says so
 _AFTER_S = 600.0  # that groups wait longer than the heartbeat, which can say for whom
 
 
+class NotJoined(UserError):
+    """Ranks have not met, and cannot ask one another who says so."""
+
+    is_said_by_each_rank = True
+
+
 def import_deepspeed(level: int = logging.ERROR) -> Any:
     """The module. Its loggers write to the console at import; the run has its own progress line."""
     logging.getLogger("DeepSpeed").setLevel(level)
@@ -58,7 +64,7 @@ def bound_primitives() -> None:
 
 def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     """Join the process group; without a launcher this process is the only rank. Ranks wait `wait_s` seconds for one
-    another. Raises `UserError` where they cannot meet: no address, a port that is taken.
+    another. Raises `NotJoined` where they cannot meet: no address, a port that is taken.
     """
     deepspeed = import_deepspeed(logging.INFO if verbose else logging.ERROR)
     if torch.distributed.is_initialized():
@@ -91,9 +97,10 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     try:
         deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=bound)
     except torch.distributed.DistError as error:
-        raise UserError(
+        raise NotJoined(
             f"rank {ranks.rank()} could not join the others: {first_line(error)}", where=place,
-            hint="MASTER_ADDR and MASTER_PORT name rank 0's machine and a free port of it, on every node",
+            hint="MASTER_ADDR and MASTER_PORT name rank 0's machine and a free port of it, on every node; "
+            "engine.wait_minutes sets how long ranks wait",
         ) from error  # fmt: skip
     finally:
         notice.cancel()
