@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from ..core.errors import UserError
 from ..core.states import uploaded
-from .hub import kv_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -59,7 +58,9 @@ def attend_samples(
     are where samples begin, and the last one's end.
     """
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
-    if _takes_flash(q) and not dropout:
+    # Flash attention of torch reads 16 bits and narrow heads on an Ampere GPU or newer.
+    fits = q.device.type == "cuda" and q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    if fits and torch.cuda.get_device_capability(q.device) >= (8, 0) and not dropout:
         starts = uploaded(torch.tensor(bounds, dtype=torch.int32), q.device)
         rows = (states.squeeze(0).transpose(0, 1) for states in (q, k, v))
         ends = starts, starts, max(sizes), max(sizes)
@@ -68,12 +69,6 @@ def attend_samples(
         return mixed.transpose(0, 1).unsqueeze(0)
     parts = zip(*(states.split(sizes, dim=2) for states in (q, k, v)), strict=True)
     return torch.cat([attend(one, k, v, None, scale=scale, dropout=dropout) for one, k, v in parts], dim=2)
-
-
-def _takes_flash(q: Tensor) -> bool:
-    """Whether flash attention of torch reads such queries [1,H,N,E]: 16 bits, narrow heads, an Ampere GPU or newer."""
-    fits = q.device.type == "cuda" and q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -127,12 +122,6 @@ def check_takes_masks(config: PreTrainedConfig) -> None:
             f"the model attends by {name}, which takes no mask of a tree: nodes would attend to each other",
             hint="load it with attn_implementation sdpa (torch's flash kernel where a pass needs no mask) or eager",
         )
-
-
-def use_grouped(config: PreTrainedConfig) -> None:
-    """Run a decoder of transformers with grouped heads over `attend`, where it would run sdpa, by its own config."""
-    if any(heads != config.num_attention_heads for heads, _ in kv_shapes(config)):
-        use_attend(config)
 
 
 def use_attend(config: Any) -> None:

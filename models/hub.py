@@ -81,11 +81,6 @@ def usual_heads(text: PreTrainedConfig) -> tuple[int, int]:
     return Counter(kv_shapes(text)).most_common(1)[0][0]
 
 
-def num_kv_layers(text: PreTrainedConfig) -> int:
-    """Layers that have keys and values of their own: the last of Gemma 4's smaller models read an earlier one's."""
-    return int(text.num_hidden_layers - (config_value(text, "num_kv_shared_layers") or 0))
-
-
 def pinned_config(source: str) -> JsonObject | None:
     """The pinned config of a published model, by the last part of its Hub id, or None."""
     path = PINNED / f"{source.rstrip('/').split('/')[-1].lower()}.json"

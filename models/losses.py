@@ -39,7 +39,7 @@ def divergence(
       gradient (LK losses, arXiv 2602.23881).
     """
     if fast.enabled() and name == "tvd" and not target_scores.requires_grad:
-        return in_place.total_variation(target_scores, draft_scores)
+        return in_place.TotalVariation.apply(draft_scores, target_scores)
     return divergence_of_logs(name, log_probs(target_scores), log_probs(draft_scores), beta=beta, eta=eta)
 
 
@@ -52,7 +52,7 @@ def log_probs(scores: Tensor) -> Tensor:
 def soft_cross_entropy(target_probs: Tensor, draft_scores: Tensor, never: Tensor) -> Tensor:
     """-sum p log q [S,W] of W drafts' scores [S,W,V] beside one target's p [S,V], which is 0 at `never` [S,V] bool."""
     if fast.enabled():
-        return in_place.soft_cross_entropy(target_probs, draft_scores, never, NEVER)
+        return in_place.SoftCrossEntropy.apply(draft_scores, target_probs, never, NEVER)
     log_q = log_probs(draft_scores.masked_fill(never[:, None], -torch.inf))
     return -(target_probs[:, None] * log_q).sum(-1)
 

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import added, behind_all, check_takes_masks, use_grouped
+from ..attention import added, behind_all, check_takes_masks, use_attend
 from ..fast.cuda_graphs import Graphs
-from ..hub import config_value
+from ..hub import config_value, kv_shapes
 from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
 from .cache import Cache
@@ -78,7 +78,8 @@ class CachedDecoder:
         self.core = self.model.model
         self.language_model = cast(Any, language_model_of(self.model))
         config = self.language_model.config
-        use_grouped(config)
+        if any(heads != config.num_attention_heads for heads, _ in kv_shapes(config)):
+            use_attend(config)  # where it would run sdpa
         check_takes_masks(config)
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
-from ..hub import has_windows, recurrent_layers
+from ..hub import recurrent_layers
 from .cache import Cache
 
 
@@ -40,16 +40,6 @@ def all_heads(weights: Tensor, num_heads: int) -> Tensor:
     parts = [torch.empty_like(weights) for _ in range(count)]
     torch.distributed.all_gather(parts, weights.contiguous())
     return torch.cat(parts, dim=1)
-
-
-def check_end_attention(language_model: Any) -> None:
-    """Raises `UserError` for a decoder whose last layer has no attention over all places."""
-    if not hasattr(language_model.layers[-1], "self_attn") or has_windows(language_model.config):
-        raise UserError(
-            "this target's last layer has no attention over all places, whose share on the picture could be read",
-            key="visual_skip",
-            hint="leave visual_skip out for it: ViSkip is for LLaVA, Qwen-VL and other decoders of Llama's kind",
-        )
 
 
 def end_attention(language_model: Any, state: Tensor, cache: Cache, places: Tensor) -> Tensor:

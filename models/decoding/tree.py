@@ -141,12 +141,6 @@ class Expansions:
         self.depths += depths
         return depths
 
-    def extends_chain(self, count: int) -> bool:
-        """Whether the last expansion is alone (`count` is 1) and extends a chain of all others. It then needs no
-        mask.
-        """
-        return count == 1 and self.parents[-1] == len(self) - 2 and self.depths[-1] == len(self)
-
     def ancestors(self, first: int, *, past: int = 0) -> Tensor:
         """[F,past+S] bool: which expansions each of the expansions from `first` on sees: itself and its ancestors, and
         all of the `past` committed positions before them.

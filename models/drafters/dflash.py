@@ -17,16 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from ...core.json_types import JsonMapping, JsonObject
+from ..folders import write_folder
 from ..targets.base import Target
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective, TargetIdentity
-from .dflash_files import dflash_manifest, holds_dflash, load_dflash, save_dflash
+from .dflash_files import dflash_manifest, holds_dflash, load_dflash
 from .dflash_module import DflashHead
 from .dflash_proposal import DflashImageProposal, DflashProposal
 from .dflash_settings import DflashSettings
 from .dflash_training import DflashImageTraining, DflashTraining
 from .draft_vocabulary import drafted_ids
 from .head_files import head_state
-from .manifest import manifest_for
+from .manifest import manifest_for, write_manifest
 
 CONFIDENCE = "confidence_head."
 
@@ -80,7 +81,15 @@ class DflashConfig(DflashSettings):
         return copy
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
-        save_dflash(self.kind, cast(DflashHead, module), folder, manifest)
+        head = cast(DflashHead, module)
+        ids = head.draft_ids
+        values = {
+            "model_type": self.kind,
+            **head.shape.to_dict(),
+            "draft_vocab_size": head.shape.layer.vocab_size if ids is None else len(ids),
+        }
+        write_folder(folder, values, head.state_dict())
+        write_manifest(folder, manifest)
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         training["drafter"] = self.model_dump(mode="json")

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from ...core.errors import UserError
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonObject
 from ...core.placement import without_storage
-from ..folders import CONFIG, read_values, write_folder
+from ..folders import CONFIG, read_values
 from ..targets.base import Target, TargetShape
 from .dflash_module import DflashHead, DflashShape
 from .dflash_settings import DflashSettings
@@ -24,7 +24,6 @@ from .manifest import (
     manifest_for,
     read_manifest,
     refuse,
-    write_manifest,
 )  # fmt: skip
 
 # What a draft's `config.json` says of heads that read the token before a place.
@@ -52,18 +51,6 @@ def dflash_manifest(config: DflashSettings, shape: TargetShape, identity: Target
         config.kind, identity, tokenizer_sha256=identity.tokenizer_sha256, reads=reads,
         positions={"kind": config.positions}, **more,
     )  # fmt: skip
-
-
-def save_dflash(kind: str, head: DflashHead, folder: Path, manifest: JsonMapping) -> None:
-    """Write `model.safetensors`, `config.json` and the manifest."""
-    ids = head.draft_ids
-    values = {
-        "model_type": kind,
-        **head.shape.to_dict(),
-        "draft_vocab_size": head.shape.layer.vocab_size if ids is None else len(ids),
-    }
-    write_folder(folder, values, head.state_dict())
-    write_manifest(folder, manifest)
 
 
 def load_dflash(

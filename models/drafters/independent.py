@@ -119,7 +119,9 @@ class IndependentProposal:
         past, first, device = self._cache.length, len(self._expansions), self.decoder.device
         depths = self._expansions.take(parents)
         host = [np.array([past + depth - 1 for depth in depths])]
-        if not self._expansions.extends_chain(len(parents)):
+        done = self._expansions
+        # An expansion that is alone and extends a chain of all others needs no mask.
+        if not (len(parents) == 1 and done.parents[-1] == len(done) - 2 and done.depths[-1] == len(done)):
             host.append(self._expansions.ancestors(first).numpy())
         tokens, places, *masks = upload_tokens(device, tokens, *host)
         # Expansions are written after each other; the cache's length covers them only during this forward.

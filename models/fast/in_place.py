@@ -19,13 +19,8 @@ from torch.autograd.function import once_differentiable
 AT_ONCE, AT_ONCE_ON_CPU = 1 << 23, 1 << 19
 
 
-def soft_cross_entropy(target_probs: Tensor, draft_scores: Tensor, never: Tensor, least: float) -> Tensor:
-    """`losses.soft_cross_entropy`; `least` stands for the logarithm of 0."""
-    return _SoftCrossEntropy.apply(draft_scores, target_probs, never, least)
-
-
-class _SoftCrossEntropy(torch.autograd.Function):
-    """The gradient is q - p."""
+class SoftCrossEntropy(torch.autograd.Function):
+    """`losses.soft_cross_entropy`; `least` stands for the logarithm of 0. The gradient is q - p."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, p: Tensor, never: Tensor, least: float) -> Tensor:
@@ -41,12 +36,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return q.sub_(ctx.p.unsqueeze(1)).mul_(gradient.unsqueeze(-1)), None, None, None
 
 
-def total_variation(target_scores: Tensor, draft_scores: Tensor) -> Tensor:
+class TotalVariation(torch.autograd.Function):
     """`losses.divergence("tvd", ...)` of scores [S,V], without a gradient for the target's."""
-    return _TotalVariation.apply(draft_scores, target_scores)
 
-
-class _TotalVariation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, target_scores: Tensor) -> Tensor:
         ctx.dtype = scores.dtype

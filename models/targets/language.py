@@ -21,10 +21,10 @@ from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.rows import Guidance
-from ..decoding.tapped import check_end_attention, end_attention, full_tensor, is_cut
+from ..decoding.tapped import end_attention, full_tensor, is_cut
 from ..decoding.tree import Tree, upload_tree
 from ..fast.cuda_graphs import Graphs
-from ..hub import rope_of
+from ..hub import has_windows, rope_of
 from ..packed_row import PackedRow
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
 
@@ -209,7 +209,13 @@ class LanguageTarget:
 
     def watched(self, taps: Taps) -> Taps:
         """`taps` with what `visual_attention` reads. Raises `UserError` for a model that does not tell it."""
-        check_end_attention(self.decoder.language_model)
+        language_model = self.decoder.language_model
+        if not hasattr(language_model.layers[-1], "self_attn") or has_windows(language_model.config):
+            raise UserError(
+                "this target's last layer has no attention over all places, whose share on the picture could be read",
+                key="visual_skip",
+                hint="leave visual_skip out for it: ViSkip is for LLaVA, Qwen-VL and other decoders of Llama's kind",
+            )
         return replace(taps, text_layers=tuple(sorted({*taps.text_layers, self.decoder.num_layers - 1})))
 
     @torch.inference_mode()

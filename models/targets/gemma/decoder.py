@@ -22,7 +22,7 @@ from ....core.states import uploaded
 from ...attention import added, causal_among
 from ...decoding.cache import Cache
 from ...decoding.decoder import PromptRows
-from ...hub import num_kv_layers
+from ...hub import config_value
 from ...packed_row import PackedRow
 from ...parts import Part
 from ..native_pictures import NativeSizeDecoder, NativeSizeTraining
@@ -50,7 +50,9 @@ class GemmaDecoder(NativeSizeDecoder):
     def new_cache(self, capacity: int) -> Cache:
         from ...decoding.model_cache import ModelCache
 
-        return ModelCache(num_kv_layers(self.language_model.config), capacity)
+        text = self.language_model.config
+        # The last layers of smaller models have no keys and values of their own.
+        return ModelCache(int(text.num_hidden_layers - (config_value(text, "num_kv_shared_layers") or 0)), capacity)
 
     @staticmethod
     def see_picture(model: Any, patches: Tensor, grid: PatchGrid) -> Tensor:

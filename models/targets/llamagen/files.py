@@ -97,11 +97,6 @@ def read_llamagen(
     return read_weights(folder, shapes_for(config), dtype, device), config
 
 
-def is_ours(values: JsonMapping) -> bool:
-    """Whether a `config.json` is a LlamaGen's, of either layout."""
-    return values.get("model_type") == LLAMAGEN or is_lantern(values)
-
-
 def config_in(folder: Path, values: JsonMapping) -> LlamaGenConfig:
     """The config that a folder's `config.json` (`values`) says in either layout. Raises `UserError` as above."""
     if is_lantern(values):

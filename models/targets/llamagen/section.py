@@ -24,7 +24,7 @@ from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
 from .captions import TextFeatures, ids_of_sample, load_text_encoder
-from .files import config_in, is_ours, load_llamagen, load_vq
+from .files import LLAMAGEN, config_in, is_lantern, load_llamagen, load_vq
 from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published
@@ -93,7 +93,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     @classmethod
     def mirrored_in(cls, folder: Path, values: JsonMapping) -> TargetShape | None:
-        return llamagen_shape(config_in(folder, values)) if is_ours(values) else None
+        if values.get("model_type") == LLAMAGEN or is_lantern(values):  # of either layout
+            return llamagen_shape(config_in(folder, values))
+        return None
 
     @classmethod
     def named_shape(cls, section: JsonObject) -> JsonObject:
