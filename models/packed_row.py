@@ -59,12 +59,6 @@ class PackedRow:
         """[M] int64 on the CPU: `segments`."""
         return self.real.nonzero()[:, 0]
 
-    def mask_for(self, states: Tensor) -> Tensor:
-        """The mask of our attention over these states: `bounds`, or [1,1,M,M] bool where a GPU has no kernel of samples
-        in a row (flash attention, of 16 bits) and would launch one for each.
-        """
-        return self.bounds if runs_samples(states) else self.mask[None, None]
-
     @property
     def mask(self) -> Tensor:
         """[M,M] bool: each token sees its own sample up to itself."""

@@ -22,7 +22,7 @@ from ...core.batch import Batch, StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, at_places, places_of, uploaded
 from ..losses import divergence_of_logs, list_mle, log_probs, soft_cross_entropy
-from ..packed_row import PackedRow
+from ..packed_row import PackedRow, runs_samples
 from ..targets.base import Target
 from ..training_passes import TrainingPasses
 from .base import HeadObjective
@@ -286,7 +286,9 @@ class HeadTraining(BesideTarget):
         if row is not None:
             filled, replaced, segments = filled.each(row.pack), row.pack(replaced), row.numbers[None]
             positions = row.pack(positions) if positions.dim() == 2 else torch.stack([*map(row.pack, positions)])
-            mask = row.mask_for(filled.states) if config.mtp_attention != "ttt" else None
+            if config.mtp_attention != "ttt":
+                # A GPU without a kernel of samples in a row (flash attention, of 16 bits) would launch one for each.
+                mask = row.bounds if runs_samples(filled.states) else row.mask[None, None]
         keys = TrainingPasses(self.num_passes, segments, skipped) if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):

@@ -67,7 +67,10 @@ def probe(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportS
     settings = measuring.stage.probes
     if not settings.states and settings.importance is None:
         return []
-    data: JsonObject = {"bridge": _bridge(measuring)}
+    heads = [cast(FusedHeadConfig, d.config) for d in _drafting(measuring) if d.config.base_kind == "sparrow"]
+    # The middle layer that some head was trained with.
+    bridge = heads[0].visual_layer(measuring.target.shape, training=True) or None if heads else None
+    data: JsonObject = {"bridge": bridge}
     sections: list[ReportSection] = []
     clips = [part for part in _longest(sets) if part.medium == "video"]
     if settings.states and clips:
@@ -177,12 +180,6 @@ def _questions(measuring: Measuring, requests: ConversationSet) -> list[visual_t
         raise UserError(f"no record of {requests.benchmark} says which letter is right", key="probes.importance.sets",
                         hint="name sets with options, and ask them with convention: stock")  # fmt: skip
     return questions
-
-
-def _bridge(measuring: Measuring) -> int | None:
-    """The middle layer that some head was trained with."""
-    heads = [cast(FusedHeadConfig, d.config) for d in _drafting(measuring) if d.config.base_kind == "sparrow"]
-    return heads[0].visual_layer(measuring.target.shape, training=True) or None if heads else None
 
 
 def _table(first: str, names: Sequence[str], lines: Iterable[tuple[Any, ...]], source: str, note: str = "") -> Table:

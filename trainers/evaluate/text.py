@@ -72,7 +72,9 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     pair = open_pair(context.target, context.inputs, device=context.device(), processor=processor)
     target = pair.target
-    options = DraftingOptions(substitutes=substitutes_of(stage, context, processor))
+    captioner = None if stage.captioner is None else _captioner(stage.captioner, stage.format, context, processor)
+    modes = ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)
+    options = DraftingOptions(substitutes=modes)
     drafters = Drafters(stage, context, pair, options=options)
     ends = end_ids(processor, stage.format) if stage.stop_at_end else ()
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
@@ -156,12 +158,6 @@ def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchm
                             key=f"stages.{stage}.benchmarks",
                             hint="name the sets that are wanted with `sets`, or measure in two stages")  # fmt: skip
         names = names | more
-
-
-def substitutes_of(stage: EvaluateSettings, context: Context, processor: Processor) -> ImageSubstitutes:
-    """For the modes of an `evaluate` stage's methods."""
-    captioner = None if stage.captioner is None else _captioner(stage.captioner, stage.format, context, processor)
-    return ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)
 
 
 def _captioner(config: Any, form: PromptFormat, context: Context, processor: Processor) -> Captioner:
