@@ -26,7 +26,7 @@ from ...core.json_types import Json, JsonObject, all_are, listed, object_at, tex
 from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .logged_requests import CARRIED, LeftOut, check_end, parse, read_line
+from .logged_requests import CARRIED, LeftOut, check_end, parse, read_line, unpacked
 from .record import check_record, num_learned
 
 MOST_BYTES = 256 << 20  # of a line, its pictures included
@@ -207,22 +207,13 @@ def _calls(calls: Json) -> list[JsonObject]:
     """Arguments become objects, as servers hand them to templates."""
     kept = []
     for call in listed(calls):
-        name, arguments = text_at(call, "function", "name"), _arguments(value_at(call, "function", "arguments"))
+        name, written = text_at(call, "function", "name"), value_at(call, "function", "arguments")
+        arguments = {} if written in (None, "") else object_at(unpacked(written))
         if arguments is None or name is None:
             raise Unusable("a tool call without a function's name and arguments")
         known = {key: call[key] for key in ("id", "type") if key in call}
         kept.append({**known, "function": {"name": name, "arguments": arguments}})
     return kept
-
-
-def _arguments(written: Json) -> JsonObject | None:
-    """None: they are neither an object nor the text of one."""
-    if written is None or text_at(written) is not None:
-        try:
-            written = parse(written or "{}")
-        except ValueError:
-            return None
-    return object_at(written)
 
 
 def _value(content: object, role: str, pictures: LoggedPictures, images: list[str]) -> str:
@@ -294,15 +285,14 @@ def _files(logs: Sequence[Path]) -> Iterator[tuple[Path, str, Path]]:
     """Each log with the name that its records' ids begin with, and the folder that its pictures start at."""
     names = Counter[str]()
     for log in logs:
-        files = [log]
+        root, files = log.parent, [log]
         if log.is_dir():
-            files = sorted(path for path in log.rglob("[!.]*") if _NAMES.search(path.name) and path.is_file())
+            root, files = log, sorted(p for p in log.rglob("[!.]*") if _NAMES.search(p.name) and p.is_file())
         if not files:
             raise UserError("no log in this folder", where=str(log), hint="logs are named *.jsonl, *.json or *.log")
         for file in files:
-            name = str(file.relative_to(log).with_suffix("")) if log.is_dir() else file.stem
+            name = str(file.relative_to(root).with_suffix(""))
             names[name] += 1
-            root = log if log.is_dir() else log.parent
             yield file, name if names[name] == 1 else f"{name}.{names[name]}", root
 
 

@@ -88,8 +88,8 @@ def read_line(line: JsonObject, ignored: Collection[str] = ()) -> Exchange:
     Args:
         ignored: fields of requests that changed no prompt, by the user's word.
     """
-    answer = next((value for key in _ANSWERED if (value := _read(line.get(key))) not in (None, {}, [], "")), None)
-    body = _read(value_at(answer, "body"))
+    answer = next((value for key in _ANSWERED if (value := unpacked(line.get(key))) not in (None, {}, [], "")), None)
+    body = unpacked(value_at(answer, "body"))
     _check_error(line, answer, body)
     answer = answer if body is None else body
     request = _request(line)
@@ -136,8 +136,8 @@ def check_end(choice: JsonObject, exchange: Exchange) -> None:
         raise LeftOut("the request has stops, and the answer does not say which ended it", _REGENERATE)
 
 
-def _read(value: Json) -> Json:
-    """A half or parameters that are a string of JSON, or of a stream's events (SSE), as what they hold."""
+def unpacked(value: Json) -> Json:
+    """What stands in a string of JSON, or of a stream's events (SSE), as some write halves and parameters; else it."""
     if not isinstance(value, str):
         return value
     try:
@@ -150,13 +150,13 @@ def _read(value: Json) -> Json:
 
 
 def _fields(value: Json) -> JsonObject:
-    return object_at(_read(value)) or {}
+    return object_at(unpacked(value)) or {}
 
 
 def _request(line: JsonObject) -> JsonObject:
     """The half that asks, or the line itself."""
-    halves = {key: _read(line.get(key)) for key in _ASKED}
-    within = _read(value_at(halves["request"], "body"))
+    halves = {key: unpacked(line.get(key)) for key in _ASKED}
+    within = unpacked(value_at(halves["request"], "body"))
     for half in (line, *halves.values(), within, {"messages": halves["input"]}):
         if list_at(half, "messages") is not None:
             return half
