@@ -106,7 +106,10 @@ def read_mark(path: Path) -> Mark | None:
 @lru_cache(maxsize=256)
 def _parsed(path: Path, stamp: Stamp) -> Mark:
     # A list of ten thousands of files is asked for often.
-    hint = "put it back as it was, or delete it: the same command then writes it again, or runs its stage again"
+    hint = (
+        f"put it back as it was, or delete it: of {DONE} and {BEGUN} the same command writes one again by the other, "
+        "and without both it keeps the stage's folder aside and begins anew"
+    )
     return read_json(path, Mark, hint=hint, max_bytes=_MOST)
 
 
@@ -156,7 +159,8 @@ def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
         raise UserError(f"stage {folder.name} has not finished", where=str(folder),
                         hint="run the recipe's command again, which ends it")  # fmt: skip
     for stage, inside in ((folder, ""), (folder.parent, f"{folder.name}/")):
-        mark = read_mark(stage / DONE)
+        # What only has its name in a folder above may be a script's.
+        mark = None if inside and not (stage / BEGUN).exists() else read_mark(stage / DONE)
         listed = {} if mark is None or mark.files is None else mark.files
         here = {name.removeprefix(inside): entry for name, entry in listed.items() if name.startswith(inside)}
         if not here:

@@ -85,9 +85,14 @@ def _verify(options: argparse.Namespace) -> int:
     from ...eval.published import LOST_TARGET, fetch, lost_target, reproduce
     from ...models.drafters.manifest import MANIFEST
 
-    target: dict[str, str] = dict(word.split("=", 1) if "=" in word else ("target", word) for word in options.target)
-    for part in target.keys() - set(PARTS):
-        raise UserError(f"--target {part}={target[part]}: no part {part!r}", hint=did_you_mean(part, PARTS))
+    target: dict[str, str] = {}
+    for word in options.target:
+        part, place = word.split("=", 1) if "=" in word else ("target", word)
+        if part not in PARTS:
+            raise UserError(f"--target {word}: no part {part!r}", hint=did_you_mean(part, PARTS))
+        if part in target:
+            raise UserError(f"--target: {part} is named twice", hint="name each part once")
+        target[part] = place
     folder = fetch(options.folder, options.revision)
 
     def decoded() -> str:

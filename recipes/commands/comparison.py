@@ -91,12 +91,14 @@ def _costs(run: Run, drafters: Sequence[str]) -> tuple[JsonObject, str]:
     for name in drafters:
         if name not in run.stages or not (run.folder / name).is_dir():
             return {}, f"{name} is no stage of this run: it was trained elsewhere"
+        if not any((run.folder / name).glob(_WEIGHTS)):
+            return {}, f"stage {name} has left no model.safetensors"
     memory = sum(path.stat().st_size for name in drafters for path in (run.folder / name).glob(_WEIGHTS))
     try:  # a stage that two members of an ensemble began with counts once
         stages = list(dict.fromkeys(stage for drafter in drafters for stage in trained_by(run.stages, drafter)))
     except (KeyError, ValueError, AttributeError):
         return {"memory": memory}, f"its recipe.yaml does not say how stages {', '.join(drafters)} were trained"
-    steps = samples = 0
+    unrecorded, steps, samples = "", 0, 0
     hours = gpu_hours = rank_hours = 0.0
     for name in stages:
         last = max((step for points in run.curves.get(name, {}).values() for step, _ in points), default=0)
@@ -104,12 +106,16 @@ def _costs(run: Run, drafters: Sequence[str]) -> tuple[JsonObject, str]:
         if not last or not isinstance(batch_size, int):
             why = f"stage {name} has left no metrics.jsonl, or its recipe names no batch size"
             return {"memory": memory}, why
-        if mark is None or mark.seconds is None or mark.ranks is None or mark.gpus is None:
-            return {"memory": memory}, f"stage {name} has not recorded how long it trained on how many ranks"
+        if mark is None or mark.seconds is None:
+            return {"memory": memory}, f"stage {name} has not recorded how long it trained"
         steps, samples = steps + last, samples + last * batch_size
-        time = mark.seconds / 3600
-        hours, gpu_hours, rank_hours = hours + time, gpu_hours + time * mark.gpus, rank_hours + time * mark.ranks
-    return dict(zip(_COSTS, (memory, steps, samples, hours, gpu_hours, rank_hours), strict=True)), ""
+        hours += (time := mark.seconds / 3600)
+        if mark.ranks is None or mark.gpus is None:
+            unrecorded = unrecorded or f"stage {name} was trained by an earlier version, which did not record its ranks"
+        else:
+            gpu_hours, rank_hours = gpu_hours + time * mark.gpus, rank_hours + time * mark.ranks
+    by_ranks = () if unrecorded else (gpu_hours, rank_hours)
+    return dict(zip(_COSTS, (memory, steps, samples, hours, *by_ranks), strict=False)), unrecorded
 
 
 def boards(entries: Sequence[Entry]) -> list[Table]:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 
 class Lasting:
-    """A stream that goes nowhere from its first failing write on. `lost`: why that failed."""
+    """A stream whose failing writes are left out. `lost`: why the last of them failed."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -30,18 +30,19 @@ class Lasting:
             self._lose(error)
         return len(text)
 
-    def flush(self) -> None:
-        """As of any stream."""
+    def flush(self, *, last: bool = False) -> None:
+        """As of any stream. `last`: what cannot be written now is left out for good, or Python would exit with 120."""
         try:
             self._stream.flush()
         except OSError as error:
-            self._lose(error)
+            self._lose(error, last)
 
-    def _lose(self, error: OSError) -> None:
+    def _lose(self, error: OSError, last: bool = False) -> None:
         self.lost = error
-        with open(os.devnull, "w") as null:
-            os.dup2(null.fileno(), self._stream.fileno())
-        self._stream.flush()  # what waits in its buffer, too, or Python would exit with 120
+        if last or isinstance(error, BrokenPipeError):  # a full disk may have room again later
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
+            self._stream.flush()  # what waits in its buffer, too
 
 
 @contextlib.contextmanager
@@ -52,5 +53,5 @@ def lasting_output() -> Iterator[Lasting]:
         try:
             yield out
         finally:
-            out.flush()
-            errors.flush()
+            out.flush(last=True)
+            errors.flush(last=True)

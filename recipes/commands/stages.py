@@ -107,7 +107,7 @@ def _stage(run: Path) -> tuple[str, bool]:
 
 
 def _is_other(folder: Path, fingerprint: str) -> bool:
-    """Whether it was made with other settings; what can be read of neither record, the stage itself sets aside."""
+    """Whether it was made with other settings; what has neither record, the stage itself sets aside."""
     mark = read_mark(folder / BEGUN) or read_mark(folder / DONE)
     return mark is not None and mark.fingerprint != fingerprint
 

@@ -23,6 +23,7 @@ from ...core.json_types import JsonObject, flat
 from ...core.secrets import redact, redact_tree
 from ...data.records.records import of_any_copy
 from ...trainers.run.matching import is_done
+from ...trainers.run.restart import built_on
 from ...trainers.run.stage import Planned
 from .health import version_of
 from .load import Loaded
@@ -88,8 +89,11 @@ def check_alike(loaded: Loaded, planned: Sequence[Planned]) -> None:
     if ranks.world_size() == 1:
         return
     chosen, output = loaded.options.stages, Path(loaded.recipe.output)
+    stale = built_on(planned, loaded.options.restart)  # which nothing is read of: a damaged record stops no restart
     # Data that only finished stages read may lie on one node and not on another.
-    unfinished = [p.name for p in planned if (chosen is None or p.name in chosen) and not is_done(p, output)]
+    unfinished = [
+        p.name for p in planned if (chosen is None or p.name in chosen) and (p.name in stale or not is_done(p, output))
+    ]
     ranks.on_main(_compare, ranks.gather(started_with(loaded)), unfinished)
 
 
@@ -150,7 +154,8 @@ def _compare(every: Sequence[Facts], unfinished: Collection[str]) -> None:
         differs = next((f"{other} on rank {rank}" for rank, (other, its) in others if its != digest), None)
         is_finished = key.startswith("stage ") and key[6:].partition(":")[0] not in unfinished
         if differs is not None and not is_finished:
-            unlike[key] = f"{key} is {value} on rank {one} and {differs}"
+            alike = sum(its == digest for _, (_, its) in others)
+            unlike[key] = f"{key} is {value} on rank {one}{f' and {alike} more,' * bool(alike)} and {differs}"
     # A fingerprint is of the others: alone it says that something differs which no key has.
     named = [text for key, text in unlike.items() if not key.endswith(": its fingerprint")] or [*unlike.values()]
     if named:

@@ -20,7 +20,7 @@ from ...trainers.run.run import look_at_results
 from ...trainers.run.stage import Planned, Stage
 from ...trainers.train import checkpoint
 from .dry_run import dry_run
-from .finding import Finding, fault, ok, tried, warning
+from .finding import Finding, fault, graded, ok, tried, warning
 from .health import room
 from .launch import looked_at, say
 from .load import Loaded
@@ -68,22 +68,34 @@ def stages_findings(
     for stage, context in looked_at(loaded, planned, "draftsmith check"):
         state, subject, folder = stage_state(stage, output), f"stages.{stage.name}", output / stage.name
         if state == "finished":
-            findings.append(ok(subject, "finished before, same inputs: skipped"))
+            findings.append(_finished(stage.name, folder))
             continue
         if isinstance(state, UserError):
             # What it waits for may be among what this run would do first.
-            if all(maker not in chosen or read_mark(output / maker / DONE) for maker in stage.inputs.values()):
+            if all(maker not in chosen or (output / maker / DONE).exists() for maker in stage.inputs.values()):
                 findings.append(fault(subject, state.problem, state.hint or ""))
         elif stage.name not in restarted and begun(folder) is not None and not made_nothing(folder):
             findings.append(_goes_on(stage, folder))
         for line in described.get(stage.name, "").splitlines():
             if (what := line.removeprefix("  warning: ")) != line:
                 findings.append(fault(subject, what, "choose another output=, or a smaller states.dtype"))
-        finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}
+        finished = {thing for thing, folder in context.inputs.items() if (folder / DONE).exists()}
         findings += weight_findings(stage.name, stage.stage, loaded.recipe)
         findings += _quality_findings(subject, stage.stage)
         findings += data_findings(stage, context, finished=finished, count=samples)
     return findings
+
+
+def _finished(name: str, folder: Path) -> Finding:
+    """Whether a finished stage's files are there, by their sizes. What nothing reads any more may have been removed."""
+    mark = read_mark(folder / DONE)
+    listed = {} if mark is None or mark.files is None else mark.files
+    sizes = {file: (folder / file).stat().st_size for file in listed if (folder / file).is_file()}
+    changed = [file for file, entry in listed.items() if sizes.get(file) != entry.bytes]
+    what = "finished before, same inputs: skipped"
+    if changed:
+        what = f"finished before, and {len(changed)} of its {len(listed)} files are not as written: {changed[0]}"
+    return graded(not changed, f"stages.{name}", what, f"restart={name} makes them again, if anything is to read them")
 
 
 def _goes_on(stage: Planned, folder: Path) -> Finding:

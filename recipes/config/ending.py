@@ -38,7 +38,10 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str], shown: str | None = N
         try:
             report = read_json(output / name / "report.json", JsonObject, hint=hint, max_bytes=LOG_BYTES)
             table = overview(cells(report))
-            lines += ["", *for_terminal(replace(table, title=name, rows=table.rows[:MOST_LINES]))]
+            if table.rows:
+                lines += ["", *for_terminal(replace(table, title=name, rows=table.rows[:MOST_LINES]))]
+            if (more := len(table.rows) - MOST_LINES) > 0:
+                lines += [f"{more} more lines in the report"]
         except (UserError, KeyError, TypeError, ValueError) as error:  # the run itself is over
             lines += ["", f"{name}: its report cannot be read: {error}"]
         lines += [f"report: {place / name / 'report.html'} (report.md says the same)"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -21,7 +22,6 @@ from packaging.version import Version
 from ...core import ranks
 from ...core.errors import first_line
 from ...core.tracking import wandb_login
-from ...trainers.train.engine import import_deepspeed
 from .finding import Finding, Level, fault, graded, ok, warning
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
@@ -35,10 +35,14 @@ def look(output: Path, num_ranks: int | None) -> Iterator[Finding]:
         output: folder that runs are written to.
         num_ranks: of a run on this node; None: one for each GPU, or one.
     """
-    yield ok("Python", f"{platform.python_version()}; draftsmith from {ROOT}")
+    hint = "draftsmith needs 3.11 or 3.12: make an environment with one of them"
+    is_tested = (3, 11) <= sys.version_info[:2] < (3, 13)
+    yield graded(is_tested, "Python", f"{platform.python_version()}; draftsmith from {ROOT}", hint, level="fault")
     yield from packages({r.name: version_of(r.name) for r in requirements()})
     yield from devices()
     try:
+        from ...trainers.train.engine import import_deepspeed
+
         yield ok("DeepSpeed", import_deepspeed().__version__)
     except Exception as error:  # any error of the import is a finding
         yield fault("DeepSpeed", f"cannot be imported: {first_line(error)}", _installs("deepspeed"))

@@ -124,7 +124,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
         hf_logging.disable_progress_bar()
     if makes:
-        _write_provenance(loaded, output, command)
+        ranks.on_main(_write_provenance, loaded, output, command)
     maker = functools.partial(make_context, loaded, command)
     run_stages(planned, maker, output=output, chosen=options.stages, restart=restart, say=say, words=words)
     ranks.leave(said=False)
@@ -217,8 +217,6 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
 
     A publication holds what is written here: nothing of it may change from start to start of a command.
     """
-    if not ranks.is_main():
-        return
     from .alike import versions
 
     output.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,8 @@ def _maker(
         hint = f"put one before it, or name one (from=STAGE, or methods: {{NAME: {{drafter: STAGE}}}}){outside}"
     else:
         methods = [*stage.methods, *stage.drafters] if isinstance(stage, EvaluateStage) and thing == "drafter" else []
-        hint = did_you_mean(wanted, [other for other in (*methods, *fitting) if other != wanted])
+        others = [other for other in (*methods, *fitting) if other != wanted]
+        hint = did_you_mean(wanted, others) if others else "no earlier stage makes one that fits"
         why = "is no earlier stage"
         if any(p.name == wanted for p in earlier):
             why = misfits.get(wanted, "makes none")

@@ -38,6 +38,7 @@ from ...trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ...trainers.run.context import Context
 from ...trainers.run.stage import Planned, Stage, WholeRecipe
 from ...trainers.run.stage_records import data_files
+from ...trainers.stages.cache import CacheStage
 from ...trainers.stages.encode import EncodeStage, resolved, usable_pictures
 from ...trainers.train.fit import OutsideStart
 from .finding import Finding, Level, fault, graded, ok
@@ -110,7 +111,7 @@ def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Findin
     {path}`): hours of earlier stages must not end at a name that is nobody's.
     """
     outside: list[tuple[tuple[str, ...], Any]] = []
-    if stage.kind != "cache":  # which reads their settings alone
+    if not isinstance(stage, CacheStage):  # which reads their settings alone
         outside += [*within(stage, OutsideStart, ("stages", name)), *within(stage, PublishedDrafter, ("stages", name))]
     if stage.trains:
         outside += within(recipe.drafter, PublishedDrafter, ("drafter",))

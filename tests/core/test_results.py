@@ -93,3 +93,9 @@ def test_a_hidden_file_is_none_that_a_loader_picks_up(name, tmp_path):
     results.check_written(tmp_path)
     (tmp_path / "other.json").write_text("{}")
     fails_with(r"other\.json .* is not one of its files", results.check_written, tmp_path)
+
+
+def test_a_note_of_a_script_in_the_folder_above_is_no_record(tmp_path):
+    (tmp_path / results.DONE).write_text('{"downloaded": true}')
+    (tmp_path / "model").mkdir()
+    results.check_written(tmp_path / "model")

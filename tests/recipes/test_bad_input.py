@@ -68,6 +68,7 @@ def test_two_ranks_say_it_once(tmp_path):
     ("import a b --as eagle", "--target is missing"),
     ("verify nowhere/folder", "is no directory, and cannot be fetched"),
     ("verify f --target traget=x", "did you mean 'target'"),
+    ("verify f --target x --target target=y", "target is named twice"),
 ])  # fmt: skip
 def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

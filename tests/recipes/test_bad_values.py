@@ -173,6 +173,7 @@ REFUSED = {
         ("validation needs data.held_out", "stages.head.data.held_out=0"),
         ("decoding and select are for heads", "stages.vq.select=tau"),
         ("makes none", "stages.head.data.from=world"),
+        ("no earlier stage makes one that fits", "stages.target.from=vq"),
         ("needs a text", "stages.pictures.write=[pixels, features]"),
         ("needs a vq", "stages.pictures.write=[codes]"),
         ("use adt-llamagen", f"{STAGE}.preset=adt"),

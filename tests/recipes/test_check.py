@@ -297,6 +297,17 @@ def test_results_that_are_not_as_they_were_written_are_a_fault(generated, tmp_pa
     assert code == FAULTS and "world/train.json was changed after it was written" in line(text, "results")
 
 
+def test_a_finished_stage_whose_files_or_record_are_damaged(generated, tmp_path, capsys):
+    output = shutil.copytree(generated, tmp_path / "run")
+    (output / "world" / "world" / "train.json").write_text("[]")
+    code, text = check(capsys, *FEW, f"output={output}", "stages=[world]")
+    assert code == OK and line(text, "stages.world").startswith("warning")
+    assert "files are not as written: world/train.json" in line(text, "stages.world")
+    (output / "world" / "done.json").write_text("{")
+    code, text = check(capsys, *FEW, f"output={output}", "stages=[world,seeing]")
+    assert code == FAULTS and "not valid JSON" in line(text, "stages.world") + line(text, "stages.seeing")
+
+
 def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     """A run is refused for it before its first stage (tests/recipes/test_cli.py)."""
     missing = f"{{path: {tmp_path / 'absent.json'}, from: null}}"

@@ -1,6 +1,7 @@
 """`draftsmith doctor`: each fault is found where it is, with its hint, and nothing is asked of the network unasked."""
 
 import shutil
+import sys
 import urllib.request
 from collections.abc import Iterable
 
@@ -29,6 +30,13 @@ def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
                     "wandb"):  # fmt: skip
         assert subject in printed
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_python_and_what_deepspeed_needs_are_faults(monkeypatch, tmp_path):
+    monkeypatch.setattr(health.sys, "version_info", (3, 13, 0))
+    monkeypatch.setitem(sys.modules, "draftsmith.trainers.train.engine", None)
+    result = levels(health.look(tmp_path, 1))
+    assert (result["Python"], result["DeepSpeed"]) == ("fault", "fault")
 
 
 def test_versions_against_what_is_required_and_what_was_tested():

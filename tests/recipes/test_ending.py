@@ -1,11 +1,13 @@
 """What a run says at its end: a table that fits, the report's path, and commands that exist."""
 
+import json
 import shlex
 
 import pytest
 import yaml
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.commands.cli import COMMANDS
+from draftsmith.recipes.config import ending as module
 from draftsmith.recipes.config.ending import ending, try_next
 from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.load import load
@@ -53,7 +55,7 @@ def test_publish_plans_where_it_is_offered(name, tmp_path):
     assert plan(again.recipe, again.path)[-1].name == "published"
 
 
-def test_the_end_of_a_run(tmp_path):
+def test_the_end_of_a_run(tmp_path, monkeypatch):
     recipe, path, stages = loaded("demo/lvlm", f"output={tmp_path}")
     assert ending(recipe, path, stages) == "", "nothing is measured yet"
     write(tmp_path / "evaluate", build(measured_rows(), about={}, methods=METHODS), measured_rows())
@@ -69,5 +71,12 @@ def test_the_end_of_a_run(tmp_path):
     end = lines.index(f"report: {tmp_path}/evaluate/report.html (report.md says the same)")
     assert lines[end + 2] == "try next:" and lines[end + 3].startswith(f"  draftsmith compare {tmp_path}  ")
     assert lines[end + 5].split("  ")[1] == "draftsmith recipes demo"
-    (tmp_path / "evaluate" / "report.json").write_text("{")
+    monkeypatch.setattr(module, "MOST_LINES", 4)
+    shorter = ending(recipe, path, stages).splitlines()
+    row, end = shorter.index(lines[7]), shorter.index("2 more lines in the report")
+    assert lines[8] not in shorter and row < end and shorter[end + 1].startswith("report: ")
+    report = tmp_path / "evaluate" / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"cells": []}))
+    assert ending(recipe, path, stages).splitlines()[0].startswith("report: "), "no table without a row"
+    report.write_text("{")
     assert "not valid JSON" in ending(recipe, path, stages), "a run that is over does not fail by its last lines"

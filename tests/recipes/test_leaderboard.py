@@ -61,9 +61,16 @@ def test_hours_are_multiplied_by_the_gpus_or_ranks_that_were_recorded(made, tmp_
     assert board.column("rank-hours") == [2.0, 2.0], "two ranks of a CPU for an hour"
     (board,) = boards(entries(read_runs([made, on_gpus, spread, old])))
     hours = dict(zip(board.column("run"), board.column("GPU-hours"), strict=True))
-    assert hours == {"a": 0.0, "b": 8.0, "c": 4.0, "d": None} and set(board.column("hours")) == {1.0, None}
-    reason = "Dashes of d, M: stage pretrain has not recorded how long it trained on how many ranks."
+    assert hours == {"a": 0.0, "b": 8.0, "c": 4.0, "d": None} and set(board.column("hours")) == {1.0}
+    reason = "Dashes of d, M: stage pretrain was trained by an earlier version, which did not record its ranks."
     assert reason in board.footnotes
+
+
+def test_a_stage_without_weights_weighs_nothing_that_is_known(made):
+    (made / "finetune" / "model.safetensors").unlink()
+    (board,) = boards(entries(read_runs([made])))
+    assert board.column("drafter MiB") == [None, None]
+    assert "stage finetune has left no model.safetensors." in board.footnotes[0]
 
 
 def test_the_fastest_comes_first_and_an_ensemble_counts_a_shared_start_once(made, tmp_path):

@@ -1,10 +1,13 @@
 """Output that nobody reads, or whose disk is full: a run trains on and its exit code is its own; lists just end."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from draftsmith.recipes.commands.output import Lasting
 from stages_run import TINY_DATASET
 
 FULL = Path("/dev/full")
@@ -25,6 +28,13 @@ def ended(words: list[str], stdout: str, cwd: Path) -> tuple[int, str]:
         process.stdout.close()
         said = process.stderr.read() if process.stderr else ""
     return process.returncode, said
+
+
+def test_a_full_disk_may_have_room_again():
+    disk = Mock(**{"write.side_effect": [OSError(errno.ENOSPC, "full"), 7]})
+    out = Lasting(disk)
+    assert (out.write("left out"), out.write("written")) == (8, 7) and out.lost.errno == errno.ENOSPC
+    disk.fileno.assert_not_called()
 
 
 @pytest.mark.parametrize("stdout", ["both gone", pytest.param("full", marks=pytest.mark.slow)])

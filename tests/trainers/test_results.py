@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from draftsmith.core.results import read_mark, write_mark
 from draftsmith.trainers.publish.decoding import measured_dtype
+from draftsmith.trainers.run.matching import stage_state
 from draftsmith.trainers.run.run import check_stages
 from draftsmith.trainers.run.stage import Planned
 from fails import fails_with
@@ -195,6 +196,7 @@ def test_a_damaged_mark_is_named_and_may_be_deleted(cut, name, tmp_path):
     path.write_bytes(cut)
     error = fails_with("", run, tmp_path, planned())
     assert error.where.startswith(str(path)) and "delete it" in error.hint
+    assert "delete it" in stage_state(planned(), tmp_path).hint, "which `draftsmith check` says"
     path.unlink()
     finished = "stage note: finished before, same inputs"
     if name == "fingerprint.json":

@@ -60,8 +60,23 @@ def refusal(*every, unfinished=("target",)):
 
 def test_data_that_only_finished_stages_read_may_lie_on_one_node():
     here, there = values(**{"stage target: data file 1": "a"}), values(**{"stage target: data file 1": "absent"})
-    assert refusal(here, there, here) == 'stage target: data file 1 is "a" on rank 0 and "absent" on rank 1'
+    assert refusal(here, there, here) == 'stage target: data file 1 is "a" on rank 0 and 1 more, and "absent" on rank 1'
     alike._compare([here, there], unfinished=["another"])
+
+
+def test_a_damaged_record_of_a_restarted_stage_stops_no_rank(tmp_path, monkeypatch):
+    for name, answer in {"world_size": lambda: 2, "gather": lambda value: [value] * 2}.items():
+        monkeypatch.setattr(alike.ranks, name, answer)
+    monkeypatch.setattr(alike.ranks, "on_main", lambda work, *arguments: work(*arguments))
+    (tmp_path / "world").mkdir()
+    (tmp_path / "world" / "done.json").write_text("{")
+
+    def check(*words):
+        loaded = load(["recipe=demo/lvlm", f"output={tmp_path}", *words])
+        alike.check_alike(loaded, plan(loaded.recipe, loaded.path))
+
+    check("restart=world")
+    fails_with("not valid JSON", check)
 
 
 def test_copies_of_a_large_file_on_each_node_are_alike(tmp_path):

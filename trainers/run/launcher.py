@@ -47,10 +47,10 @@ def main(words: list[str]) -> int:
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": count, "LOCAL_SIZE": count,
              "CROSS_RANK": "0"}  # fmt: skip
     ranks = []
-    for number in map(str, range(int(count))):
+    for place in map(str, range(int(count))):
         # The word is one that DeepSpeed's launcher adds, too: a rank tells by it that it had one (`guard.py`).
-        command = [sys.executable, "-u", "-m", words[0], f"--local_rank={number}", *words[1:]]
-        ranks.append(subprocess.Popen(command, env=os.environ | world | {"RANK": number, "LOCAL_RANK": number}))
+        command = [sys.executable, "-u", "-m", words[0], f"--local_rank={place}", *words[1:]]
+        ranks.append(subprocess.Popen(command, env=os.environ | world | {"RANK": place, "LOCAL_RANK": place}))
     code, is_ending, deadline = 0, False, math.inf
     while True:
         running = [rank for rank in ranks if rank.poll() is None]

@@ -48,13 +48,13 @@ _NOTHING = (*_UNLISTED, BEGUN, "sample.txt", "wandb*", "cache/*", "skipped*.json
 
 def stage_state(planned: Planned, output: Path) -> str | UserError:
     """Whether a stage has finished or is to be run, or why it cannot be."""
-    if is_done(planned, output):
-        return "finished"
     try:
+        if is_done(planned, output):
+            return "finished"
         refuse_other(output / planned.name, planned)
+        problems = [input_problem(planned, thing, maker, output) for thing, maker in planned.inputs.items()]
     except UserError as error:
         return error
-    problems = (input_problem(planned, thing, maker, output) for thing, maker in planned.inputs.items())
     return next((problem for problem in problems if problem is not None), "to run")
 
 
