@@ -132,7 +132,6 @@ def check_config(values: JsonMapping, path: Path) -> None:
 
 # Tables that follow from the config: older checkpoints hold them.
 _DERIVED = ("position_ids", "rotary_emb.inv_freq")
-_LAYERS = re.compile(r".*?\blayers\.(?=\d+\.)")
 # The last part of names under which quantisers store scales, zero points and packed weights (ModelOpt, DeepSeek's FP8,
 # compressed-tensors, GPTQ, AWQ, bitsandbytes). `logit_scale` is CLIP's own.
 _OF_QUANTISER = re.compile(
@@ -140,37 +139,32 @@ _OF_QUANTISER = re.compile(
 )
 
 
-def check_all_read(info: JsonMapping, source: str | Path, *, key: str | None = None, whole: bool = False) -> None:
+def _layers_of(name: str) -> str:
+    """What the names of a model's layers begin with; "": of another tensor."""
+    match = re.match(r".*?\blayers\.(?=\d+\.)", name)
+    return match[0] if match else ""
+
+
+def check_all_read(
+    info: JsonMapping, source: str | Path, *, key: str | None = None, whole: bool = False,
+    model: PreTrainedModel | None = None,
+) -> None:  # fmt: skip
     """Raises `UserError` where weights do not fit their config: transformers draws a missing tensor at random.
 
     Args:
         info: the loading info of a `from_pretrained`.
         whole: refuse tensors that the config has no place for, too.
+        model: of whose layers they are refused in any case, unless it is quantised: a deeper model has them, or one
+            that computes more in each (norms of queries and keys, biases).
     """
+    layers = set() if model is None or getattr(model, "hf_quantizer", None) else {*map(_layers_of, model.state_dict())}
     problems = [f"{name} is {[*shape]}, expected {[*wanted]}" for name, shape, wanted in info["mismatched_keys"]]
     problems += [f"{name} is missing" for name in info["missing_keys"]]
-    if whole:
-        unknown = [name for name in info["unexpected_keys"] if not name.endswith(_DERIVED)]
-        problems += [f"{name} is not part of this model" for name in unknown]
+    unknown = [name for name in info["unexpected_keys"] if not name.endswith(_DERIVED)]
+    problems += [f"{name} is not part of this model" for name in unknown if whole or _layers_of(name) in layers - {""}]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         problem = f"the weights do not fit config.json: {min(problems)}{more}"
-        raise UserError(f"{key}: {problem}" if key else problem, key=key, where=str(source),
-                        hint="the two do not belong together: restore the one that was changed")  # fmt: skip
-
-
-def check_layers(model: PreTrainedModel, info: JsonMapping, source: str | Path, *, key: str | None = None) -> None:
-    """Raise `UserError` where stored weights of the model's layers have no place in it: of a deeper model, or of one
-    that computes more in each (norms of queries and keys, biases). transformers leaves them out with a log line.
-    """
-    if getattr(model, "hf_quantizer", None) is not None:
-        return
-    layers = {match[0] for name in model.state_dict() if (match := _LAYERS.match(name))}
-    names = (name for name in info["unexpected_keys"] if not name.endswith(_DERIVED))
-    strange = sorted(name for name in names if (match := _LAYERS.match(name)) and match[0] in layers)
-    if strange:
-        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        problem = f"config.json describes a model without {strange[0]}{more}, which the weights have"
         raise UserError(f"{key}: {problem}" if key else problem, key=key, where=str(source),
                         hint="the two do not belong together: restore the one that was changed")  # fmt: skip
 
@@ -304,13 +298,10 @@ class Checkpoint:
         """
         if single := self.file(SINGLE):
             beside = Path(self.source) / INDEX
-            if beside.is_file():
-                shards = {*read_json(beside, Index, hint=RESTORE).weight_map.values()} - {SINGLE}
-                if any((beside.parent / name).is_file() for name in shards):
-                    raise UserError(
-                        f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others",
-                        where=str(self.source), hint="move the older of the two away",
-                    )  # fmt: skip
+            shards = {*read_json(beside, Index, hint=RESTORE).weight_map.values()} if beside.is_file() else set()
+            if any((beside.parent / name).is_file() for name in shards - {SINGLE}):
+                problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
+                raise UserError(problem, where=str(self.source), hint="move the older of the two away")
             return [single]
         if (index := self.file(INDEX)) is None:
             return []
@@ -368,8 +359,8 @@ class Checkpoint:
     def penalties(self) -> str:
         """What the same file does to scores that no loop of this project does, as a sentence; "": nothing."""
         path, values = self._generation()
-        named = {name: values[name] for name, neutral in _PENALTIES.items() if values.get(name) not in (None, neutral)}
-        listed = ", ".join(f"{name} {value}" for name, value in named.items() if value not in ([], {}))
+        named = (name for name, neutral in _PENALTIES.items() if values.get(name) not in (None, neutral, [], {}))
+        listed = ", ".join(f"{name} {values[name]}" for name in named)
         if not listed or path is None:
             return ""
         return (

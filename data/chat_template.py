@@ -85,7 +85,7 @@ class _Chat:
     """A tokenizer's template, or another one in its place, with what a record hands to it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, record: JsonMapping, template: str | None):
-        self._tokenizer, self._template = tokenizer, template
+        self._apply = functools.partial(tokenizer.apply_chat_template, chat_template=template)
         self._tools = record.get("tools") or None
         self._options = dict(record.get("chat_template_kwargs") or {})
         if taken := sorted(self._options.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()):
@@ -124,9 +124,8 @@ class _Chat:
     def text(self, messages: Sequence[JsonMapping], *, asks: bool) -> str:
         """The text of messages; with `asks` an answer's beginning follows."""
         try:
-            text: str = self._tokenizer.apply_chat_template(  # type: ignore[assignment]
+            text: str = self._apply(  # type: ignore[assignment]
                 list(messages),  # type: ignore[arg-type]
-                chat_template=self._template,
                 tools=self._tools,
                 add_generation_prompt=asks,
                 tokenize=False,
@@ -148,9 +147,7 @@ class _Chat:
     def _shows(self, content: Json) -> bool:
         """Whether the template writes a message of this form as a message."""
         try:
-            text = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}], chat_template=self._template, tokenize=False
-            )
+            text = self._apply([{"role": "user", "content": content}], tokenize=False)
         except Exception:  # as of `text`
             return False
         return _PROBE in text and "'type'" not in text

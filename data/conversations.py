@@ -206,7 +206,9 @@ def encode(
     # Spans follow each other: the last one that begins before a token is the only one that it can lie in.
     first, last = [a for a, _ in rendered.spans], [b for _, b in rendered.spans]
     found = pieces(rendered.text, processor, marks)
-    cut = _last_answer(turns, rendered.spans, open_ended)
+    # Where the last answer begins, if it is learned: of earlier ones a server tokenizes the text, too.
+    learned = turns and turns[-1].get("from") == "gpt" and turns[-1].get("weight") != 0 and not open_ended
+    cut = first[-1] if learned and first else 0
     if any(start < cut < end for _, start, end in found):  # a server has tokenized the prompt alone
         behind = pieces(rendered.text[cut:], processor, marks)
         found = [*pieces(rendered.text[:cut], processor, marks), *((t, cut + a, cut + b) for t, a, b in behind)]
@@ -223,14 +225,6 @@ def encode(
             loss_mask.append(span >= 0 and end <= last[span])
             modality.append(TEXT)
     return Encoded(ids, loss_mask, modality, rendered.text)
-
-
-def _last_answer(turns: Sequence[JsonMapping], spans: Sequence[tuple[int, int]], open_ended: bool) -> int:
-    """Where the last turn's answer begins, of a conversation that ends with one to be learned; else 0. Of earlier
-    answers a server tokenizes the text, too.
-    """
-    learned = turns and turns[-1].get("from") == "gpt" and turns[-1].get("weight") != 0
-    return spans[-1][0] if learned and spans and not open_ended else 0
 
 
 def _learned(

@@ -28,7 +28,7 @@ from .pictures.videos import VideoSettings
 from .records.mixture import CURES, Name, RecordSources, Selection, identities
 from .records.record import with_end, without_marks
 from .records.records import RecordFile, id_of, name_of, repeated_ids
-from .records.skipped import TEXT_KEPT, Listed, SkippedLog
+from .records.skipped import TEXT_KEPT, SkippedLog
 
 _LOOKED_AT = 64  # records with pictures whose files are looked for at the start, over all files
 _LEAST_LOOKED_AT = 4  # of each
@@ -303,11 +303,6 @@ class ConversationDataset:
             f"{count} ids, more than max_length {self.config.max_length}",
             hint="raise max_length (up to the model's positions), or set over_length: skip",
         )
-
-    def left_out(self) -> str:
-        """How many records are left out or changed, why, and where they are listed; empty: none is."""
-        listed = self.log.listed()
-        return "" if listed == Listed() else f"{listed}: {self.log.path}"
 
     def leave_out(self, index: int, error: UserError) -> None:
         """List sample `index` as left out; raises `error` where the settings say that such a record ends the run."""

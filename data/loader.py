@@ -42,15 +42,11 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Subset:
-    """The samples at `indices`."""
+    """Some of the samples."""
 
-    samples: Any  # as `Samples`, or without lengths where nobody reads them
+    samples: Any
     indices: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """[n] of the subset."""
-        return self.samples.lengths[self.indices]
+    lengths: np.ndarray  # of the subset
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -43,7 +43,7 @@ def chat_template(form: PromptFormat, processor: Processor, *, pictures: bool = 
     if form.template == "chat":
         return form.chat_template
     template, family, tokenizer = TEMPLATES[form.template], processor.picture_family, processor.tokenizer
-    own = template.system if family.system is None else family.system
+    system = next(text for text in (form.system, family.system, template.system) if text is not None)
     bos = "" if processor.bos_id is None else tokenizer.bos_token
     mark = str(tokenizer.convert_ids_to_tokens(processor.image_token_id)) if processor.reads_pictures else ""
     around = [i for i in (processor.vision_start_id, processor.vision_end_id) if i is not None]
@@ -52,8 +52,7 @@ def chat_template(form: PromptFormat, processor: Processor, *, pictures: bool = 
     line_break = "" if template.surrounds and not template.keeps_breaks else "\n"
     # Training tokenizes the texts around a picture one by one, and some tokenizers put a blank before each.
     for blank, beside in itertools.product(("", " "), repeat=2):
-        system, begin = own if form.system is None else form.system, f"{bos}{blank}" if bos else ""
-        written = template.jinja(system, f"{mark}{beside}{line_break}", begin)
+        written = template.jinja(system, f"{mark}{beside}{line_break}", f"{bos}{blank}" if bos else "")
         try:
             same = sample_ids(PromptFormat(template="chat", chat_template=written), processor, pictures=pictures)
             if same == sample_ids(form, processor, pictures=pictures):

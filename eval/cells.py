@@ -146,9 +146,8 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
 
 def rule_column(cells: Sequence[Cell]) -> list[Measure]:
     """The rule of each row where some are relaxed: sampled rows show no difference elsewhere."""
-    if not any(cell.relaxed for cell in cells):
-        return []
-    return [(text("rule"), lambda c: f"{c.rule} (relaxed)".strip() if c.relaxed else c.rule)]
+    column: Measure = text("rule"), lambda c: f"{c.rule} (relaxed)".strip() if c.relaxed else c.rule
+    return [column] if any(cell.relaxed for cell in cells) else []
 
 
 def methods_table(cells: Sequence[Cell]) -> Table | None:

@@ -15,7 +15,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.files import read_json
 from ..core.finite import check_module
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pretrained import check_all_read, check_layers, check_quantised, reading_pretrained
+from ..core.pretrained import check_all_read, check_quantised, reading_pretrained
 from .folders import PREFIX
 from .inline import inline_config
 from .stored import holds_two_tables
@@ -166,8 +166,7 @@ def load_pretrained(
         model, info = load(source, **arguments)
     if not tables_only:
         check_quantised(model, info, source, key=key)
-        check_layers(model, info, source, key=key)
-    check_all_read(info, source, key=key, whole=whole)
+    check_all_read(info, source, key=key, whole=whole, model=None if tables_only else model)
     check_module(model, source)
     return model
 

@@ -179,8 +179,8 @@ class ClassFolderSource(Source):
                 hint = "labels count the folders in their order: remove this one, or give it pictures"
                 raise UserError("a class folder without pictures", where=str(folder), hint=hint)
         if self.class_index is None:
-            names = [folder.name for folder in folders]
-            are_labels = all(name.isdecimal() for name in names)  # "10" is label 10, though it stands before "2"
+            # "10" is label 10, though it stands before "2".
+            are_labels = all(folder.name.isdecimal() for folder in folders)
             return [(f, int(f.name) if are_labels else place, f.name) for place, f in enumerate(folders)]
         path = Path(self.class_index)
         labels = {}

@@ -26,7 +26,7 @@ from ...core.json_types import Json, JsonObject, all_are, listed, object_at, tex
 from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .logged_requests import CARRIED, LeftOut, check_end, parse, read_line
+from .logged_requests import CARRIED, LeftOut, check_end, parse, read_line, unpacked
 from .record import check_record, num_learned
 
 MOST_BYTES = 256 << 20  # of a line, its pictures included
@@ -77,10 +77,12 @@ def convert(
         with (folder / RECORDS).open("w") as records, (folder / SKIPPED).open("w") as skipped:
             for log, name, root in files:
                 pictures.root = (images or root).resolve()
-                reader = _Reader(log, name, pictures, skip, models, ignored, found.models)
                 for number, line in _lines_of(log):
-                    for record in reader.usable(number, line):
+                    for record in _records(line, f"{name}-{number}", pictures, models, ignored, found.models):
                         if isinstance(record, Unusable):
+                            if not (skip or isinstance(record, LeftOut)):
+                                hint = record.cure or "fix the line, or leave such lines out: --skip"
+                                raise UserError(str(record), where=f"{log}, line {number}", hint=hint)
                             found.skipped[str(record)] += 1
                             noted = {"file": str(log), "line": number, "problem": str(record), "cure": record.cure}
                             skipped.write(json.dumps(noted) + "\n")
@@ -123,50 +125,36 @@ def _count(record: JsonObject, found: Converted, texts: set[bytes]) -> None:
     texts.add(text)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Makes records of one file's lines."""
-
-    log: Path
-    name: str  # that the records' ids begin with
-    pictures: LoggedPictures
-    skip: bool
-    models: Collection[str]
-    ignored: Collection[str]
-    answered: Counter[str]  # model -> answers that became records
-
-    def usable(self, number: int, line: bytes | None) -> Iterator[JsonObject | Unusable]:
-        """The line's records, and why others of it are left out. Raises `UserError` at a fault without `skip`."""
+def _records(
+    line: bytes | None, name: str, pictures: LoggedPictures, models: Collection[str], ignored: Collection[str],
+    answered: Counter[str],
+) -> Iterator[JsonObject | Unusable]:  # fmt: skip
+    """A line's records, and why others of it are left out. Their models are counted in `answered`."""
+    try:
+        if line is None:
+            raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
         try:
-            if line is None:
-                raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
+            whole = parse(line)
+        except ValueError:
+            raise Unusable("not JSON", _ONE_A_LINE) from None
+        if not isinstance(whole, dict):
+            raise Unusable("no JSON object", _ONE_A_LINE)
+        exchange = read_line(whole, ignored)
+        if exchange.choices and models and exchange.model not in models:
+            raise LeftOut(f"an answer of {f'model {exchange.model[:60]}' if exchange.model else 'no model by name'}")
+        if not exchange.choices:
+            yield _record(exchange.request, None, name, pictures)
+        for place, choice in enumerate(exchange.choices):
             try:
-                whole = object_at(parse(line))
-            except ValueError:
-                raise Unusable("not JSON", _ONE_A_LINE) from None
-            if whole is None:
-                raise Unusable("no JSON object", _ONE_A_LINE)
-            exchange = read_line(whole, self.ignored)
-            if exchange.choices and self.models and exchange.model not in self.models:
-                name = "no model by name" if exchange.model is None else f"model {exchange.model[:60]}"
-                raise LeftOut(f"an answer of {name}")
-            if not exchange.choices:
-                yield _record(exchange.request, None, f"{self.name}-{number}", self.pictures)
-            for place, choice in enumerate(exchange.choices):
-                name = f"{self.name}-{number}" + (f".{place + 1}" if place else "")
-                try:
-                    check_end(choice, exchange)
-                    if (answer := object_at(choice, "message")) is None:
-                        raise Unusable("no answer", _NO_ANSWER)
-                    yield _record(exchange.request, answer, name, self.pictures)
-                    self.answered[exchange.model or ""] += 1
-                except LeftOut as error:
-                    yield error
-        except Unusable as error:
-            if not (self.skip or isinstance(error, LeftOut)):
-                hint = error.cure or "fix the line, or leave such lines out: --skip"
-                raise UserError(str(error), where=f"{self.log}, line {number}", hint=hint) from None
-            yield error
+                check_end(choice, exchange)
+                if (answer := object_at(choice, "message")) is None:
+                    raise Unusable("no answer", _NO_ANSWER)
+                yield _record(exchange.request, answer, name + (f".{place + 1}" if place else ""), pictures)
+                answered[exchange.model or ""] += 1
+            except LeftOut as error:
+                yield error
+    except Unusable as error:
+        yield error
 
 
 _ONE_A_LINE = "one JSON object on each line: jq -c . LOG > log.jsonl, or of a list jq -c '.[]' LOG > log.jsonl"
@@ -219,22 +207,13 @@ def _calls(calls: Json) -> list[JsonObject]:
     """Arguments become objects, as servers hand them to templates."""
     kept = []
     for call in listed(calls):
-        name, arguments = text_at(call, "function", "name"), _arguments(value_at(call, "function", "arguments"))
+        name, written = text_at(call, "function", "name"), value_at(call, "function", "arguments")
+        arguments = {} if written in (None, "") else object_at(unpacked(written))
         if arguments is None or name is None:
             raise Unusable("a tool call without a function's name and arguments")
         known = {key: call[key] for key in ("id", "type") if key in call}
         kept.append({**known, "function": {"name": name, "arguments": arguments}})
     return kept
-
-
-def _arguments(written: Json) -> JsonObject | None:
-    """None: they are neither an object nor the text of one."""
-    if written is None or text_at(written) is not None:
-        try:
-            written = parse(written or "{}")
-        except ValueError:
-            return None
-    return object_at(written)
 
 
 def _value(content: object, role: str, pictures: LoggedPictures, images: list[str]) -> str:
@@ -306,15 +285,14 @@ def _files(logs: Sequence[Path]) -> Iterator[tuple[Path, str, Path]]:
     """Each log with the name that its records' ids begin with, and the folder that its pictures start at."""
     names = Counter[str]()
     for log in logs:
-        files = [log]
+        root, files = log.parent, [log]
         if log.is_dir():
-            files = sorted(path for path in log.rglob("[!.]*") if _NAMES.search(path.name) and path.is_file())
+            root, files = log, sorted(p for p in log.rglob("[!.]*") if _NAMES.search(p.name) and p.is_file())
         if not files:
             raise UserError("no log in this folder", where=str(log), hint="logs are named *.jsonl, *.json or *.log")
         for file in files:
-            name = str(file.relative_to(log).with_suffix("")) if log.is_dir() else file.stem
+            name = str(file.relative_to(root).with_suffix(""))
             names[name] += 1
-            root = log if log.is_dir() else log.parent
             yield file, name if names[name] == 1 else f"{name}.{names[name]}", root
 
 

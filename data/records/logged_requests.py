@@ -17,9 +17,8 @@ from .logged_pictures import Unusable
 
 _REGENERATE = "let the target write it: a regenerate stage"
 # Where servers and gateways write the two halves of a request. Some write them as a string of JSON.
-_ASKED: tuple[tuple[str, ...], ...] = (("request",), ("request", "body"), ("body",), ("request_body",), ("input",))
+_ASKED = ("request", "body", "request_body", "input")
 _ANSWERED = ("response", "response_body", "output")
-_HALVES = {"request", "response", "body", "request_body", "response_body", "input", "output"}
 _PARAMETERS = ("model_parameters", "modelParameters", "optional_params", "extra_body")  # more fields of the request
 CARRIED = ("tools", "chat_template_kwargs")  # a record hands them to the target's template
 # Fields of a request that leave its prompt as it is.
@@ -89,18 +88,19 @@ def read_line(line: JsonObject, ignored: Collection[str] = ()) -> Exchange:
     Args:
         ignored: fields of requests that changed no prompt, by the user's word.
     """
-    answer = next((value for key in _ANSWERED if (value := _at(line, (key,))) not in (None, {}, [], "")), None)
-    body = _at(answer, ("body",))
+    answer = next((value for key in _ANSWERED if (value := unpacked(line.get(key))) not in (None, {}, [], "")), None)
+    body = unpacked(value_at(answer, "body"))
     _check_error(line, answer, body)
     answer = answer if body is None else body
-    request, is_line = _request(line)
+    request = _request(line)
+    harmless = {*ignored, *(_NOTES if request is line else ())}
     messages = request["messages"]
     if not all_are(messages, dict):
         raise Unusable("a message is no JSON object")
     for key in _PARAMETERS:
-        request = {**(object_at(_at(line, (key,))) or {}), **(object_at(_at(request, (key,))) or {}), **request}
+        request = {**_fields(line.get(key)), **_fields(request.get(key)), **request}
     request = {key: line[key] for key in CARRIED if line.get(key)} | request
-    _check_fields(request, {*ignored, *(_NOTES if is_line else ())})
+    _check_fields(request, harmless)
     choices = list_at(line, "choices")
     if choices is None and answer is None and messages and messages[-1].get("role") == "assistant":
         request, choices = request | {"messages": messages[:-1]}, [{**line, "message": messages[-1]}]
@@ -114,8 +114,7 @@ def read_line(line: JsonObject, ignored: Collection[str] = ()) -> Exchange:
         raise Unusable("a piece of a streamed answer", "write all pieces of an answer as a list under `response`")
     pieces = answer if isinstance(answer, list) else [answer]
     named = (text_at(one, "model") for one in (*pieces, request, line))
-    parts = [part for part in (line, *pieces) if isinstance(part, dict)]
-    used = (value_at(part, *keys) for part in parts for keys in _USED)
+    used = (value_at(one, *keys) for one in (line, *pieces) for keys in _USED)
     return Exchange(request, choices, next(filter(None, named), None), next((n for n in used if type(n) is int), None))
 
 
@@ -137,33 +136,30 @@ def check_end(choice: JsonObject, exchange: Exchange) -> None:
         raise LeftOut("the request has stops, and the answer does not say which ended it", _REGENERATE)
 
 
-def _at(value: object, keys: tuple[str, ...]) -> Json:
-    """What stands there; a half or parameters that are a string of JSON, or of a stream's events, as what they hold."""
-    for key in keys:
-        value = value_at(value, key)
-        if (key in _HALVES or key in _PARAMETERS) and (text := text_at(value)) is not None:
-            try:
-                value = _events(text) if text.lstrip().startswith(("data:", "event:", ":")) else parse(text)
-            except ValueError:
-                value = text
-    return value
+def unpacked(value: Json) -> Json:
+    """What stands in a string of JSON, or of a stream's events (SSE), as some write halves and parameters; else it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if not value.lstrip().startswith(("data:", "event:", ":")):
+            return parse(value)
+        data = (line.removeprefix("data:").strip() for line in value.splitlines() if line.startswith("data:"))
+        return [parse(one) for one in data if one not in ("", "[DONE]")]
+    except ValueError:
+        return value
 
 
-def _events(text: str) -> list[Json]:
-    """What the events of a stream (SSE) hold, up to its end."""
-    data = (line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:"))
-    return [parse(one) for one in data if one not in ("", "[DONE]")]
+def _fields(value: Json) -> JsonObject:
+    return object_at(unpacked(value)) or {}
 
 
-def _request(line: JsonObject) -> tuple[JsonObject, bool]:
-    """The request, and whether it is the line itself."""
-    if list_at(line, "messages") is not None:
-        return line, True
-    for keys in _ASKED:
-        half = _at(line, keys)
-        half = {"messages": half} if keys == ("input",) and isinstance(half, list) else half
+def _request(line: JsonObject) -> JsonObject:
+    """The half that asks, or the line itself."""
+    halves = {key: unpacked(line.get(key)) for key in _ASKED}
+    within = unpacked(value_at(halves["request"], "body"))
+    for half in (line, *halves.values(), within, {"messages": halves["input"]}):
         if list_at(half, "messages") is not None:
-            return half, False
+            return half
     names = ", ".join(map(str, line))[:80] or "nothing"
     raise Unusable(
         "no messages", f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {names}"

@@ -71,6 +71,11 @@ class SkippedLog:
             self._lines.update(fresh)
             self._read = self.path.stat().st_size
 
+    def summary(self) -> str:
+        """How many records are left out or changed, why, and where they are listed; empty: none is."""
+        listed = self.listed()
+        return "" if listed == Listed() else f"{listed}: {self.path}"
+
     def listed(self) -> Listed:
         """What the log holds, whoever wrote it."""
         if self.path is None or not self.path.is_file():

@@ -172,18 +172,15 @@ def _is_saved(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def _any_file(folder: Path, pattern: str) -> bool:
-    return any(path.is_file() for path in folder.rglob(pattern))
-
-
 def _of_files(path: Path) -> Any:
     """The splits of a folder of files, or of a file. Which reader is used never depends on what else lies there."""
     import datasets
 
-    suffixes = [s for s in _FILES if (path.suffix == f".{s}" if path.is_file() else _any_file(path, f"*.{s}"))]
+    held = {file.suffix for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()}
+    suffixes = [s for s in _FILES if f".{s}" in held]
     if not suffixes:
-        tars = path.suffix == ".tar" or _any_file(path, "*.tar")
-        hint = "tars are read with kind: webdataset" if tars else f"give a folder with {', '.join(_FILES)} files"
+        others = f"give a folder with {', '.join(_FILES)} files"
+        hint = "tars are read with kind: webdataset" if ".tar" in held else others
         raise UserError("no table files", where=str(path), hint=hint)
     builder = _BUILDERS.get(suffixes[0], suffixes[0])
     if not path.is_file():

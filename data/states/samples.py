@@ -21,6 +21,7 @@ from ...core.pictures import TEXT
 from ...core.states import feature_places
 from ..collate import Sample, collate, empty_sample
 from ..dataset import ConversationDataset
+from ..loader import Subset
 from ..records.records import read_arrays, write_arrays
 from ..shards.codes import forward_seed
 from ..sources import AnsweredSamples
@@ -109,20 +110,11 @@ def split(draws: np.ndarray, held_out: float) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(Subset):
     """Some of the samples, as the loader reads them: an item is its number and the sample."""
 
-    samples: StatesSamples
-    indices: np.ndarray
-    lengths: np.ndarray  # of the chosen
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def __getitem__(self, index: int) -> tuple[int, Sample]:
-        number = int(self.indices[index])
-        return number, self.samples[number]
+        return int(self.indices[index]), super().__getitem__(index)
 
 
 @dataclass(frozen=True)

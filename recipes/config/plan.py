@@ -219,9 +219,7 @@ def _path_identity(path: Path) -> str:
     """
     if (path / INDEX).is_file():
         return suite_identity(path)
-    if path.is_dir() and (
-        files := [f for about in TURN_SETS.values() for f in sorted(filter(Path.is_file, path.rglob(about.files)))]
-    ):
+    if files := [f for about in TURN_SETS.values() for f in sorted(path.rglob(about.files)) if f.is_file()]:
         return hashlib.sha256("/".join(map(file_identity, files)).encode()).hexdigest()
     path = path / "manifest.json" if path.is_dir() else path
     return file_identity(path) if path.is_file() else ABSENT

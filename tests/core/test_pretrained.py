@@ -77,7 +77,6 @@ def test_weights_of_layers_that_the_config_leaves_out_are_refused(tmp_path, chan
         state["model.layers.1.self_attn.q_norm.weight"] = torch.ones(8)
     save_file(state | {"mtp.layers.0.norm.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
-    named = {"norms": "layers.1.self_attn.q_norm", "bias": "layers.0.self_attn.k_proj.bias", "depth": "layers.1.input"}
-    fails_with(
-        f"describes a model without model.{named[change]}", load_pretrained, LlamaForCausalLM.from_pretrained, folder
-    )
+    named = {"norms": "1.self_attn.q_norm.weight", "bias": "0.self_attn.k_proj.bias", "depth": "1.input_layernorm"}
+    problem = rf"do not fit config.json: model.layers.{named[change]}\S* is not part of this model"
+    fails_with(problem, load_pretrained, LlamaForCausalLM.from_pretrained, folder)

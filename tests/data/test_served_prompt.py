@@ -12,7 +12,8 @@ from draftsmith.data.families.processor import Resizing
 from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.served_prompt import chat_template, difference, sample_ids
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.recipes.config.load import FOLDER, load
+from draftsmith.recipes.config.files import FOLDER
+from draftsmith.recipes.config.load import load
 from fails import fails_with
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

@@ -11,6 +11,15 @@ def greedy(policy, max_new_tokens: int = 24, eos: tuple[int, ...] = (), skip: fl
     return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, eos, skip)
 
 
+def of_transformers(model, given: dict, max_new_tokens: int, *, never, eos: int, pad: int) -> list[int]:
+    """Greedy continuation by transformers' own loop and cache; the ids `never` are kept out."""
+    output = model.generate(
+        **given, max_new_tokens=max_new_tokens, do_sample=False, suppress_tokens=never, eos_token_id=eos,
+        pad_token_id=pad,
+    )  # fmt: skip
+    return output[0, given["input_ids"].shape[1] :].tolist()
+
+
 def as_plain(target, drafter, asked, policy, max_new_tokens: int = 24, **more) -> Generation:
     """A drafted answer, whose tokens are plain decoding's."""
     plain = generate(target, None, asked, greedy(Chain(1), max_new_tokens, **more))

@@ -99,22 +99,27 @@ def chi_square(observed, expected, z=3.72) -> float:
     return statistic / point
 
 
-def check_drawn(expected, run, count, least=10, z=3.72):
-    """The first tokens of `count` results of `run()` come as often as `chances` says. Returns the results.
+def statistic(expected, results, least=10, z=3.72) -> float:
+    """How far the first tokens of results are from `chances`: below 1 is compatible.
 
     Args:
         least: continuations that are expected less often are joined, as the approximation needs.
         z: of the normal distribution at the level that is tested.
     """
-    length = len(next(iter(expected)))
-    results = [run() for _ in range(count)]
+    length, count = len(next(iter(expected))), len(results)
     seen = Counter(tuple(result.tokens[:length]) for result in results)
     assert set(seen) <= set(expected)
     common = {ids: chance for ids, chance in expected.items() if chance * count >= least}
     observed = [seen[ids] for ids in common]
     values = torch.tensor([*observed, count - sum(observed)], dtype=torch.float64)
     wanted = count * torch.tensor([*common.values(), 1 - sum(common.values())], dtype=torch.float64)
-    assert chi_square(values, wanted, z) < 1
+    return chi_square(values, wanted, z)
+
+
+def check_drawn(expected, run, count, **level):
+    """The first tokens of `count` results of `run()` come as often as `chances` says. Returns the results."""
+    results = [run() for _ in range(count)]
+    assert statistic(expected, results, **level) < 1
     return results
 
 

@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.head_files import manifest_of
 from draftsmith.models.targets.base import language_shape
@@ -72,7 +73,7 @@ def target_folder(folder, family: str = "llava", *, weights: bool = False):
 def head_folder(folder, target, *, dtype=torch.float32, **settings):
     """A head with loud random weights, as a stage leaves it; `target` is the folder of its target."""
     config, result = config_of(**settings), AutoConfig.from_pretrained(target)
-    family, text = result.model_type, result.get_text_config()
+    text = result.get_text_config()
     torch.manual_seed(0)
     size = getattr(config, "draft_vocab_size", None)
     ids = likeliest_ids(torch.arange(VOCAB).float().roll(7), size) if size else None
@@ -81,14 +82,28 @@ def head_folder(folder, target, *, dtype=torch.float32, **settings):
         scale = 0.3 if name.endswith("bias") else parameter.shape[-1] ** -0.5
         noise = torch.randn_like(parameter) * scale
         parameter.data = noise + 1 if parameter.dim() == 1 and not name.endswith("bias") else noise
-    kind = family if family in ("qwen2_5_vl", "qwen3_vl", "llava") else "causal_lm"
-    identity = TargetIdentity({"kind": kind, "path": str(target)})
-    config.save(
-        head.to(dtype),
-        folder,
-        manifest_of(config, language_shape(text), identity, drafter=config.model_dump(mode="json")),
+    manifest = manifest_of(
+        config, language_shape(text), identity_of(result, target), drafter=config.model_dump(mode="json")
     )
+    config.save(head.to(dtype), folder, manifest)
     return head
+
+
+def block_folder(folder, target, **settings):
+    """A block draft with fresh weights, as a stage leaves it; `target` is the folder of its target."""
+    config, result = config_of(**settings), AutoConfig.from_pretrained(target)
+    shape = language_shape(result.get_text_config())
+    torch.manual_seed(0)
+    ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size) * 2
+    head = config.head_class(config.shape(shape), ids)
+    identity = identity_of(result, target)
+    config.save(head, folder, dflash_manifest(config, shape, identity, drafter=config.model_dump(mode="json")))
+    return head
+
+
+def identity_of(config, target) -> TargetIdentity:
+    kind = config.model_type if config.model_type in ("qwen2_5_vl", "qwen3_vl", "llava") else "causal_lm"
+    return TargetIdentity({"kind": kind, "path": str(target)})
 
 
 def exported(folder):

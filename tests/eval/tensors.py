@@ -78,9 +78,10 @@ def check_gradients(found, total, head) -> None:
 
 
 def check_travels(config, head, target, folder, kind: str = "llava", **more) -> None:
-    """A head is read as it was saved, in the precision that is asked for, and copied whole."""
+    """A head is read as it was saved, in the precision that is asked for, copied whole, and counted without weights."""
     identity = TargetIdentity({"kind": kind, "path": "some/model"}, "abc")
     config.save(head, folder, config.manifest(target, identity, **more))
     assert same_weights(config.load(folder, target, identity=identity), head)
     assert config.load(folder, target, dtype=torch.bfloat16).fc.weight.dtype == torch.bfloat16
     assert same_weights(config.copy_of(head, head.state_dict()), head)
+    assert config.count(target.shape) == {"trainable": sum(p.numel() for p in head.parameters())}

@@ -177,15 +177,18 @@ class Cycle:
                 found[tokens[0]] += weight * chance * self.plain(tokens)
 
 
-def cycle_of(name, big):
+def open_cycle(big, drafter, requests, policy):
     """After a first token where the likeliest draft may stand, and need not."""
-    drafter = drafter_of(name, big)
-    for asked, first in itertools.product((ask(seed, 1) for seed in range(3)), range(EMITTED)):
+    for asked, first in itertools.product(requests, range(EMITTED)):
         cycle = Cycle(big, drafter, asked, first)
-        tree, p = cycle.grow(Chain(1), Draw("top-k"))
-        if 0.05 < float(p[0, int(tree.tokens[0])]) < 0.95:
+        tree, p = cycle.grow(policy, Draw("top-k"))
+        if tree.num_nodes and 0.05 < float(p[0, int(tree.tokens[0])]) < 0.95:
             return cycle
     raise AssertionError("no draft of any request may stand")
+
+
+def cycle_of(name, big):
+    return open_cycle(big, drafter_of(name, big), [ask(seed, 1) for seed in range(3)], Chain(1))
 
 
 def check_two_tokens(cycle, tree_name):

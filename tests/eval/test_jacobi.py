@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -16,48 +16,18 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.jacobi import JacobiConfig, JacobiProposal
 from draftsmith.models.targets.base import Taps, TargetStep
 from draftsmith.trainers.evaluate.methods import Method
+from exact import TableTarget, accepted_of_drafted, chances, chi_square, statistic
 from pydantic import ValidationError
-from test_exactness import chi_square
 from visual_tiny import anole, greedy, llamagen, request, target
 
 COUPLINGS, INITIAL = ("maximal", "gumbel", "independent"), ("above", "left", "random")
 CODES, GRID, LENGTH = 3, 2, 5
 
 
-class Tabled:
+def tabled(seed=0, sharp=1.5):
     """A target whose next code depends on the last two, as scores from a table; no model, so that thousands run."""
-
-    vocab_size, device = CODES, torch.device("cpu")
-
-    def __init__(self, seed=0, sharp=1.5):
-        draws = torch.randn(CODES + 1, CODES + 1, CODES, generator=torch.Generator().manual_seed(seed))
-        self.table = sharp * draws
-
-    def scores(self, codes):
-        first, second = ([CODES, CODES, *codes])[-2:]
-        return self.table[first, second]
-
-    def prefill(self, request, taps, *, capacity):
-        assert taps == Taps()
-        return [], TargetStep(self.scores([])[None])
-
-    def verify(self, session, root, tree):
-        paths = [[*session, root]]
-        for token in tree.tokens.tolist():
-            paths.append([*paths[-1], token])
-        self.paths = paths
-        return TargetStep(torch.stack([self.scores(path) for path in paths]))
-
-    def commit(self, session, path):
-        session[:] = self.paths[len(path)]
-
-    def expected(self, warp):
-        found = defaultdict(float)
-        for codes in itertools.product(range(CODES), repeat=LENGTH):
-            found[codes] = 1.0
-            for place, code in enumerate(codes):
-                found[codes] *= float(warp(self.scores(codes[:place])[None])[0, code])
-        return found
+    table = sharp * torch.randn(CODES + 1, CODES + 1, CODES, generator=torch.Generator().manual_seed(seed))
+    return TableTarget(lambda codes: table[tuple([CODES, CODES, *codes][-2:])], CODES)
 
 
 @functools.cache
@@ -80,33 +50,25 @@ def started(config, target, **changes):
 
 
 def drawn(target, drafter, warp, count, window=3, length=LENGTH):
-    decoding = Decoding(Chain(window), Sampling(), Draw("sample"), warp, length, ())
-    generator, seen, accepted = torch.Generator().manual_seed(1), Counter(), 0
+    decoding, generator = Decoding(Chain(window), Sampling(), Draw("sample"), warp, length, ()), torch.Generator()
+    generator.manual_seed(1)
     asked = ImageRequest(torch.tensor(0))
-    for _ in range(count):
-        result = generate(target, drafter, asked, decoding, generator)
-        seen[tuple(result.tokens)] += 1
-        accepted += sum(c.num_accepted for c in result.cycles)
-    return seen, accepted
+    return [generate(target, drafter, asked, decoding, generator) for _ in range(count)]
 
 
-def statistic(seen, expected, count):
-    common = {codes: chance for codes, chance in expected.items() if chance * count >= 10}
-    observed = [seen[codes] for codes in common]
-    values = torch.tensor([*observed, count - sum(observed)], dtype=torch.float64)
-    return chi_square(values, count * torch.tensor([*common.values(), 1 - sum(common.values())], dtype=torch.float64))
+def expected(target, warp):
+    return chances(lambda codes: warp(target.scores(codes)[None])[0], LENGTH)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("coupling", "initial"), itertools.product(COUPLINGS, INITIAL))
 def test_codes_are_distributed_as_the_targets(coupling, initial):
     """Whole pictures of five codes over several cycles; windows reach over a rejected code into the next cycles."""
-    model, warp, count = Tabled(), Remembering(0.9, top_p=0.95), 3000
+    model, warp, count = tabled(), Remembering(0.9, top_p=0.95), 3000
     drafter = started(JacobiConfig(kind="jacobi", coupling=coupling, initial=initial), model)
-    seen, accepted = drawn(model, drafter, warp, count)
-    expected = model.expected(warp)
-    assert accepted > count / 3 and all(expected[codes] > 0 for codes in seen)
-    assert statistic(seen, expected, count) < 1
+    results = drawn(model, drafter, warp, count)
+    assert accepted_of_drafted(results)[0] > count / 3
+    assert statistic(expected(model, warp), results) < 1
 
 
 def stays(self, q, count, generator):
@@ -132,10 +94,9 @@ def one_noise(self, q, count, generator):
     ids=["stays", "noise"],
 )
 def test_the_draws_find_a_wrong_coupling(coupling, changes):
-    model, warp = Tabled(), Warp(0.9)
+    model, warp = tabled(), Warp(0.9)
     drafter = started(JacobiConfig(kind="jacobi", coupling=coupling), model, **changes)
-    seen, _ = drawn(model, drafter, warp, 3000)
-    assert statistic(seen, model.expected(warp), 3000) > 1.5
+    assert statistic(expected(model, warp), drawn(model, drafter, warp, 3000)) > 1.5
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -168,10 +129,11 @@ def test_a_draw_has_the_distribution_that_it_is_verified_with(coupling):
 
 
 def test_couplings_keep_the_window_and_accept_more():
-    model, warp, accepted = Tabled(sharp=0.7), Warp(1.0), {}
+    model, warp, accepted = tabled(sharp=0.7), Warp(1.0), {}
     for coupling in COUPLINGS:
         drafter = started(JacobiConfig(kind="jacobi", coupling=coupling, initial="random"), model)
-        accepted[coupling] = drawn(model, drafter, warp, 100, window=12, length=60)[1]
+        assert drafter.taps == Taps()
+        accepted[coupling] = accepted_of_drafted(drawn(model, drafter, warp, 100, window=12, length=60))[0]
     assert min(accepted["maximal"], accepted["gumbel"]) > 1.05 * accepted["independent"], accepted
 
 
@@ -196,7 +158,7 @@ def test_what_stands_at_new_places():
 def test_behind_a_rejected_code_stands_what_the_pass_computed():
     """A window of three with one code accepted: two places are known, at the old codes, and the rest is a guess."""
     drafter, warp = started(JacobiConfig(kind="jacobi", initial="left"), None), Warp(0.7)
-    model = Tabled()
+    model = tabled()
     session, step = model.prefill(None, Taps(), capacity=9)
     drafter.start(None, step, warp, capacity=9)
     drafter.begin(2)
@@ -231,7 +193,7 @@ def test_greedy_pictures_are_the_targets(name, initial):
 
 
 def test_a_tree_that_branches_is_refused():
-    model = Tabled()
+    model = tabled()
     drafter = started(JacobiConfig(kind="jacobi", initial="random"), model)
     for policy, draw in (
         (Dynamic(4, 1, 2), "top-k"), (Static([(0,), (1,), (0, 0)]), "top-k"), (Static([(0,), (1,)]), "sample"),

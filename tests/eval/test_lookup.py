@@ -15,7 +15,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lookup import NgramConfig, SuffixConfig
 from draftsmith.models.drafters.mixed import MixedConfig
 from exact import accepted_of_drafted, chances, check_drawn
-from test_combinations import EMITTED, TREES, Cycle, big, check_two_tokens, drafter_of, off_over_all_draws
+from test_combinations import EMITTED, TREES, big, check_two_tokens, drafter_of, off_over_all_draws, open_cycle
 from test_contract import greedy
 from tiny import request as ask
 
@@ -233,13 +233,9 @@ def test_cycles_without_a_match_are_steps_of_plain_decoding(big):
 
 
 def cycle_of(config, big):
-    drafter = config.drafter(None, big)
-    for seed, first in itertools.product(range(9), range(EMITTED)):
-        cycle = Cycle(big, drafter, words(seed, images=1), first)
-        tree, p = cycle.grow(Static([(0,), (1,)]), Draw("top-k"))
-        if tree.num_nodes and 0.05 < float(p[0, int(tree.tokens[0])]) < 0.95:
-            return cycle
-    raise AssertionError("no draft of any request may stand")
+    return open_cycle(
+        big, config.drafter(None, big), [words(seed, images=1) for seed in range(9)], Static([(0,), (1,)])
+    )
 
 
 @pytest.mark.parametrize("tree", TREES)

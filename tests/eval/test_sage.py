@@ -7,7 +7,6 @@ import copy
 import itertools
 import json
 import math
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,10 +21,10 @@ from draftsmith.eval.policies.sizing import SizingRules, SizingSettings, grow_no
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
-from exact import Expands, prefixes, told
+from exact import Expands, prefixes
 from pydantic import TypeAdapter, ValidationError
 from test_contract import greedy, not_vacuous
-from test_exactness import NoResidual, outcomes
+from test_exactness import NoResidual
 from test_trees import Checked, continuation, off_target, table
 from tiny import proposal, request, target
 
@@ -206,7 +205,7 @@ class Scripted:
     def __call__(self, q, count):
         row, orders = q[0], []
         for order in itertools.permutations(range(len(row)), count):
-            chance, left = 1.0, row.clone()
+            chance, left = 1.0, row.double().clone()
             for place, token in enumerate(order):
                 chance *= float(left[token] / left.sum()) if left.any() else 1 / (len(left) - place)
                 left[token] = 0
@@ -235,29 +234,18 @@ def all_draws(grow):
 
 def test_templates_are_exact_with_sampled_draws():
     """Their shape stands before anything is drawn in the cycle; the first tree and the next ones."""
-    p, q = table(1, 3, 3)
-    policy, result, shapes = tiny_sage("template"), defaultdict(float), set()
+    (p, q), policy, shapes = table(1, 3, 3), tiny_sage("template"), set()
     policy.max_nodes = 99
 
-    def go(policy, prefix, weight):
-        if len(prefix) > 2:
-            result[prefix[1:3]] += weight
-            return
-
+    def trees(policy, prefix):
         def grow(draw):
-            after = copy.deepcopy(policy)
-            return after, after.grow(q(prefix), Expands(q, prefix), draw, max_levels=2)
+            grew = copy.deepcopy(policy)
+            tree = grew.grow(q(prefix), Expands(q, prefix), draw, max_levels=2)
+            return grew, tree, prefixes(tree, prefix)
 
-        for (grew, tree), drawn in all_draws(grow):
-            shapes.add(tree.parents)
-            for tokens, chance in outcomes(Sampling(), tree, torch.stack([p(row) for row in prefixes(tree, prefix)])):
-                after = copy.deepcopy(grew)
-                after.observe(told(tree, tokens[:-1]))
-                go(after, (*prefix, *tokens), weight * drawn * chance)
+        return all_draws(grow)
 
-    policy.start()
-    go(policy, (0,), 1.0)
-    assert sum(result.values()) == pytest.approx(1, abs=1e-9)
+    result = continuation(policy, Sampling(), p, q, 2, shapes, trees=trees)
     assert off_target(result, p, 3, 2) < 1e-9
     assert len(shapes) > 1
 

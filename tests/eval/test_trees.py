@@ -258,20 +258,26 @@ def adt(**given):
     return Adt(settings(**given), grid=2)
 
 
-def continuation(policy, rule, p, q, length, shapes, max_levels=99):
-    """Distribution of the next `length` tokens over as many cycles as they take, by enumeration."""
+def continuation(policy, rule, p, q, length, shapes, max_levels=99, trees=None):
+    """Distribution of the next `length` tokens over as many cycles as they take, by enumeration.
+
+    Args:
+        trees: every (policy that grew it, tree, its rows' prefixes) of a policy after a prefix, with its chance; None:
+            the one of the likeliest tokens.
+    """
     result = defaultdict(float)
+    trees = trees or (lambda policy, prefix: [((policy, *grown(policy, q, prefix, max_levels)), 1.0)])
 
     def go(policy, prefix, weight):
         if len(prefix) > length:
             result[prefix[1 : length + 1]] += weight
             return
-        tree, rows = grown(policy, q, prefix, max_levels)
-        shapes.add(tree.parents)
-        for tokens, chance in outcomes(rule, tree, torch.stack([p(row) for row in rows])):
-            after = copy.deepcopy(policy)
-            after.observe(told(tree, tokens[:-1]))
-            go(after, (*prefix, *tokens), weight * chance)
+        for (grew, tree, rows), drawn in trees(policy, prefix):
+            shapes.add(tree.parents)
+            for tokens, chance in outcomes(rule, tree, torch.stack([p(row) for row in rows])):
+                after = copy.deepcopy(grew)
+                after.observe(told(tree, tokens[:-1]))
+                go(after, (*prefix, *tokens), weight * drawn * chance)
 
     policy.start()
     go(policy, (0,), 1.0)

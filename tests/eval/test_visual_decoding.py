@@ -5,7 +5,6 @@ Letters: R rows, N positions, K places seen, D width, L levels.
 
 import copy
 import itertools
-from collections import Counter, defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -23,8 +22,10 @@ from draftsmith.models.drafters.llamagen import SiblingConfig, SiblingProposal
 from draftsmith.models.drafters.medusa import MedusaProposal
 from draftsmith.models.targets.anole.target import AnoleTarget
 from draftsmith.models.targets.llamagen.target import LlamaGenTarget
+from exact import chances, check_drawn
 from test_block import block_outcomes
-from test_exactness import NoResidual, chi_square, outcomes
+from test_exactness import NoResidual, outcomes
+from test_sage import all_draws
 from torch import nn
 from visual_tiny import (
     DFLASH,
@@ -325,39 +326,6 @@ def test_a_sibling_is_guided_by_its_own_scale(asked_for, used):
 # ---- sampling
 
 
-class Every:
-    """In a Draw's place: `runs` goes through all that could be drawn without replacement, with its probability."""
-
-    sampled, ends = True, frozenset()
-
-    def __call__(self, q, count):
-        assert len(q) == 1
-        left = [token for token, chance in enumerate(q[0].tolist()) if chance > 0]
-        choices = list(itertools.permutations(left, min(count, len(left))))
-        if len(self.counts) == len(self.script):
-            self.script.append(0)
-        number = self.script[len(self.counts)]
-        self.counts.append(len(choices))
-        rest = q[0].double()
-        for token in choices[number]:
-            self.weight *= float(rest[token] / rest.sum())
-            rest = rest.clone()
-            rest[token] = 0
-        spare = [token for token in range(q.shape[-1]) if token not in choices[number]]
-        return torch.tensor([[*choices[number], *spare][:count]])
-
-    def runs(self, run):
-        self.script = []
-        while True:
-            self.counts, self.weight = [], 1.0
-            yield run(), self.weight
-            while self.script and self.script[-1] + 1 == self.counts[len(self.script) - 1]:
-                self.script.pop()
-            if not self.script:
-                return
-            self.script[-1] += 1
-
-
 SMALLER = DSPARK.model_copy(update={"block_size": 2})  # codes above it in rows of two are not of the block
 
 
@@ -402,8 +370,8 @@ class Setting:
     def emitted(self, policy, rule, first, draw):
         """Distribution [V,V] of the two tokens after `first`, and the probability that a draft stands."""
         result, accepted = torch.zeros(5, 5, dtype=torch.float64), 0.0
-        run = lambda: self.cycle(policy, draw, first)  # noqa: E731
-        for (tree, p), weight in draw.runs(run) if draw.sampled else [(run(), 1.0)]:
+        run = lambda draw: self.cycle(policy, draw, first)  # noqa: E731
+        for (tree, p), weight in all_draws(run) if draw == "sample" else [(run(Draw(draw)), 1.0)]:
             if isinstance(rule, Block):
                 ids = tree.tokens.tolist()
                 found_ = ((tuple([*ids[:n], bonus]), chance) for n, bonus, chance in block_outcomes(rule, tree, p))
@@ -440,12 +408,12 @@ def test_two_tokens_are_distributed_as_the_targets(name, kind):
     setting = Setting(kind, interval=0)
     roots = setting.p(()).nonzero().flatten().tolist()
     for first in roots[: 1 if draw == "sample" else 2]:
-        result, accepted = setting.emitted(make(), rule, first, Every() if draw == "sample" else Draw("top-k"))
+        result, accepted = setting.emitted(make(), rule, first, draw)
         assert float(result.sum()) == pytest.approx(1, abs=1e-6)
         assert (result - setting.wanted(first)).abs().max() < 2e-6
         assert 0.05 < accepted < 0.999
     if name != "block":
-        wrong, _ = setting.emitted(make(), NoResidual(), first, Every() if draw == "sample" else Draw("top-k"))
+        wrong, _ = setting.emitted(make(), NoResidual(), first, draw)
         assert (wrong - setting.wanted(first)).abs().sum() / 2 > 0.003, "guards this test"
 
 
@@ -472,24 +440,9 @@ def test_end_to_end(name, count):
     """Whole images of four codes through `generate`, against the target's own probabilities."""
     make, draw, rule = EXACT[name]
     setting = Setting("eagle", interval=1)
-    expected = defaultdict(float)
-    for a, b, c in itertools.product(range(5), repeat=3):
-        chance = float(setting.p(())[a] * setting.p((a,))[b] * setting.p((a, b))[c])
-        if chance:
-            for d, last in enumerate(setting.p((a, b, c)).tolist()):
-                expected[a, b, c, d] += chance * last
-    decoding = Decoding(make(), rule, Draw(draw), setting.warp, 4, ())
-    generator, seen, accepted = torch.Generator().manual_seed(3), Counter(), Counter()
-    for _ in range(count):
-        result = generate(setting.generator, setting.drafter, setting.asked, decoding, generator)
+    decoding, generator = Decoding(make(), rule, Draw(draw), setting.warp, 4, ()), torch.Generator().manual_seed(3)
+    run = lambda: generate(setting.generator, setting.drafter, setting.asked, decoding, generator)  # noqa: E731
+    results = check_drawn(chances(setting.p, 4), run, count)
+    for result in results:
         check_cycles(result, 4)
-        seen[tuple(result.tokens)] += 1
-        accepted[result.cycles[0].num_accepted] += 1
-    assert set(accepted) == {0, 1, 2}
-    assert all(expected[tokens] > 0 for tokens in seen)
-    # Cells of fewer than ten expected counts are joined, as the chi-square approximation needs.
-    common = {tokens: chance for tokens, chance in expected.items() if chance * count >= 10}
-    observed = [seen[tokens] for tokens in common]
-    rare = 1 - sum(common.values())
-    values = torch.tensor([*observed, count - sum(observed)], dtype=torch.float64)
-    assert chi_square(values, count * torch.tensor([*common.values(), rare], dtype=torch.float64)) < 1
+    assert {result.cycles[0].num_accepted for result in results} == {0, 1, 2}

@@ -4,6 +4,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from decodings import of_transformers
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.parts import TokenIds
@@ -110,10 +111,7 @@ def next_scores(model, asked: Request, ids) -> torch.Tensor:
 
 def reference(model, asked: Request, max_new_tokens: int) -> list[int]:
     """Greedy continuation by transformers' own loop, with the same ids kept out."""
-    suppress = [IMAGE_ID, *range(num_tokens(model), model.config.text_config.vocab_size)]
-    pictures = {} if asked.pixels is None else {"pixel_values": asked.pixels}
-    output = model.generate(
-        **pictures, input_ids=asked.ids[None], attention_mask=torch.ones_like(asked.ids[None]),
-        max_new_tokens=max_new_tokens, do_sample=False, suppress_tokens=suppress, eos_token_id=EOS, pad_token_id=3,
-    )  # fmt: skip
-    return output[0, len(asked.ids) :].tolist()
+    given = {"input_ids": asked.ids[None], "attention_mask": torch.ones_like(asked.ids[None])}
+    given |= {} if asked.pixels is None else {"pixel_values": asked.pixels}
+    never = [IMAGE_ID, *range(num_tokens(model), model.config.text_config.vocab_size)]
+    return of_transformers(model, given, max_new_tokens, never=never, eos=EOS, pad=3)

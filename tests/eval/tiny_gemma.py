@@ -1,6 +1,7 @@
 """Tiny Gemma 4 targets of both shapes, and requests to them written by hand; transformers' own class."""
 
 import torch
+from decodings import of_transformers
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.models.parts import TokenIds
@@ -94,12 +95,8 @@ def published(asked: Request) -> dict:
 
 
 def reference(made, asked: Request, max_new_tokens: int) -> list[int]:
-    """Greedy continuation by transformers' own loop and cache, with the same ids kept out."""
-    output = made.generate(
-        **published(asked), max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=EOS, pad_token_id=PAD,
-        suppress_tokens=[IMAGE_ID, *range(TOKENS, VOCAB)],
-    )  # fmt: skip
-    return output[0, len(asked.ids) :].tolist()
+    never = [IMAGE_ID, *range(TOKENS, VOCAB)]
+    return of_transformers(made, published(asked), max_new_tokens, never=never, eos=EOS, pad=PAD)
 
 
 def section(shape: str = "large", **settings) -> GemmaTargetConfig:

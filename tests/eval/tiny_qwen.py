@@ -1,6 +1,7 @@
 """Tiny Qwen-VL of every family, and requests to them written by hand; transformers' own classes."""
 
 import torch
+from decodings import of_transformers
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.data.collate import Sample, collate
@@ -135,13 +136,8 @@ def published(kind: str, asked: Request) -> dict:
 
 
 def reference(model, kind: str, asked: Request, max_new_tokens: int) -> list[int]:
-    """Greedy continuation by transformers' own loop, with the same ids kept out."""
-    suppress = [IMAGE_ID, CLIP_ID, *range(TOKENS, VOCAB)]
-    output = model.generate(
-        **published(kind, asked), max_new_tokens=max_new_tokens, do_sample=False, suppress_tokens=suppress,
-        eos_token_id=EOS, pad_token_id=PAD,
-    )  # fmt: skip
-    return output[0, len(asked.ids) :].tolist()
+    never = [IMAGE_ID, CLIP_ID, *range(TOKENS, VOCAB)]
+    return of_transformers(model, published(kind, asked), max_new_tokens, never=never, eos=EOS, pad=PAD)
 
 
 def section(kind: str, **values) -> QwenSection:

@@ -3,6 +3,7 @@ classes.
 """
 
 import torch
+from decodings import of_transformers
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.models.parts import TokenIds
@@ -124,9 +125,5 @@ def published(asked: Request) -> dict:
 
 
 def reference(model, asked: Request, max_new_tokens: int) -> list[int]:
-    """Greedy continuation by transformers' own loop, with the same ids kept out."""
-    output = model.generate(
-        **published(asked), max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=EOS, pad_token_id=PAD,
-        suppress_tokens=[IMAGE_ID, *range(TOKENS, VOCAB)],
-    )  # fmt: skip
-    return output[0, len(asked.ids) :].tolist()
+    never = [IMAGE_ID, *range(TOKENS, VOCAB)]
+    return of_transformers(model, published(asked), max_new_tokens, never=never, eos=EOS, pad=PAD)

@@ -20,6 +20,7 @@ from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
 from heads_tiny import config_of
 from published_tiny import exported, published
+from tensors import same_weights
 from tiny import llava
 from tiny import request as ask
 from tiny import target as language
@@ -153,12 +154,6 @@ def saved(big, folder, **settings):
     return config, head
 
 
-def same(head, other):
-    theirs = other.state_dict()
-    assert head.state_dict().keys() == theirs.keys()
-    return all(torch.equal(value, theirs[name]) for name, value in head.state_dict().items())
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("engine", ["vllm", "speculators"])
 def test_others_draft_the_same_from_an_exported_folder_and_it_comes_back(model, big, tmp_path, engine, name):
@@ -174,10 +169,10 @@ def test_others_draft_the_same_from_an_exported_folder_and_it_comes_back(model, 
         torch.testing.assert_close(q, expected[1], atol=2e-5, rtol=1e-4)
         assert q.gt(0).sum(-1).tolist() == [4] * 4
     back = import_head("dflash2", str(tmp_path / "there"), model.config.get_text_config(), embedding=None)
-    assert back.config.shape(big.shape) == config.shape(big.shape) and same(head, back.head)
+    assert back.config.shape(big.shape) == config.shape(big.shape) and same_weights(head, back.head)
     assert back.config == Dflash2Config.model_validate(config.model_dump())
     again = config.load(tmp_path / "there", big)  # `path:` in a recipe
-    assert same(head, again)
+    assert same_weights(head, again)
     other = Dflash2Config.model_validate(config.model_dump() | {"selector_top_k": 5})
     with pytest.raises(UserError, match="selector_top_k is 4, expected 5"):
         other.load(tmp_path / "there", big)

@@ -10,10 +10,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, DONE, Mark, sums_of, write_mark, write_sums
 from draftsmith.eval.pair import trained_section
-from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.dflash_files import dflash_manifest
-from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.eagle import from_export
 from draftsmith.models.formats.export import export_drafter, files_of, read_export
@@ -29,6 +26,7 @@ from published_tiny import (
     LONG,
     VOCAB,
     WIDTH,
+    block_folder,
     eagle1_of_engines,
     eagle3_of_engines,
     exported,
@@ -54,20 +52,8 @@ PEAGLE = READ | {"kind": "peagle", "parallel_tokens": 5, "mask_token_id": 41}
 def made(tmp_path, family="llava", weights=False, **settings):
     """Folders of a target and of a head beside it, and the head."""
     target = target_folder(tmp_path / "target", family, weights=weights)
-    make = dflash_folder if settings["kind"] == "dflash" else head_folder
+    make = block_folder if settings["kind"] == "dflash" else head_folder
     return target, tmp_path / "head", make(tmp_path / "head", target, **settings)
-
-
-def dflash_folder(folder, target, **settings):
-    config, theirs = DflashConfig(**settings), AutoConfig.from_pretrained(target)
-    shape = language_shape(theirs.get_text_config())
-    torch.manual_seed(0)
-    ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size) * 2
-    head = DflashHead(config.shape(shape), ids)
-    kind = theirs.model_type if theirs.model_type in ("llava", "qwen2_5_vl", "qwen3_vl") else "causal_lm"
-    identity = TargetIdentity({"kind": kind, "path": str(target)})
-    config.save(head, folder, dflash_manifest(config, shape, identity, drafter=config.model_dump(mode="json")))
-    return head
 
 
 def sent(tmp_path, engine, family="llava", *, prompts="all", weights=False, **settings):
@@ -450,9 +436,6 @@ def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
     big.save_pretrained(tmp_path / "big")
     with pytest.raises(UserError, match="the draft has 50 rows of vocabulary, and the target 44"):
         export_drafter(tmp_path / "big", tmp_path / "no", "vllm", target=str(target))
-
-
-# ---- commands
 
 
 # ---- folders of a run

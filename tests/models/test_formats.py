@@ -4,9 +4,6 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.dflash_files import dflash_manifest
-from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import export_drafter, files_of
@@ -14,7 +11,8 @@ from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.targets.base import ShapeAlone, language_shape
-from published_tiny import VOCAB, WIDTH, exported, head_folder, target_config, target_folder
+from heads_tiny import config_of
+from published_tiny import VOCAB, WIDTH, block_folder, exported, head_folder, target_config, target_folder
 from safetensors.torch import load_file
 from tensors import same_weights
 from torch.nn.functional import linear, silu
@@ -74,20 +72,14 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}, {"norm_eps": 3e-6, "rope_theta": 500.0}],
 )
 def test_a_dflash_draft_comes_back_bit_for_bit(tmp_path, engine, settings):
-    config = target_config()
-    shape = language_shape(config.get_text_config())
-    section = {"kind": "dflash", "block_size": 4, "num_layers": 2, "taps": (2, 5), "mask_token_id": 41}
-    drafter = DflashConfig(**section | settings)
-    torch.manual_seed(0)
-    ids = None if drafter.draft_vocab_size is None else torch.arange(drafter.draft_vocab_size) * 2
-    head = DflashHead(drafter.shape(shape), ids)
-    written = drafter.model_dump(mode="json")
-    drafter.save(head, tmp_path / "head", dflash_manifest(drafter, shape, TargetIdentity({}), drafter=written))
+    config, target = target_config(), target_folder(tmp_path / "target")
+    section = {"kind": "dflash", "block_size": 4, "num_layers": 2, "taps": (2, 5), "mask_token_id": 41} | settings
+    head = block_folder(tmp_path / "head", target, **section)
     source = read_source(tmp_path / "head", Target(config, "org/name"))
     check_expressible(engine, source, "all")
     write_folder(tmp_path / "there", *files_of(engine, source))
     back = import_head("dflash", str(tmp_path / "there"), config.get_text_config(), embedding=None)
-    assert back.config == drafter
+    assert back.config == config_of(**section)
     assert same_weights(head, back.head)
 
 

@@ -116,24 +116,25 @@ def gradient_of_distance(target, draft):
     return -q * (lower - (q * lower).sum(-1, keepdim=True)), torch.minimum(p, q).sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("banned", [0, 3])
-def test_gradient_of_lk_alpha_is_that_of_the_distance_over_alpha(banned):
-    target, draft = scores(4, banned=banned)
-    wanted, alpha = gradient_of_distance(target, draft)
-    draft.requires_grad_()
-    divergence("lk_alpha", target, draft).sum().backward()
-    torch.testing.assert_close(draft.grad.double(), wanted / alpha, atol=1e-6, rtol=1e-5)
-
-
-def test_lk_hybrid_takes_no_gradient_through_its_weight():
-    target, draft = scores(5)
+@pytest.mark.parametrize(
+    ("name", "banned", "atol", "rtol"),
+    [("lk_alpha", 0, 1e-6, 1e-5), ("lk_alpha", 3, 1e-6, 1e-5), ("lk_hybrid", 0, 1e-6, 1e-5),
+     ("tvd_plus", 0, 1e-5, 1e-4)],
+)  # fmt: skip
+def test_gradients_that_point_where_the_distances_does(name, banned, atol, rtol):
+    """lk_alpha's over alpha, tvd_plus's over its rewards' spread; lk_hybrid takes none through its weight."""
+    target, draft = scores({"lk_alpha": 4, "lk_hybrid": 5, "tvd_plus": 8}[name], banned=banned)
     distance, alpha = gradient_of_distance(target, draft)
-    weight = torch.exp(-3 * alpha)
-    relative = draft.double().softmax(-1) - target.double().softmax(-1)
+    p, q = target.double().softmax(-1), draft.double().softmax(-1)
+    weight, mean = torch.exp(-3 * alpha), (q * (q < p)).sum(-1, keepdim=True)
+    wanted = {
+        "lk_alpha": distance / alpha,
+        "lk_hybrid": weight * (q - p) + (1 - weight) * distance,
+        "tvd_plus": distance / (mean * (1 - mean)).sqrt(),
+    }[name]
     draft.requires_grad_()
-    divergence("lk_hybrid", target, draft).sum().backward()
-    wanted = weight * relative + (1 - weight) * distance
-    torch.testing.assert_close(draft.grad.double(), wanted, atol=1e-6, rtol=1e-5)
+    divergence(name, target, draft).sum().backward()
+    torch.testing.assert_close(draft.grad.double(), wanted, atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize("far", [1.0, 30.0, 80.0])
@@ -242,16 +243,6 @@ def test_gradient_of_tvd_plus_is_the_policy_gradient_with_normalised_rewards():
                 q[x] * (rewards[x] - mean) / sigma * ((x == token) - q[token]) for x in range(5)
             )  # fmt: skip
             assert draft.grad[row, token].item() == pytest.approx(wanted, abs=1e-9)
-
-
-def test_tvd_plus_points_where_tvd_points():
-    target, draft = scores(8)
-    wanted, _ = gradient_of_distance(target, draft)
-    p, q = target.double().softmax(-1), draft.double().softmax(-1)
-    mean = (q * (q < p)).sum(-1, keepdim=True)
-    draft.requires_grad_()
-    divergence("tvd_plus", target, draft).sum().backward()
-    torch.testing.assert_close(draft.grad.double(), wanted / (mean * (1 - mean)).sqrt(), atol=1e-5, rtol=1e-4)
 
 
 def test_one_over_the_number_of_tokens_is_not_rounded_to_16_bits():

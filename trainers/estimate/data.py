@@ -87,7 +87,7 @@ def _usable(plan: Planned, files: OnDisk) -> tuple[int, str]:
     read = _read(plan, lambda records, index: any(records.counted(index).loss_mask)) if skips else None
     if read is None:
         return len(files), "measured"
-    share, known = sum(read) / len(read), "measured" if len(read) == len(files) else "about: measured on some"
+    share, known = float(read.mean()), "measured" if len(read) == len(files) else "about: measured on some"
     return round(share * len(files)), known + (f", {1 - share:.1%} of the records are left out" if share < 1 else "")
 
 
@@ -100,12 +100,11 @@ def text_lengths(plan: Planned, *, prompt: bool) -> np.ndarray | None:
         one = records.request(index, pixels=False)[0] if prompt else records.counted(index)
         return int((np.asarray(one.modality) == TEXT).sum())
 
-    read = _read(plan, length)
-    return None if read is None else np.array(read)
+    return _read(plan, length)
 
 
-def _read(plan: Planned, look: Callable[[ConversationDataset, int], int]) -> list[int] | None:
-    """What `look` says of up to `LOOKED_AT` records, spread over all; None: no tokenizer here, or a fault that the
+def _read(plan: Planned, look: Callable[[ConversationDataset, int], int]) -> np.ndarray | None:
+    """[n], what `look` says of up to `LOOKED_AT` records, spread over all; None: no tokenizer here, or a fault that the
     stage itself names.
     """
     stage, target = plan.stage, plan.recipe.target
@@ -120,7 +119,7 @@ def _read(plan: Planned, look: Callable[[ConversationDataset, int], int]) -> lis
                 stage.data, stage.format, processor, files=listed(stage.data.path), skipped_log=None, cache=Path(cache),
                 learned=learns_answers(stage),
             )  # fmt: skip
-            return [look(data, index) for index in range(0, len(data), -(-len(data) // LOOKED_AT))]
+            return np.array([look(data, index) for index in range(0, len(data), -(-len(data) // LOOKED_AT))])
     except UserError:
         return None
 

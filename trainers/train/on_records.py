@@ -76,13 +76,14 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     counts = count_samples(first_epoch, context) if stage.counts_samples else None
     usable = np.arange(len(dataset)) if counts is None or stage.mixes_answers else np.flatnonzero(counts.supervised)
     if not len(usable):
-        raise UserError("no sample to train on", where=dataset.left_out(), hint="fix the records")
+        raise UserError("no sample to train on", where=dataset.log.summary(), hint="fix the records")
     total = stage.num_steps(len(usable))
     if ranks.is_main():
         before_training(dataset, positions, context.say, prompts=stage.answers is not None)
-    preflight(Subset(first_epoch, usable), module, processor, folder=context.folder, say=context.say)
+    lengths = samples.lengths[usable]
+    preflight(Subset(first_epoch, usable, lengths), module, processor, folder=context.folder, say=context.say)
     make_loader = functools.partial(
-        training_loader, stage, Subset(samples, usable), collate, seed=seed, total=total,
+        training_loader, stage, Subset(samples, usable, lengths), collate, seed=seed, total=total,
         **_batches(stage, context, None if counts is None else counts.signed[usable], seed),
     )  # fmt: skip
     validation = stage.validation
@@ -99,7 +100,7 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
         validate=_validation(validation, stage, context, processor, module) if validation else None,
         validate_every=validation.every if validation else None,
         write=writer,
-        left_out=dataset.left_out,
+        left_out=dataset.log.summary,
     )
 
 

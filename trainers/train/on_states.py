@@ -60,10 +60,8 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
-        manifest_fields={
-            "format": stage.format.model_dump(mode="json"), **_pixels(stage),
-            **_text_only(stage, context, states, train),
-        },
+        manifest_fields={"format": stage.format.model_dump(mode="json")}
+        | _pixels(stage) | _text_only(stage, context, states, train),
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)), objective=stage.objective,
     )  # fmt: skip
@@ -87,9 +85,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
 
 def _pixels(stage: StatesSettings) -> dict[str, dict[str, int]]:
     """What the manifest says of the limits of pictures, which a server has to be started with."""
-    limits = (
-        {} if stage.data is None else stage.data.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
-    )
+    limits = stage.data and stage.data.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
     return {"pixels": limits} if limits else {}
 
 

@@ -249,9 +249,7 @@ class RecordsSettings(TrainSettings):
 
     @property
     def counts_samples(self) -> bool:
-        """Whether samples are counted before the first step: to sort or pack them, or to leave out what teaches
-        nothing.
-        """
+        """Whether samples are counted beforehand: to sort or pack them, or to leave out what teaches nothing."""
         skips = "skip" in (self.data.on_error, self.data.over_length) or self.answers is not None
         return self.window is not None or self.packing is not None or (skips and not self.mixes_answers)
 

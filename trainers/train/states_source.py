@@ -24,7 +24,7 @@ from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches, prefetched
 from ...data.order import rows_of_rank
-from ...data.records.skipped import Listed, SkippedLog
+from ...data.records.skipped import SkippedLog
 from ...data.shards.shards import Sample, claim, finish, finished, shard_path
 from ...data.states.identity import Acceptable
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
@@ -109,7 +109,7 @@ class Online:
     def __init__(self, builder: Builder):
         self.builder = builder
         self.lengths, self.draws = builder.counts.signed, builder.samples.draws()
-        self.supervised = builder.counts.supervised
+        self.supervised, self.left_out = builder.counts.supervised, builder.samples.dataset.log.summary
         self._begun: deque[tuple[Batch, Callable[[], TargetStates]]] = deque()
 
     def steps(
@@ -146,10 +146,6 @@ class Online:
         samples, lengths = self.builder.samples, self.builder.counts.signed[indices]
         return make_loader(Chosen(samples, indices, lengths), self.builder.collate, first, last)
 
-    def left_out(self) -> str:
-        """How many records are left out, and why; empty: none is."""
-        return self.builder.samples.dataset.left_out()
-
     def supervised_ids(self, index: int) -> Tensor:
         """[n] int64 of one sample."""
         outline = self.builder.samples.outline(index)
@@ -165,10 +161,11 @@ class Cached:
         self.supervised = reader.column("supervised")
 
     def left_out(self) -> str:
+        """How many records are left out, and why; empty: none is."""
         count = int((self.supervised == 0).sum())
-        logs = [SkippedLog(shards.folder.parent / "skipped.jsonl") for shards in self.reader.shards]
-        why = [f"{listed}: {log.path}" for log in logs if (listed := log.listed()) != Listed()]
-        return "; ".join([*[f"{count:,} cached record(s) supervise nothing"] * bool(count), *why])
+        silent = f"{count:,} cached record(s) supervise nothing" if count else ""
+        logs = (SkippedLog(shards.folder.parent / "skipped.jsonl") for shards in self.reader.shards)
+        return "; ".join(filter(None, [silent, *(log.summary() for log in logs)]))
 
     def steps(
         self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool

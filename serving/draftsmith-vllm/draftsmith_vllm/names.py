@@ -18,11 +18,9 @@ def every(weights, named, *, without=()):
     for name, value in weights:
         came.add(name)
         yield name, value
-    wanted = set()
-    for name in named:
-        fused = next((part for part in _FUSED if f".{part}." in name), None)
-        wanted |= {name.replace(fused, part) for part in _FUSED[fused]} if fused else {name}
-    missing = sorted(name for name in wanted - came if not name.startswith(tuple(without)))
+    for fused, parts in _FUSED.items():
+        named = [name.replace(fused, part) for name in named for part in (parts if f".{fused}." in name else (fused,))]
+    missing = sorted(name for name in {*named} - came if not name.startswith(tuple(without)))
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise MissingWeights(f"model.safetensors lacks {missing[0]}{more}: export the drafter anew")

@@ -168,7 +168,6 @@ def test_it_travels_and_a_draft_without_it_is_refused(big, tmp_path):
     identity = TargetIdentity({"kind": "llava", "path": "some/model"}, "abc")
     replace_cut(config, 0.5).load(tmp_path, big, identity=identity)
     assert {*head.state_dict()} >= {"confidence_head.proj.weight", "confidence_head.proj.bias"}
-    assert config.count(big.shape) == {"trainable": sum(p.numel() for p in head.parameters())}
     with pytest.raises(Exception, match=r"confidence_head\.proj"):
         DflashConfig.model_validate(SMALL).load(tmp_path, big)
     bare, other = draft(big)

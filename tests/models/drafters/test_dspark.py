@@ -14,7 +14,6 @@ from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import Before
 from draftsmith.models.drafters.dflash_training import above_next, draw_blocks
 from draftsmith.models.drafters.dspark import DsparkConfig
@@ -27,7 +26,7 @@ from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of
-from published_tiny import target_config
+from published_tiny import block_folder, target_config, target_folder
 from tensors import check_gradients, check_travels, gradients_of, loud, same_weights
 from tiny import request as ask
 from torch.nn import functional as F
@@ -43,6 +42,7 @@ KINDS = {
     "a confidence head": {"confidence": {"weight": 0.7}},
     "a confidence head of outputs alone": {"confidence": {"with_markov": False, "detached": True}},
 }
+PLAIN_CE = {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.0}  # DFlash's own
 LOSSES = {
     "published": {},
     "kl": {"token_divergence": "kl", "weight": 1.0, "ce_weight": 0.0},
@@ -83,7 +83,7 @@ def test_the_loss_by_hand(big, name, loss):
     actual = training(batch, states)
     found = gradients_of(actual.loss_sum, head)
     count, first, ids = head.shape.num_drafts, block_of(config), head.draft_ids
-    assert count == (4 if not config.sample_from_anchor else 5)
+    assert count == config.drafter(head, big).max_levels == (5 if config.sample_from_anchor else 4)
     rows = training.sequences(batch, states)
     blocks = draw_blocks(batch.loss_mask, batch.seeds, 512, count)
     outputs = training.outputs(rows, states, blocks).unflatten(1, (-1, config.block_size))[:, :, first:]
@@ -130,52 +130,34 @@ def test_the_loss_by_hand(big, name, loss):
     assert float(actual.metrics["accepted"]) == pytest.approx(accepted, rel=1e-4, abs=1e-5)
 
 
-def test_rank_0_is_dflash(big):
-    """The same weights: losses, gradients and decoding to the last bit."""
+@pytest.mark.parametrize("kind", ["rank 0", "vanilla", "gated", "rnn"])
+def test_rank_0_and_an_untrained_markov_head_are_dflash(big, kind):
+    """Rank 0: losses, gradients and decoding to the last bit. Untrained: a warm start's first loss is DFlash's, and all
+    that is new has a way to learn.
+    """
     plain_config, dflash = draft(big)
+    markov = {"markov_rank": 0} if kind == "rank 0" else {"markov_rank": 6, "markov_head_type": kind}
     config = DsparkConfig.model_validate(
-        SMALL | {"kind": "dspark", "markov_rank": 0, "sample_from_anchor": False}
-        | {"loss": {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.0}}
-    )  # fmt: skip
-    head = config.copy_of(config.build(big), dflash.state_dict())
-    batch, states = rows_of(big, *ROWS)
-    one, two = plain_config.training_objective(dflash, big), config.training_objective(head, big)
-    losses = [training(batch, states).loss_sum for training in (one, two)]
-    assert torch.equal(*losses)
-    for loss in losses:
-        loss.backward()
-    for a, b in zip(dflash.parameters(), head.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)
-    for policy, warp in ((Chain(4), None), (Product(9, 4, 3), None), (Chain(4), Warp(1.0))):
-        assert decoded(config, head, big, policy, warp) == decoded(plain_config, dflash, big, policy, warp)
-
-
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-def test_an_untrained_markov_head_changes_nothing(big, kind):
-    """A warm start's first loss is DFlash's, and all that is new has a way to learn."""
-    plain_config, dflash = draft(big)
-    config = DsparkConfig.model_validate(
-        SMALL | {"kind": "dspark", "markov_rank": 6, "markov_head_type": kind, "sample_from_anchor": False}
-        | {"loss": {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.0}}
+        SMALL | {"kind": "dspark", "sample_from_anchor": False, "loss": PLAIN_CE} | markov
     )  # fmt: skip
     torch.manual_seed(0)
     head = config.build(big)
-    head.load_state_dict(dflash.state_dict(), strict=False)
+    head.load_state_dict(dflash.state_dict(), strict=kind == "rank 0")
     batch, states = rows_of(big, *ROWS)
-    wanted = plain_config.training_objective(dflash, big)(batch, states).loss_sum
-    loss = config.training_objective(head, big)(batch, states).loss_sum
-    torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=1e-6)
-    loss.backward()
-    assert head.markov_head.markov_w2.weight.grad.any()
-    for policy in (Chain(4), Product(9, 4, 3)):
-        assert decoded(config, head, big, policy) == decoded(plain_config, dflash, big, policy)
-
-
-def test_a_block_that_samples_from_its_anchor_drafts_one_more(big):
-    config, head = draft(big, **DSPARK)
-    assert config.drafter(head, big).max_levels == 5
-    config, head = draft(big, **DSPARK, sample_from_anchor=False)
-    assert config.drafter(head, big).max_levels == 4
+    one, two = plain_config.training_objective(dflash, big), config.training_objective(head, big)
+    losses = [training(batch, states).loss_sum for training in (one, two)]
+    tolerance = 0 if kind == "rank 0" else 1e-6
+    torch.testing.assert_close(*losses, rtol=tolerance, atol=tolerance)
+    for loss in losses:
+        loss.backward()
+    if kind == "rank 0":
+        for a, b in zip(dflash.parameters(), head.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+    else:
+        assert head.markov_head.markov_w2.weight.grad.any()
+    sampled = [(Chain(4), Warp(1.0))] if kind == "rank 0" else []
+    for policy, warp in ((Chain(4), None), (Product(9, 4, 3), None), *sampled):
+        assert decoded(config, head, big, policy, warp) == decoded(plain_config, dflash, big, policy, warp)
 
 
 def test_chances_are_read_along_the_likeliest_path(big):
@@ -201,10 +183,10 @@ def test_chances_are_read_along_the_likeliest_path(big):
 
 def test_a_short_training_learns_what_a_block_alone_cannot(big):
     """Pairs of tokens, of which the first is a coin and the second follows from it: a walk alone knows the second."""
-    loss, losses = {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.0}, {}
+    losses = {}
     batch, states = rows_of(big, *["ttaaaaaaaa"] * 8)
     for rank in (0, 16):
-        config = DsparkConfig.model_validate(SMALL | {"kind": "dspark", "markov_rank": rank, "loss": loss})
+        config = DsparkConfig.model_validate(SMALL | {"kind": "dspark", "markov_rank": rank, "loss": PLAIN_CE})
         torch.manual_seed(0)
         head, losses[rank] = config.build(big), []
         training, optimizer = config.training_objective(head, big), torch.optim.AdamW(head.parameters(), lr=1e-2)
@@ -372,23 +354,15 @@ def test_a_dflash_draft_is_a_start(big, tmp_path, kind, layout):
         load_start(other, folder, big, identity, load_published)
 
 
-PLAIN_CE = {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.0}
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"markov_head_type": "rnn", "draft_vocab_size": 20, "sample_from_anchor": False},
                  {"markov_head_type": "gated", "confidence": {}}, {"confidence": {"with_markov": False}}],
 )  # fmt: skip
 def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
-    beside = target_config()
-    shape = language_shape(beside.get_text_config())
+    beside, target = target_config(), target_folder(tmp_path / "target")
     section = {"kind": "dspark", "block_size": 4, "num_layers": 2, "taps": (2, 5), "mask_token_id": 41}
-    config = DsparkConfig(**section | {"markov_rank": 6} | settings)
-    torch.manual_seed(0)
-    ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size) * 2
-    head = config.head_class(config.shape(shape), ids)
-    written = config.model_dump(mode="json")
-    config.save(head, tmp_path / "head", dflash_manifest(config, shape, TargetIdentity({}), drafter=written))
+    config, shape = config_of(**section | {"markov_rank": 6} | settings), language_shape(beside.get_text_config())
+    head = block_folder(tmp_path / "head", target, **section | {"markov_rank": 6} | settings)
     source = read_source(tmp_path / "head", Target(beside, "org/name"))
     check_expressible("speculators", source, "all")
     with pytest.raises(UserError, match="no layout for DSpark drafts that was read here; --to speculators has one"):

@@ -323,10 +323,11 @@ def test_a_blind_row_is_what_decoding_holds_under_vata(name):
     """Its inputs and positions, and those of the seeing rows beside it as without the setting."""
     config, target, training = built(name)
     case, own = case_for(config, target, ROWS * 4), training.config
+    plain, unchanged = training.fill(*case)
     training.config = own.model_copy(update={"blind_share": 0.5})
     blind = [is_blind(seed, 0.5) for seed in case[0].seeds]
     assert 3 < sum(blind) < 9 and [is_blind(seed, 0.0) or not is_blind(seed, 1.0) for seed in range(9)] == [False] * 9
-    (filled, positions), (plain, unchanged) = (training.fill(*case), _filled(training, own, case))
+    filled, positions = training.fill(*case)
     window = own.model_copy(update={"vata": True})
     visual = window.visual(training=False)
     assert visual == "none"
@@ -374,10 +375,3 @@ def test_a_share_of_each_row_is_weaker_than_a_share_of_rows():
     training.config = config.model_copy(update={"blind_share": 0.5})
     blind = [is_blind(seed, 0.5) for seed in case[0].seeds]
     assert training.fill(*case)[0].layout.visual.sum(1).tolist() == [0 if one else 5 for one in blind]
-
-
-def _filled(training, config, case):
-    other, training.config = training.config, config
-    filled = training.fill(*case)
-    training.config = other
-    return filled

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from decodings import greedy
-from draftsmith.core.batch import Batch, Request
+from dflash_tiny import rows_of
 from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Static
@@ -23,6 +23,7 @@ from draftsmith.models.drafters.medusa import (
 )
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
+from family_checks import longer
 from heads_tiny import case_for, config_of, tables
 from tensors import close, unchanged
 from tiny import llava
@@ -238,15 +239,10 @@ def test_heads_of_another_shape_are_refused_by_name(tmp_path, changes, dim, prob
 # ---- language models
 
 
-def spoken(*rows: str, big=None, seed=0):
-    """A batch of random words and its states; of each row t is a word of the prompt, a one of an answer."""
-    big = big or language(llava(0))
-    generator, length = torch.Generator().manual_seed(seed), max(map(len, rows))
-    codes = torch.tensor([["ta".find(c) for c in row.ljust(length)] for row in rows])
-    ids = torch.randint(6, 50, codes.shape, generator=generator)
-    positions = torch.arange(length).expand(1, len(rows), -1)
-    names = tuple(rows)
-    batch = Batch(ids, codes >= 0, codes == 1, torch.zeros_like(codes).to(torch.int8), positions, None, names)
+def spoken(*rows: str):
+    """A target, a batch as `rows_of` makes it, and the target's states of it."""
+    big = language(llava(0))
+    batch, _ = rows_of(big, *rows)
     return big, batch, big.states(batch, Taps(feature=True))
 
 
@@ -325,23 +321,23 @@ def test_batches_without_a_level_make_the_same_calls():
 
 
 class Foresees(DraftVocabulary):
-    """In place of heads: level i answers with the target's true feature i + 1 tokens on, found by decoding it."""
+    """In place of heads: level i answers with the target's true feature i + 1 - `late` tokens on, found by decoding
+    it.
+    """
 
-    def __init__(self, big, asked, answer, levels):
+    def __init__(self, big, asked, answer, levels, late=0):
         super().__init__()
         self.score_ids(32, 64, None)
-        self.shape, self.unused = MedusaShape(32, levels, 1), nn.Parameter(torch.zeros(()))
-        ids = torch.cat([asked.ids, torch.tensor(answer)])
-        modality = F.pad(asked.modality, (0, len(answer)))
-        whole = Request(ids, modality, asked.pixels)
-        _, step = big.prefill(whole, Taps(feature=True), capacity=1)
+        self.shape, self.unused, self.late = MedusaShape(32, levels, 1), nn.Parameter(torch.zeros(())), late
+        _, step = big.prefill(longer(asked, answer), Taps(feature=True), capacity=1)
         self.truth = step.feature[0]
 
     def forward(self, features):
         away = (self.truth - features[0, 0]).abs().amax(-1)
         index = int(away.argmin())
         assert away[index] < 1e-4, "the proposal shows a feature of the answer"
-        rows = [min(index + 1 + level, len(self.truth) - 1) for level in range(self.shape.num_heads)]
+        first = index + 1 - self.late
+        rows = [min(first + level, len(self.truth) - 1) for level in range(self.shape.num_heads)]
         return self.truth[rows][:, None, None]
 
 
@@ -356,18 +352,5 @@ def test_heads_that_are_right_are_accepted_at_every_level(images, policy):
     assert result.tokens == answer[:16]
     assert all(cycle.num_accepted == cycle.num_drafted for cycle in result.cycles)
     assert max(cycle.num_drafted for cycle in result.cycles) == (4 if policy.name == "chain" else 3)
-    late = generate(big, MEDUSA.drafter(Late(oracle), big), asked, greedy(policy, 16))
+    late = generate(big, MEDUSA.drafter(Foresees(big, asked, answer, 4, late=1), big), asked, greedy(policy, 16))
     assert late.tokens == answer[:16] and any(cycle.num_accepted < cycle.num_drafted for cycle in late.cycles)
-
-
-class Late(DraftVocabulary):
-    """The same heads, each of them one token late."""
-
-    def __init__(self, oracle):
-        super().__init__()
-        self.score_ids(32, 64, None)
-        self.oracle, self.shape, self.unused = oracle, oracle.shape, nn.Parameter(torch.zeros(()))
-
-    def forward(self, features):
-        answers = self.oracle(features)
-        return torch.cat([features[None], answers[:-1]])

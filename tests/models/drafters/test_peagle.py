@@ -144,7 +144,6 @@ def test_heads_travel(tmp_path, name):
     config, head = built(target, **KINDS[name])
     check_travels(config, head, target, tmp_path, "qwen2_5_vl")
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "peagle"
-    assert config.count(target.shape) == {"trainable": sum(p.numel() for p in head.parameters())}
     for changes, says in (({"parallel_tokens": 5}, "parallel_tokens is 4, expected 5"), ({"taps": [1, 2, 3]}, "state")):
         with pytest.raises(UserError, match=says):
             PeagleConfig.model_validate(SMALL | KINDS[name] | changes).load(tmp_path, target)

@@ -178,6 +178,10 @@ EXPERTS = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
 
 
+def shown(picture):
+    return target(MODELS["large"]).prefill(replace(request(CASES[0]), pictures=(picture,)), Taps(), capacity=1)
+
+
 @pytest.mark.parametrize(("error", "refused", "why"), [
     (UserError, lambda: build_target(section(language_model=TEXT | EXPERTS), IDS), "mixture of experts"),
     (UserError, lambda: model("large", use_bidirectional_attention="all"), "see each other: it writes no text"),
@@ -186,6 +190,9 @@ CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_hea
     (UserError, lambda: check_kind(section(), "gemma3", "google/gemma-3-4b-it"), "is of model_type 'gemma3'"),
     (UserError, lambda: build_target(section(vision_tower=CLIP), IDS),
      "is of model_type gemma4_vision, and this one is a clip_vision_model"),
+    (UserError, lambda: shown(Picture(4, 1, newline="one_token")), "3 x 3 patches a token"),
+    (UserError, lambda: shown(whole_picture(PatchGrid(1, 4, 4))), "3 x 3 patches a token"),
+    (UserError, lambda: target(MODELS["small"]).watched(Taps()), r"no attention over all places[\s\S]*visual_skip"),
     (ValueError, lambda: section(tensor_parallel_size=2), "never cut here"),
     # Five of six of its layers see a window: the text model alone is no causal_lm target.
     (UserError, lambda: CausalTarget(Gemma4ForCausalLM(Gemma4TextConfig(vocab_size=VOCAB, **text_values("large"))),
@@ -194,12 +201,6 @@ CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_hea
 def test_what_cannot_be_exact_is_refused(error, refused, why):
     with pytest.raises(error, match=why):
         refused()
-
-
-def test_pictures_of_another_family_are_refused():
-    for other in (Picture(4, 1, newline="one_token"), whole_picture(PatchGrid(1, 4, 4))):
-        with pytest.raises(UserError, match="3 x 3 patches a token"):
-            target(MODELS["large"]).prefill(replace(request(CASES[0]), pictures=(other,)), Taps(), capacity=1)
 
 
 def test_saved_experts_are_refused(tmp_path):
@@ -252,9 +253,3 @@ def test_graphs_are_not_captured():
 @pytest.mark.parametrize("rows", [7, 64, 1000])
 def test_a_draft_vocabularys_scores_are_those_of_the_whole_behind_the_cap(rows, monkeypatch):
     family.check_goal_scores(target(MODELS["small"]), rows, monkeypatch)
-
-
-def test_visual_skip_is_refused_by_name():
-    with pytest.raises(UserError, match="no attention over all places") as error:
-        target(MODELS["small"]).watched(Taps())
-    assert "visual_skip" in str(error.value)

@@ -49,12 +49,9 @@ def prompt_of(request, pictures):
 def line_of(number, output, tokens):
     """A finished request as its job's file has it."""
     stop, ids = output.outputs[0].finish_reason, output.prompt_token_ids
-    return {
-        "prompt_tokens": len(ids),
-        "prompt": prompt_hash(number, ids),
-        "tokens": [int(token) for token in tokens],
-        "stop": "eos" if stop == "stop" else str(stop),
-    }
+    stop = "eos" if stop == "stop" else str(stop)
+    whose = {"prompt_tokens": len(ids), "prompt": prompt_hash(number, ids)}
+    return whose | {"tokens": [int(token) for token in tokens], "stop": stop}
 
 
 class Batches:
