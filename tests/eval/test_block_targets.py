@@ -20,6 +20,7 @@ from draftsmith.models.decoding.tree import Expansions
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash_module import Before
 from draftsmith.models.drafters.dflash_training import draw_blocks
+from draftsmith.models.drafters.peagle import PeagleProposal
 from draftsmith.models.targets.causal.section import CausalTarget
 from heads_tiny import config_of
 from tensors import loud
@@ -109,8 +110,8 @@ def trained(config, head, target, batch):
 
 def walked(drafter):
     """Tokens of the answer -> [K,V] chances of this cycle's block along them."""
-    if not hasattr(drafter, "_answers"):  # P-EAGLE
-        levels = drafter._levels
+    if isinstance(drafter, PeagleProposal):
+        levels = drafter._answers.q
         return lambda tokens: levels
     kept = copy(drafter._answers)
 
