@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import UserError, counted, page
 from ...core.results import DONE, read_mark
 from ...core.section import within
+from ...data.served_prompt import difference
 from ...eval.quality.measure import QualityConfig
 from ...eval.quality.measure import check as check_quality
-from ...trainers.run.context import check_engine
+from ...trainers.run.context import Context, check_engine
 from ...trainers.run.matching import begun, made_nothing, stage_state
 from ...trainers.run.restart import built_on
 from ...trainers.run.run import look_at_results
@@ -26,8 +28,7 @@ from .launch import looked_at, say
 from .load import Loaded
 from .plan import plan
 from .preflight_inputs import check_placement, data_findings, models_findings, weight_findings
-from .preflight_prompts import prompt_findings
-from .preflight_samples import model_findings
+from .preflight_samples import fetched, model_findings
 
 
 def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
@@ -83,7 +84,7 @@ def stages_findings(
         finished = {thing for thing, folder in context.inputs.items() if (folder / DONE).exists()}
         findings += weight_findings(stage.name, stage.stage, loaded.recipe)
         findings += _quality_findings(subject, stage.stage)
-        findings += [one for one in prompt_findings(stage, context, finished) if one not in findings]
+        findings += [one for one in _prompt_findings(stage, context, finished) if one not in findings]
         findings += data_findings(stage, context, finished=finished, count=samples)
     return findings
 
@@ -120,3 +121,28 @@ def _quality_findings(subject: str, stage: Stage) -> Iterator[Finding]:
             alone = config.model_copy(update={"metrics": (metric,)})
             name = f"{'.'.join((subject, *place))} ({metric})"
             yield tried(name, partial(check_quality, alone), "name its place: weights, reference")
+
+
+_ALIKE = "for a drafter that an engine serves: format: {template: chat}, or export it with a chat template of its own"
+
+
+def _prompt_findings(plan: Planned, context: Context, finished: set[str]) -> list[Finding]:
+    """Warnings of what a server would do otherwise than this stage, where the target's files are here: build another
+    prompt, or apply penalties. `finished`: things whose stage has finished.
+    """
+    stage: dict[str, Any] = dict(plan.stage)
+    target, key, findings = context.target, f"stages.{plan.name}.format", list[Finding]()
+    if target.draws_images or {"processor", "target"} & (context.inputs.keys() - finished):
+        return []
+    if "processor" not in context.inputs and fetched(str(target.path), target.revision):
+        return []
+    try:
+        if plan.stage.answer_format is not None and (text := context.penalties()):
+            findings.append(warning("target", text, "serve so, or take the key out of the file"))
+        form, processor = stage.get("format"), context.processor()
+        trains = plan.stage.trains and stage.get("model") == "drafter" and form and form.template != "plain"
+        if trains and form and processor.tokenizer.chat_template and (part := difference(form, processor)) is not None:
+            findings.append(warning(key, f"prompts part from the target's chat template {part}", _ALIKE))
+    except UserError as error:
+        findings.append(warning(key, f"not compared with a server's: {error.problem}", _ALIKE))
+    return findings
