@@ -1,11 +1,9 @@
 """The prompt of recipes that end in an engine is the chat template's, id for id; another one is named, and written."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode, end_ids
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.processor import Resizing
@@ -122,9 +120,3 @@ def test_a_file_stands_in_the_place_of_the_targets_template(tmp_path):
         with pytest.raises(ValueError, match=problem):
             PromptFormat(chat_template="none.jinja" if wrong else "{{ messages }}", **wrong)
     assert "chat_template" not in CHAT.model_dump()
-
-
-def test_layouts_without_a_picture_need_no_token_of_one():
-    processor = replace(llava(), video_token_id=None)
-    assert sample_ids(CHAT, processor, pictures=False).count(processor.image_token_id) == 0
-    assert sample_ids(CHAT, processor, pictures=True).count(processor.image_token_id) == Picture(4).num_tokens

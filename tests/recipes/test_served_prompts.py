@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -109,9 +110,7 @@ def test_a_drafter_of_the_servers_prompt_needs_no_template_and_keeps_its_limits(
 
 def test_a_target_of_a_run_is_exported_with_a_template(trained, made, tmp_path, capsys):
     own = tmp_path / "target"
-    own.mkdir()
-    for file in (made / "target").iterdir():
-        (own / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(made / "target", own)
     (own / "chat_template.jinja").unlink()
     write_manifest(own, {"model": "target", "format": PromptFormat().model_dump(mode="json")})
     words = ["export", str(trained), str(tmp_path / "out"), "--to", "vllm", "--target", str(own)]

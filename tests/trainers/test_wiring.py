@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.trainers.evaluate.kept_pictures import identity_of
 from draftsmith.trainers.evaluate.methods import Method
+from draftsmith.trainers.evaluate.stored_pictures import identity_of
 from draftsmith.trainers.publish.decoding import _decoding
 from ranks_run import run_ranks
 
 PICTURES = """
 from pathlib import Path
 from draftsmith.core import ranks
-from draftsmith.trainers.evaluate.kept_pictures import KeptPicture, drawn_once
+from draftsmith.trainers.evaluate.stored_pictures import StoredPicture, drawn_once
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train.engine import init_distributed
 from test_wiring import prompts
@@ -22,7 +22,7 @@ drawn = []
 
 def draw(numbers):
     drawn.extend(numbers)
-    return [KeptPicture([number, 7], number) for number in numbers]
+    return [StoredPicture([number, 7], number) for number in numbers]
 
 pictures = drawn_once(Path("run"), {"top_p": 1.0}, prompts(5), draw, Stop())
 assert [[*p.tokens] for p in pictures] == [[number, 7] for number in range(5)], pictures
@@ -41,18 +41,14 @@ def test_each_rank_draws_its_own_pictures(tmp_path):
     assert ["drew [0, 2, 4]" in result[0][1], "drew [1, 3]" in result[1][1]] == [True, True]
 
 
-class _Target:
-    def model_dump(self, **how):
-        return {"kind": "llamagen"}
-
-
 @pytest.mark.parametrize("changed", ["top_k", "top_p", "seed", "temperature", "method"])
-def test_kept_pictures_are_of_one_setting(changed):
-    """A picture that was kept under another one is not this one's."""
+def test_stored_pictures_are_of_one_setting(changed):
+    """A picture that was stored under another one is not this one's."""
 
     def identity(**changes) -> dict:
         values = {"top_k": 0, "top_p": 1.0, "seed": 0, "temperature": 1.0, "method": "chain"} | changes
-        context = SimpleNamespace(target=_Target(), inputs={}, seed=values["seed"])
+        target = SimpleNamespace(model_dump=lambda **how: {"kind": "llamagen"})
+        context = SimpleNamespace(target=target, inputs={}, seed=values["seed"])
         tree = {"kind": "chain", "gamma": 2 if values["method"] == "chain" else 3}
         drafting = SimpleNamespace(method=Method(tree=tree), config=EagleConfig(kind="eagle"))
         return identity_of(SimpleNamespace(**values), context, values["temperature"], drafting)

@@ -140,7 +140,8 @@ def record_ends(context: Context, planned: Planned) -> None:
 
 def say_penalties(context: Context, planned: Planned) -> None:
     """Say what of the target's generation config no answer of this stage gets."""
+    if planned.stage.answer_format is None:
+        return
     own = planned.own_target
-    text = (context if own is None else replace(context, target=own)).penalties()
-    if text and planned.stage.answer_format is not None:
+    if text := (context if own is None else replace(context, target=own)).penalties():
         context.say(f"warning: {text}")

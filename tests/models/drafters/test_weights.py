@@ -95,7 +95,7 @@ def test_memory_does_not_grow(rule):
     built = started(rule)
 
     def held():
-        return sum(v._kept.numel() for v in vars(built).values() if isinstance(v, module.History))
+        return sum(v._scores.numel() for v in vars(built).values() if isinstance(v, module.History))
 
     sizes = []
     for number in range(40):
