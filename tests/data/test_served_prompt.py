@@ -87,7 +87,6 @@ def test_a_prompt_of_llavas_code_is_not_the_servers_and_can_be_written_for_it(fo
     part = difference(form, processor)
     assert part is not None and part.startswith("at id 0 of ") and "in training" in part
     written = chat_template(form, processor)
-    assert written is not None
     like = PromptFormat(template="chat", chat_template=written)
     assert sample_ids(like, processor, pictures=True) == sample_ids(form, processor, pictures=True)
     processor.tokenizer.chat_template = written  # as a server is started with it

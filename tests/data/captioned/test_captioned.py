@@ -178,8 +178,7 @@ def test_a_class_folder_without_pictures_shifts_no_label(sources, tmp_path, name
     (tmp_path / "classes" / name / "._a.jpg").write_bytes(b"what macOS leaves")
     given, _ = sources["classes"]
     for reading in (lambda: read(given), given.class_labels):
-        caught = fails_with("a class folder without pictures", reading)
-        assert caught.where == str(tmp_path / "classes" / name)
+        assert fails_with("a class folder without pictures", reading).where == str(tmp_path / "classes" / name)
 
 
 def test_class_folders_named_by_numbers_have_these_labels(sources, tmp_path):

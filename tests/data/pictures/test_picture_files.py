@@ -365,5 +365,4 @@ def test_a_png_with_a_large_note_or_colour_profile(size):
         if size < picture_files.MAX_METADATA:
             assert (np.asarray(load_image(file(data))) == NOISE).all()
         else:
-            caught = fails_with("a PNG with over 67,108,864 bytes of text", load_image, file(data), error=BadMedia)
-            assert caught.reason == "too much metadata"
+            fails_with("a PNG with over 67,108,864 bytes of text", load_image, file(data), error=BadMedia)
