@@ -135,9 +135,10 @@ def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
         return fault(key, f"there is no folder {Path(name).absolute()}", hint)
     except LocalEntryNotFoundError:
         pass
-    hint = f"HF_HUB_OFFLINE is set: where there is a network, hf download {name}"
-    what = f"{name} is not on this machine: it will be downloaded"
-    return graded(not constants.HF_HUB_OFFLINE, key, what, hint, level="fault")
+    if constants.HF_HUB_OFFLINE:
+        return fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
+                     f"where there is a network: hf download {name}")  # fmt: skip
+    return ok(key, f"{name} will be downloaded")
 
 
 # Data
