@@ -26,7 +26,7 @@ from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, HeadObjective, TargetIdentity
 from .eagle_images import EagleLoss, ImageEagleHead, ImageEagleProposal, ImageEagleTraining, load_eagle, save_eagle
-from .head_config import FusedHeadConfig
+from .head_config import FusedHeadConfig, exports_as_eagle
 from .head_module import FusedHead, StateHead
 from .head_settings import Image, Visual
 from .manifest import check_made_for, manifest_for
@@ -62,6 +62,9 @@ class EagleConfig(FusedHeadConfig):
             whole = sum(self.count(shape).values()) + shape.vocab_size * shape.hidden_size
             lines.append(f"  {'with embedding':<16} {whole:>16,}   the target's, frozen")
         return lines
+
+    def exports(self, engine: str) -> list[str]:
+        return exports_as_eagle(engine)
 
     def visual(self, *, training: bool) -> Visual:
         return "none" if self.vata else "read"

@@ -53,6 +53,11 @@ class HeadConfig(HeadSettings):
         return HeadProposal(cast(StateHead, module), target, self)
 
 
+def exports_as_eagle(engine: str) -> list[str]:
+    """`exports` of a head that the classes for EAGLE-1 run: refuse speculators, whose format has no such type."""
+    return ["the format has no EAGLE-1 type; --to vllm writes what vLLM reads"] if engine == "speculators" else []
+
+
 class FusedHeadConfig(HeadConfig):
     """Heads whose fc joins an embedding and a state (EAGLE-1's form)."""
 
@@ -81,10 +86,6 @@ class FusedHeadConfig(HeadConfig):
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         return FusedHead(layer, draft_ids, fc_bias=self.fc_bias)
-
-    def exports(self, engine: str) -> list[str]:
-        """Refuse speculators: the classes for EAGLE-1 run such a head, and its format has no such type."""
-        return ["the format has no EAGLE-1 type; --to vllm writes what vLLM reads"] if engine == "speculators" else []
 
 
 class DirectHeadConfig(FusedHeadConfig):
@@ -132,3 +133,6 @@ class DirectHeadConfig(FusedHeadConfig):
                 key="drafter.share_layer", hint="leave it null for one at half depth",
             )  # fmt: skip
         return replace(taps, prefill_attention=(layer,), attention_queries=self.share_by)
+
+    def exports(self, engine: str) -> list[str]:
+        return exports_as_eagle(engine)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...core.json_types import JsonObject
 from ..layer import LayerShape
 from .base import HeadObjective
-from .head_config import VISUAL_STAGE, FusedHeadConfig
+from .head_config import VISUAL_STAGE, FusedHeadConfig, exports_as_eagle
 from .head_module import FusedHead, StateHead
 from .head_settings import Visual
 
@@ -37,7 +37,7 @@ class HivisConfig(FusedHeadConfig):
         return super().written_settings() | {"num_steps": self.num_steps}
 
     def exports(self, engine: str) -> list[str]:
-        reasons = super().exports(engine)
+        reasons = exports_as_eagle(engine)
         if engine == "eagle":
             reasons.append("hivis has no published code that would read it")
         if self.num_steps:

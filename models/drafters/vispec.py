@@ -18,7 +18,7 @@ from ...core.states import uploaded
 from ..layer import LayerShape
 from ..targets.base import TargetShape
 from .base import HeadObjective
-from .head_config import VISUAL_STAGE, FusedHeadConfig
+from .head_config import VISUAL_STAGE, FusedHeadConfig, exports_as_eagle
 from .head_module import FusedHead, StateHead
 from .head_settings import Visual
 from .head_training import Layout
@@ -50,6 +50,9 @@ class VispecConfig(FusedHeadConfig):
 
     def written_settings(self) -> JsonObject:
         return super().written_settings() | {"num_queries": self.num_queries}
+
+    def exports(self, engine: str) -> list[str]:
+        return exports_as_eagle(engine)
 
 
 class VispecHead(FusedHead):
