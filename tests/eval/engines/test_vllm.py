@@ -14,7 +14,7 @@ from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported, make_requests
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
 from draftsmith.models.formats import export
-from draftsmith.models.formats.export import export_drafter
+from draftsmith.models.formats.export import Target, export_drafter, find_target
 from draftsmith.models.formats.target import export_target
 from engine_targets import TARGETS
 from served_heads import save_drawn
@@ -109,7 +109,7 @@ def test_swapped_pictures_are_flagged(pair, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
 def test_what_speculators_reads_is_served_too(pair, tmp_path, monkeypatch, kind):
     """vLLM maps the package's settings to its own, some of them by other defaults (docs/exports.md)."""
-    monkeypatch.setattr(export, "_check_named", lambda engine, whose: None)  # a target of ours has no name on the Hub
+    monkeypatch.setattr(export, "find_target", lambda *words: Target(**vars(find_target(*words)) | {"name": "a/b"}))
     save_drawn(kind, pair / "target", tmp_path / "head")
     export_drafter(tmp_path / "head", tmp_path / "out", "speculators", target=str(pair / "target"))
     found = verified(tmp_path / "out", tmp_path, target=str(pair / "target"))
@@ -119,7 +119,7 @@ def test_what_speculators_reads_is_served_too(pair, tmp_path, monkeypatch, kind)
 @pytest.mark.parametrize("layout", ["vllm", "speculators"])
 def test_the_norms_of_eagle31_are_served(pair, tmp_path, monkeypatch, layout):
     """Each joined state has a norm, and passes read normed states; without the second, chains are others."""
-    monkeypatch.setattr(export, "_check_named", lambda engine, whose: None)
+    monkeypatch.setattr(export, "find_target", lambda *words: Target(**vars(find_target(*words)) | {"name": "a/b"}))
     save_drawn("eagle3", pair / "target", tmp_path / "head", fc_norm=True, norm_output=True)
     served = tmp_path / "served"
     export_drafter(tmp_path / "head", served, layout, target=str(pair / "target"))
