@@ -53,7 +53,7 @@ def spread(device_map: str, *, offload: str | None, key: str) -> dict[str, Any]:
 
 
 def num_gpus(section: Section | None) -> int:
-    """GPUs that all ranks of a stage hold together: one each, or all that the one rank sees which spreads its target."""
+    """GPUs that all ranks of a stage hold together: one each, or all that one rank sees which spreads its target."""
     if ranks.device().type == "cpu":
         return 0
     is_spread = dict(section or ()).get("device_map") not in (None, "cpu")
