@@ -314,6 +314,7 @@ def _save(
             save_lvlm(module.model, context.folder, manifest)
             family: Any = module.model.config.model_type
             if family_of(module.model.config).shares_pictures:
-                processor = processor.of_family(PICTURE_FAMILIES[family])
+                selects = module.model.config.vision_feature_select_strategy
+                processor = replace(processor.of_family(PICTURE_FAMILIES[family]), selects=selects)
             processor.save(context.folder)
     ranks.barrier()
