@@ -61,17 +61,25 @@ def lite0_config() -> type[PreTrainedConfig]:
 
         def __post_init__(self, **kwargs: Any):
             self.rows = [list(row) for row in self.rows]
-            stride, channels = 2, self.stem_channels
-            for _, by, _, width, _ in self.rows:  # of the last row before a stride of 32
-                stride *= by
-                channels = width if stride <= _MAP_STRIDE else channels
-            size = self.head_channels + channels * _MAP**2 + (self.image_size // self.patch_size) ** 2
+            blocks, last = _sizes(self)
+            size = self.head_channels + blocks[last][1] * _MAP**2 + (self.image_size // self.patch_size) ** 2
             if self.hidden_size not in (None, size):
                 raise ValueError(f"hidden_size is {self.hidden_size}, and these rows give {size}; leave it out")
             self.hidden_size = size
             super().__post_init__(**kwargs)
 
     return EfficientNetLite0Config
+
+
+def _sizes(config: Any) -> tuple[list[tuple[int, int, int, int, int]], int]:
+    """Inputs, outputs, kernel, stride and expansion of each block, and the number of the last before a stride of 32."""
+    blocks: list[tuple[int, int, int, int, int]] = []
+    channels, whole, last = config.stem_channels, 2, 0
+    for kernel, stride, expansion, width, count in config.rows:
+        blocks += [(channels, width, kernel, stride, expansion), *[(width, width, kernel, 1, expansion)] * (count - 1)]
+        channels, whole = width, whole * stride
+        last = len(blocks) - 1 if whole <= _MAP_STRIDE else last
+    return blocks, last
 
 
 class _Norm(nn.BatchNorm2d):
@@ -136,17 +144,9 @@ def lite0_model() -> type[PreTrainedModel]:
             super().__init__(config)
             self.conv_stem = nn.Conv2d(config.num_channels, config.stem_channels, 3, 2, bias=False)
             self.bn0 = _Norm(config.stem_channels, config.batch_norm_eps)
-            blocks, channels, stride = [], config.stem_channels, 2
-            for kernel, by, expansion, width, count in config.rows:
-                stride *= by
-                for number in range(count):
-                    first = by if number == 0 else 1
-                    blocks.append(_Block(channels, width, kernel, first, expansion, config.batch_norm_eps))
-                    channels = width
-                if stride <= _MAP_STRIDE:
-                    self.map_block = len(blocks) - 1
-            self.blocks = nn.ModuleList(blocks)
-            self.conv_head = nn.Conv2d(channels, config.head_channels, 1, bias=False)
+            sizes, self.map_block = _sizes(config)
+            self.blocks = nn.ModuleList(_Block(*each, config.batch_norm_eps) for each in sizes)
+            self.conv_head = nn.Conv2d(sizes[-1][1], config.head_channels, 1, bias=False)
             self.bn1 = _Norm(config.head_channels, config.batch_norm_eps)
             self.num_places = (config.image_size // config.patch_size) ** 2
             features = config.hidden_size - self.num_places
