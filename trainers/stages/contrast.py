@@ -95,8 +95,10 @@ class ContrastStage(Stage):
     def _train(self, context: Context, processor: Processor) -> None:
         dataset = open_records(self.data, self.format, context, processor)
         if len(dataset) < self.batch_size:
-            raise UserError(f"{len(dataset)} usable records, and a batch has {self.batch_size}",
-                            key=f"stages.{context.name}.batch_size", hint="give more records, or a smaller batch")  # fmt: skip
+            raise UserError(
+                f"{len(dataset)} usable records, and a batch has {self.batch_size}",
+                key=f"stages.{context.name}.batch_size", hint="give more records, or a smaller batch",
+            )  # fmt: skip
         model = start_weights(self, context, processor, context.seed).to(context.device())
         embeddings = model.get_input_embeddings().weight.detach()
         wanted = torch.stack([self._words(dataset, i, processor, embeddings) for i in range(len(dataset))])  # [N,P,D]

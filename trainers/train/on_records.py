@@ -327,7 +327,6 @@ def save_model(
         "reads": {"visual_embedding": "projected", "positions": "flat"},
         "tested_with": tested_with(),
         "format": stage.format.model_dump(),
-        **other_aspect(stage.data, processor),
         "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,
     }
