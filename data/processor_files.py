@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, cast
 
 from ..core.errors import UserError, page
 from ..core.json_types import JsonMapping, JsonObject
+from ..core.pictures import IMAGE_MARK
 from ..core.pretrained import Checkpoint, reading_pretrained
 from .families.processor import (
     SIGLIP_STATISTICS,
     Files,
     PictureFamily,
     Processor,
+    add_marks,
     image_settings,
     text_processor,
     tile_images,
@@ -62,6 +64,32 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
         settings["patch_size"] = _patch_size(source, revision)
     family = family or _family_of(settings, source, revision)
     return family.read(Files(tokenizer, settings, images, source, revision, key))
+
+
+def processor_of_halves(
+    language_model: str, tower: str, family: PictureFamily, revision: str | None = None
+) -> Processor:
+    """The processor of a model that is made of a pretrained language model and a tower: the one's tokenizer with the
+    tokens that it lacks (<image>, and one that pads and ends nothing), the other's images. Raises `UserError` where the
+    files are missing or do not fit.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    key = "target.language_model"
+    with reading_pretrained(language_model, "cannot load the tokenizer of", key=key, hint=_CURE, weights=False):
+        tokenizer = AutoTokenizer.from_pretrained(language_model, revision=revision)
+        ends = Checkpoint(language_model, revision).generation_ends()
+    add_marks(tokenizer, IMAGE_MARK)
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    key = "target.vision_tower"
+    with reading_pretrained(tower, "cannot load the image processor of", key=key, hint=_CURE, weights=False):
+        vision = AutoConfig.from_pretrained(tower).to_dict()
+        vision = vision.get("vision_config") or vision
+        settings, images = _settings_of(tower, None) | {"patch_size": vision.get("patch_size")}, None
+        if not _IMAGE_KEYS & set(settings):
+            images = family.published(vision)
+        return replace(family.read(Files(tokenizer, settings, images, tower, None, key)), generation_ends=ends)
 
 
 def with_own_image_processor(

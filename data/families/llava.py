@@ -157,19 +157,23 @@ class LlavaFamily(PictureFamily):
         return 1 + max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
 
     def published(self, vision: JsonMapping) -> JsonObject | None:
-        """CLIP's and SigLIP's."""
+        """CLIP's and SigLIP's; of a tower whose config says them (Lite0), those."""
         side = vision.get("image_size")
         square = {"height": side, "width": side}
         if side and vision.get("model_type") == "clip_vision_model":
             return CLIP_STATISTICS | {"size": {"shortest_edge": side}, "crop_size": square}
         if side and vision.get("model_type") == "siglip_vision_model":
             return SIGLIP_STATISTICS | {"size": square}
+        if side and {"image_mean", "image_std"} <= vision.keys():
+            named = {name: vision[name] for name in ("image_mean", "image_std")}
+            return {**named, "resample": 3, "size": {"shortest_edge": side}, "crop_size": square}
         return None
 
     def read(self, files: Files) -> Processor:
         pinpoints = files.settings.get("image_grid_pinpoints") or ()
         made = self.processor(files.tokenizer, tile_images(files), files.patch_size, files.key)
-        return replace(made, resolutions=tuple((int(a), int(b)) for a, b in pinpoints))
+        selects = str(files.settings.get("vision_feature_select_strategy") or "default")
+        return replace(made, resolutions=tuple((int(a), int(b)) for a, b in pinpoints), selects=selects)
 
     def processor(self, tokenizer: PreTrainedTokenizerFast, images: object, patch_size: int, key: str) -> Processor:
         """The family's processor. Raises `UserError` where the tokenizer lacks a token; `key` names it."""
@@ -182,10 +186,13 @@ class LlavaFamily(PictureFamily):
             raise UserError(
                 f"{key}: the tokenizer has no {', '.join(missing)} token", hint="use the files of a LLaVA target"
             )
+        bos = tokenizer.bos_token_id
+        if CHATML.head.startswith(str(tokenizer.bos_token)):  # SmolLM2 names it so: it begins turns, and no text
+            bos = None
         video = cast(int, tokenizer.convert_tokens_to_ids("<video>"))
         return replace(
             text_processor(tokenizer, key), image_processor=images, image_token_id=image_token_id,
-            patch_size=patch_size, image_size=tile_side(images), bos_id=tokenizer.bos_token_id, picture_family=self,
+            patch_size=patch_size, image_size=tile_side(images), bos_id=bos, picture_family=self,
             video_token_id=None if video == tokenizer.unk_token_id else video,
         )  # fmt: skip
 
@@ -199,9 +206,10 @@ class LlavaFamily(PictureFamily):
             image_processor=self.saved_images(processor),
             tokenizer=processor.tokenizer,
             patch_size=processor.patch_size,
-            vision_feature_select_strategy="default",
+            vision_feature_select_strategy=processor.selects,
             image_token="<image>",
-            num_additional_image_tokens=1,  # CLS, which the "default" strategy subtracts again
+            # CLS, which the "default" strategy subtracts again
+            num_additional_image_tokens=int(processor.selects == "default"),
         ).save_pretrained(folder)
 
     def saved_images(self, processor: Processor) -> Any:

@@ -223,6 +223,7 @@ class Processor:
     video_token_id: int | None = None  # None: a clip's tokens are the image's
     # Of the family's tiled pictures, where its files list them; empty: its usual ones, in multiples of a tile.
     resolutions: tuple[tuple[int, int], ...] = ()
+    selects: str = "default"  # vision_feature_select_strategy of a LLaVA: default takes CLIP's class token away
     # What surrounds each run of picture tokens (Qwen-VL, InternVL, Gemma 4).
     vision_start_id: int | None = None
     vision_end_id: int | None = None

@@ -20,14 +20,14 @@ from ...core.pretrained import Checkpoint, name_accelerator
 from ...core.results import check_sums
 from ...core.section import Section, torch_dtype
 from ..folders import find_folder
-from ..hub import config_value, load_pretrained, read_config, rope_of, transformers_class
+from ..hub import config_value, read_config, rope_of
 from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.made_for_engines import ProjectorInput, reading_beside, reading_of
 from ..targets.llava.made_for_engines import Reading as Reading
 from ..targets.llava.made_for_engines import trained_projector as trained_projector
-from ..targets.llava.model import LlavaDecoder, LlavaTraining, assemble, llava_config
+from ..targets.llava.model import LlavaDecoder, LlavaTraining, assemble, llava_config, load_halves
 from ..targets.llava.section import LlavaTarget
 from ..targets.load import load_lvlm
 from ..targets.sizes import parameter_lines
@@ -175,7 +175,7 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
         )
     layer = config.vision_feature_layer
     if layer is None:
-        layer = target.vision_feature_layer if shares else -2
+        layer = target.vision_feature_layer if shares else None
     if config.rope_scaling is not None:
         scale_positions(text, config.rope_scaling)
     draft = llava_config(text, vision, ids, vision_feature_layer=layer, family=config.family)
@@ -207,22 +207,13 @@ def build_drafter(
     full = target.config if isinstance(target, PreTrainedModel) else target
     assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
-    language_model = tower = None
-    if not isinstance(config.language_model, dict):
-        language_model = load_pretrained(
-            transformers_class("AutoModelForCausalLM").from_pretrained, config.language_model,
-            key="drafter.language_model", revision=config.revision, dtype=torch.float32,
-        )  # fmt: skip
+    elsewhere = {} if config.vision_tower == "target" else config.vision_tower
+    language_model, tower = load_halves(
+        joined, config.language_model, elsewhere, section="drafter", revision=config.revision
+    )
     if config.vision_tower == "target":
         assert isinstance(target, PreTrainedModel)
         tower = target.model.vision_tower
-    elif not isinstance(config.vision_tower, dict):
-        # A config of both CLIP towers is read for its vision half.
-        is_clip = joined.vision_config.model_type == "clip_vision_model"
-        maker = transformers_class("CLIPVisionModel" if is_clip else "AutoModel")
-        tower = load_pretrained(
-            maker.from_pretrained, config.vision_tower, key="drafter.vision_tower", dtype=torch.float32
-        )
     projector = target.model.multi_modal_projector if config.projector_input == "projected" else None  # type: ignore[union-attr]
     generator = torch.Generator().manual_seed(seed)
     return assemble(

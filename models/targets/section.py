@@ -90,6 +90,11 @@ class TargetSection(Kinded):
         return families or self.families
 
     @property
+    def halves(self) -> tuple[str, str] | None:
+        """Folders of a pretrained language model and a tower that it is made of; None: it is not."""
+        return None
+
+    @property
     def reads_tiles(self) -> bool | None:
         """Whether pictures must be cut into tiles for it; None: there is nothing to choose."""
         return None

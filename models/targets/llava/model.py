@@ -9,6 +9,7 @@ tokens.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,10 +24,12 @@ from ....core.json_types import JsonObject
 from ....core.pictures import Picture
 from ....core.states import places_of, put_at
 from ...decoding.decoder import CachedDecoder
-from ...hub import config_value, transformers_class
+from ...hub import ModelSource, config_value, load_pretrained, transformers_class
+from ...inline import building
 from ...packed_row import last_states
 from ...parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
 from ...training import ModelTraining
+from . import lite0  # noqa: F401 (transformers knows the tower from here on)
 from .made_for_engines import on_projected, reading_of, trained_projector
 from .packing import Packing, newline_of, pack
 
@@ -47,7 +50,7 @@ def llava_config(
     vision: PreTrainedConfig,
     ids: TokenIds,
     *,
-    vision_feature_layer: int = -2,
+    vision_feature_layer: int | None = None,
     family: LlavaKind = "llava",
 ) -> PreTrainedConfig:
     """Join two configs into a LLaVA (projector: linear, exact GELU, linear; LLaVA-1.5: layer -2 without CLS).
@@ -55,10 +58,13 @@ def llava_config(
     Raises `UserError` where the tower has no such layer.
 
     Args:
+        vision_feature_layer: None: -2, or -1 where the tower keeps its last state alone.
         family: NeXT and OneVision get a newline and their resolutions, in multiples of the tower's own.
     """
     from transformers import CONFIG_MAPPING
 
+    if vision_feature_layer is None:
+        vision_feature_layer = max(-2, -vision.num_hidden_layers - 1)
     if not -vision.num_hidden_layers - 1 <= vision_feature_layer <= vision.num_hidden_layers:
         raise UserError(
             f"vision_feature_layer is {vision_feature_layer}, and the tower has {vision.num_hidden_layers} layers",
@@ -66,11 +72,11 @@ def llava_config(
         )
     ids.put_into(text)
     of_family: JsonObject = {}
-    # `default` leaves the first state out, CLIP's CLS; SigLIP has none.
-    strategy = "full" if vision.model_type.startswith("siglip") else "default"
+    patches = (vision.image_size // vision.patch_size) ** 2
+    # `default` leaves the first state out, CLIP's CLS; towers without one (SigLIP, Lite0) have a state for each patch.
+    strategy = "full" if _num_states(vision) == patches else "default"
     if family != "llava_onevision":
-        patches = (vision.image_size // vision.patch_size) ** 2
-        of_family["image_seq_length"] = patches + (0 if strategy == "default" else 1)
+        of_family["image_seq_length"] = patches
     elif ids.video is not None:
         of_family["video_token_index"] = ids.video
     if family != "llava":
@@ -95,11 +101,46 @@ def llava_config(
     )
 
 
+def _num_states(vision: PreTrainedConfig) -> int:
+    """States of a picture that a tower of these sizes gives, by a pass through one layer of it without weights."""
+    shallow = copy.deepcopy(vision)
+    shallow.num_hidden_layers = min(1, vision.num_hidden_layers)
+    with torch.device("meta"), building("vision_tower"):
+        tower = transformers_class("AutoModel").from_config(shallow)
+        pixels = torch.empty(1, config_value(vision, "num_channels", 3), vision.image_size, vision.image_size)
+        return int(tower(pixels, output_hidden_states=True).hidden_states[-1].shape[1])
+
+
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that holds the weights of a config: transformers', but for drafts on a target's projected features."""
     if reading_of(config).is_plain:
         return transformers_class(MODELS[config.model_type])
     return on_projected()
+
+
+def load_halves(
+    config: PreTrainedConfig, language_model: ModelSource, vision_tower: ModelSource, *, section: str,
+    revision: str | None = None,
+) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:  # fmt: skip
+    """The halves of `assemble` in float32, by folder or Hub id; None: one that the recipe spells out.
+
+    Args:
+        config: of both together.
+        section: of the recipe, whose keys name them.
+        revision: of the language model.
+    """
+    # A config of both CLIP towers is read for its vision half.
+    is_clip = config.vision_config.model_type == "clip_vision_model"
+    places = {
+        "language_model": (language_model, "AutoModelForCausalLM", revision),
+        "vision_tower": (vision_tower, "CLIPVisionModel" if is_clip else "AutoModel", None),
+    }
+    halves = [
+        None if isinstance(place, dict) else load_pretrained(
+            transformers_class(maker).from_pretrained, place, key=f"{section}.{name}", revision=of, dtype=torch.float32
+        ) for name, (place, maker, of) in places.items()
+    ]  # fmt: skip
+    return halves[0], halves[1]
 
 
 def assemble(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import model_validator
@@ -10,12 +11,24 @@ from torch import nn
 
 from ....core.batch import IMAGE, Request
 from ....core.errors import UserError
+from ....core.fields import Place
+from ...hub import config_value, read_config
+from ...inline import InlineModel
 from ...parts import TokenIds
 from ...pictures import flat_view, pictures_of
 from ..family import Family, Pictures, tower_type
 from ..language import LanguageTarget
 from ..section import SeeingSection
-from .model import MODELS, LlavaDecoder, LlavaKind, LlavaTraining, llava_config, model_class
+from .model import (
+    MODELS,
+    LlavaDecoder,
+    LlavaKind,
+    LlavaTraining,
+    assemble,
+    llava_config,
+    load_halves,
+    model_class,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -77,7 +90,12 @@ class LlavaTargetConfig(SeeingSection):
 
     # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
     kind: Literal["llava", "llava_next", "llava_onevision"]
-    # Of an inline tower; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer).
+    # Inline configs, or a pretrained language model and a tower by their folders: a `train` stage with `model: target`
+    # begins with these weights and a random projector. The tokenizer gets <image> and a pad token, where it has none.
+    language_model: Place | InlineModel | None = None
+    vision_tower: Place | InlineModel | None = None
+    # Of a tower of its own; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer) and of a
+    # tower that keeps its last state alone.
     vision_feature_layer: int | None = None
     # Whether it reads pictures in tiles, as the data must then cut them (aspect). false: the first tile alone, without
     # a newline, which is what TABED's released code feeds LLaVA-NeXT; null: as the family was trained.
@@ -89,14 +107,50 @@ class LlavaTargetConfig(SeeingSection):
             raise ValueError("anyres is true, and LLaVA-1.5 reads one tile; use kind llava_next or llava_onevision")
         return self
 
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        if isinstance(self.language_model, str) != isinstance(self.vision_tower, str):
+            raise ValueError("language_model and vision_tower are both folders, or both inline configs")
+        return self
+
+    @property
+    def halves(self) -> tuple[str, str] | None:
+        if isinstance(self.language_model, str) and isinstance(self.vision_tower, str):
+            return self.language_model, self.vision_tower
+        return None
+
+    def provides(self) -> set[str]:
+        return super().provides() | (set() if self.halves is None else {"processor"})
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        if self.halves is None:
+            return super().inline_config(ids)
+        keys = ("language_model", "vision_tower")
+        text, vision = (
+            read_config(place, key=f"target.{key}", network=False) for place, key in zip(self.halves, keys, strict=True)
+        )
+        vision = config_value(vision, "vision_config", vision)  # CLIP's holds a text half, too
+        for key, config, name in zip(keys, (text, vision), ("vocab_size", "patch_size"), strict=True):
+            if config_value(config, name) is None:
+                problem = f"target.{key}: this is a {config.model_type}, whose config has no {name}"
+                hint = f"give the folder of a {key.replace('_', ' ')}"
+                raise UserError(problem, key=f"target.{key}", where=str(dict(self)[key]), hint=hint)
+        return self.joined(text, vision, replace(ids, vocab_size=max(ids.vocab_size, text.vocab_size)))
+
+    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        if self.halves is None:
+            return super().new(config)
+        language_model, tower = load_halves(config, *self.halves, section="target")
+        return assemble(config, language_model=language_model, vision_tower=tower)
+
     @property
     def reads_tiles(self) -> bool | None:
         return None if self.base_kind == "llava" else self.anyres is not False
 
     def joined(self, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
         layer = self.vision_feature_layer
-        if layer is None:
-            layer = -1 if self.base_kind == "llava_onevision" else -2
+        if layer is None and self.base_kind == "llava_onevision":
+            layer = -1
         return llava_config(text, vision, ids, vision_feature_layer=layer, family=cast(LlavaKind, self.base_kind))
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LanguageTarget:

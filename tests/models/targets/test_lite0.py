@@ -1,0 +1,199 @@
+"""EfficientNet-Lite0 as a LLaVA's tower: the published arithmetic, and a target of pretrained halves by folders."""
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.core.batch import Request
+from draftsmith.core.pictures import Picture
+from draftsmith.data.conversations import PromptFormat, encode
+from draftsmith.data.families.llava import LLAVA
+from draftsmith.data.families.processor import Resizing
+from draftsmith.data.processor_files import load_processor, processor_of_halves
+from draftsmith.models.hub import read_config
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava.lite0 import lite0_config, lite0_model, save_lite0
+from draftsmith.models.targets.llava.model import llava_config
+from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
+from draftsmith.trainers.run.context import Context
+from fails import fails_with
+from halves_tiny import SIDE, chat_tokenizer, language_model, tower
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from transformers import AutoModel, AutoProcessor, CLIPVisionConfig, LlamaConfig, LlavaForConditionalGeneration
+
+
+def published() -> dict[str, torch.Tensor]:
+    """A state of the sizes and names of the published checkpoint, of random numbers."""
+    torch.manual_seed(0)
+    ours = lite0_model()(lite0_config()()).state_dict()
+    state = {}
+    for name, value in ours.items():
+        if name not in ("mean", "std"):
+            parts = [f"_{part}" if part[0] in "bcdep" and part != "bias" else part for part in name.split(".")]
+            state[".".join(parts)] = torch.rand_like(value) + 0.5 if "running_var" in name else value
+    return state | {"_fc.weight": torch.zeros(1000, 1280), "_fc.bias": torch.zeros(1000)}
+
+
+def slow(state, pixels):
+    """The published forward, written out: features [B,3072]."""
+
+    def norm(name, x):
+        parts = (state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, *parts, eps=1e-3)
+
+    def same(name, x, stride, groups=1):
+        kernel = state[name].shape[-1]
+        total = max((-(-x.shape[-1] // stride) - 1) * stride + kernel - x.shape[-1], 0)
+        return F.conv2d(F.pad(x, (total // 2, total - total // 2) * 2), state[name], stride=stride, groups=groups)
+
+    x, number, kept = F.relu6(norm("_bn0", same("_conv_stem.weight", pixels, 2))), 0, None
+    for _, stride, expansion, width, count in lite0_config()().rows:
+        for again in range(count):
+            name, h = f"_blocks.{number}", x
+            if expansion > 1:
+                h = F.relu6(norm(f"{name}._bn0", F.conv2d(h, state[f"{name}._expand_conv.weight"])))
+            by = 1 if again else stride
+            h = F.relu6(norm(f"{name}._bn1", same(f"{name}._depthwise_conv.weight", h, by, h.shape[1])))
+            h = norm(f"{name}._bn2", F.conv2d(h, state[f"{name}._project_conv.weight"]))
+            x = x + h if by == 1 and x.shape[1] == width else h
+            kept = x if number == 10 else kept
+            number += 1
+    last = F.relu6(norm("_bn1", F.conv2d(x, state["_conv_head.weight"])))
+    return torch.cat([last.mean((2, 3)), F.adaptive_avg_pool2d(kept, 4).flatten(1)], 1)
+
+
+@torch.no_grad()
+def test_four_places_of_the_published_features(tmp_path):
+    """In training mode as in evaluation, whatever picture stands beside; the classifier is left out."""
+    state, pixels = published(), torch.randn(2, 3, 224, 224)
+    save_lite0(state, tmp_path)
+    model = AutoModel.from_pretrained(tmp_path).train()
+    states = model(pixels, output_hidden_states=True)
+    assert states.last_hidden_state.shape == (2, 4, 3076) and states.hidden_states[-1] is states.last_hidden_state
+    expected = slow(state, pixels)
+    for place in range(4):
+        torch.testing.assert_close(states.last_hidden_state[:, place, :3072], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(states.last_hidden_state[0, :, 3072:], torch.eye(4), atol=0, rtol=0)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items()), "training moved them"
+    weights |= {"mean": expected.mean(0), "std": torch.full((3072,), 2.0)}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    normed = AutoModel.from_pretrained(tmp_path)(pixels).last_hidden_state[:, 0, :3072]
+    torch.testing.assert_close(normed, (expected - expected.mean(0)) / 2, atol=1e-4, rtol=1e-4)
+    images = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert images["image_mean"] == [0.498] * 3 and images["image_std"] == [0.502] * 3 and images["resample"] == 3
+
+
+def test_a_plain_from_pretrained_knows_the_tower_after_one_import(tmp_path):
+    """And the import alone brings no transformers."""
+    tower(tmp_path)
+    code = f"""
+import sys, draftsmith.models.targets.llava.lite0
+assert "transformers" not in sys.modules
+from transformers import AutoModel
+print(type(AutoModel.from_pretrained({str(tmp_path)!r})).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "EfficientNetLite0Model"
+
+
+def test_whether_the_first_state_goes_is_the_towers_own_property(tmp_path):
+    text, ids = LlamaConfig(hidden_size=16, num_attention_heads=2), TokenIds(40, 4, 1, 2, 3)
+    clip = CLIPVisionConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=3, image_size=24, patch_size=8)
+    joined = llava_config(copy.deepcopy(text), clip, ids)
+    assert (joined.vision_feature_select_strategy, joined.vision_feature_layer) == ("default", -2)
+    assert joined.image_seq_length == 9
+    joined = llava_config(copy.deepcopy(text), read_config(str(tower(tmp_path)), key="tower"), ids)
+    assert (joined.vision_feature_select_strategy, joined.vision_feature_layer) == ("full", -1)
+    assert joined.image_seq_length == 4
+    fails_with("tower has 0 layers", llava_config, text, joined.vision_config, ids, vision_feature_layer=-2)
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("halves")
+    return language_model(folder / "lm"), tower(folder / "tower")
+
+
+def joined(halves) -> tuple:
+    section = LlavaTargetConfig(kind="llava", language_model=str(halves[0]), vision_tower=str(halves[1]))
+    processor = processor_of_halves(*section.halves, LLAVA)
+    config = section.inline_config(Context.token_ids(processor, processor.num_token_ids))
+    torch.manual_seed(3)
+    return section, processor, section.new(config).eval()
+
+
+def test_a_target_of_halves_has_their_weights_and_two_rows_more(halves):
+    section, processor, model = joined(halves)
+    assert section.provides() == {"processor"} and processor.pad_id != processor.eos_id
+    old = load_file(halves[0] / "model.safetensors")["model.embed_tokens.weight"]
+    table = model.get_input_embeddings().weight
+    assert torch.equal(table[: len(old)], old) and len(table) == len(old) + 2 == processor.num_token_ids
+    assert model.lm_head.weight is table
+    tower_weights = load_file(halves[1] / "model.safetensors")
+    assert all(torch.equal(tower_weights[n], v) for n, v in model.model.vision_tower.state_dict().items())
+    again = joined(halves)[2]
+    assert torch.equal(again.get_input_embeddings().weight, table), "the new rows are seeded"
+
+
+@torch.inference_mode()
+def test_transformers_own_processor_and_model_agree_with_our_loop(halves, tmp_path):
+    """On a picture behind the words: the same ids and the same scores."""
+    _, processor, model = joined(halves)
+    model.save_pretrained(tmp_path)
+    LLAVA.save(replace(processor, selects=model.config.vision_feature_select_strategy), tmp_path)
+    files = json.loads((tmp_path / "processor_config.json").read_text())
+    assert (files["vision_feature_select_strategy"], files["num_additional_image_tokens"]) == ("full", 0)
+    picture = Image.effect_noise((SIDE, SIDE), 90).convert("RGB")
+    text = "<|im_start|>user\nWhat is this? Picture: <image><|im_end|>\n<|im_start|>assistant\n"
+    theirs = AutoProcessor.from_pretrained(tmp_path)(images=picture, text=text, return_tensors="pt")
+    reference = LlavaForConditionalGeneration.from_pretrained(tmp_path).eval()
+    ours = load_processor(tmp_path)
+    assert ours.selects == "full" and ours.bos_id is None
+    form = PromptFormat(template="qwen", system="", image_rule="verbatim", image_join="hf")
+    media = [{"from": "human", "value": "What is this? Picture: <image>"}]
+    request = request_of(media, form, ours, picture)
+    assert request.ids.tolist() == theirs.input_ids[0].tolist()
+    torch.testing.assert_close(request.pixels, theirs.pixel_values)
+    target = LlavaTarget(reference, num_token_ids=ours.num_token_ids, image_token_id=ours.image_token_id)
+    _, step = target.prefill(request, Taps(), capacity=4)
+    expected = reference(**theirs).logits[0, -1]
+    allowed = torch.isfinite(step.logits[-1])
+    assert int(allowed.sum()) == ours.num_token_ids - 1
+    torch.testing.assert_close(step.logits[-1][allowed], expected[allowed], atol=1e-4, rtol=1e-4)
+
+
+def request_of(turns, form, processor, picture):
+    shape = (Picture(processor.patches),)
+    encoded = encode(turns, form, processor, pictures=shape, open_ended=True)
+    (pixels,) = LLAVA.pixels([picture], shape, processor, Resizing("square"))
+    modality = torch.tensor(encoded.modality, dtype=torch.int8)
+    return Request(torch.tensor(encoded.ids), modality, pixels, "r", shape)
+
+
+def test_halves_that_do_not_fit_are_named(halves, tmp_path):
+    lm, vision = map(str, halves)
+    with pytest.raises(ValueError, match="both folders, or both inline"):
+        LlavaTargetConfig(kind="llava", language_model=lm, vision_tower={"model_type": "clip_vision_model"})
+    ids = TokenIds(40, 4, 1, 2, 3)
+    swapped = LlavaTargetConfig(kind="llava", language_model=vision, vision_tower=lm)
+    error = fails_with("no vocab_size", swapped.inline_config, ids)
+    assert error.key == "target.language_model" and error.where == vision and error.hint
+    missing = LlavaTargetConfig(kind="llava", language_model=str(tmp_path / "none"), vision_tower=vision)
+    error = fails_with("target.language_model", missing.inline_config, ids)
+    assert "name a local directory" in error.hint
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((halves[0] / name).read_bytes())
+    error = fails_with("cannot load the tokenizer", processor_of_halves, str(bare), vision, LLAVA)
+    assert error.key == "target.language_model" and "target.language_model: " in error.problem
+    assert chat_tokenizer().pad_token_id == chat_tokenizer().eos_token_id, "as SmolLM2's"

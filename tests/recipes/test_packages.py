@@ -1,0 +1,173 @@
+"""Packages of three registries: hash first, regular members of the list alone; a client that is missing or fails."""
+
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+import zipfile
+from dataclasses import replace
+
+import pytest
+from draftsmith.recipes.commands import fetch, packages
+from draftsmith.recipes.commands.cli import main
+from draftsmith.recipes.commands.packages import Package, downloaded, files_of, members
+from fails import fails_with
+from PIL import Image
+
+NPM = Package("npm", "@some/one", "1.0.0", "", 1, "MIT")
+PYPI, DEBIAN = replace(NPM, registry="PyPI", name="one"), replace(NPM, registry="Debian", name="one")
+A = "package/a/"
+FILES = {f"{A}1.png": b"one", f"{A}2.png": b"two", "package/install.js": b"rm", "other/a/3.png": b"no"}
+
+
+def tar(files, mode="w:gz", link=None, kind=tarfile.SYMTYPE):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        if link:
+            info = tarfile.TarInfo(f"{A}l.png")
+            info.type, info.linkname = kind, link
+            archive.addfile(info)
+    return out.getvalue()
+
+
+def deb(data, ending="xz"):
+    parts = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", f"data.tar.{ending}": data}
+    heads = {name: f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(part):<10}`\n" for name, part in parts.items()}
+    return b"!<arch>\n" + b"".join(heads[n].encode() + part + b"\n" * (len(part) % 2) for n, part in parts.items())
+
+
+def wheel(*files, mode=0o100644):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in files:
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            archive.writestr(info, data)
+    return out.getvalue()
+
+
+def known(package, data, folder):
+    """The package with the hash of this file, and the file."""
+    package = replace(package, sha256=hashlib.sha256(data).hexdigest())
+    (folder / package.sha256).write_bytes(data)
+    return package, folder / package.sha256
+
+
+@pytest.mark.parametrize(
+    ("package", "data"),
+    [(NPM, tar(FILES)), (PYPI, wheel(*FILES.items())), (PYPI, wheel(*FILES.items(), mode=0)),
+     (DEBIAN, deb(tar({f"./{name}": data for name, data in FILES.items()}, "w:xz"))),
+     (DEBIAN, deb(tar(FILES), "gz"))],
+)  # fmt: skip
+def test_members_are_those_of_the_list(tmp_path, package, data):
+    (tmp_path / "file").write_bytes(data)
+    assert dict(members(package, tmp_path / "file", f"{A}*.png", max_bytes=6)) == dict([*FILES.items()][:2])
+
+
+@pytest.mark.parametrize(
+    ("package", "data", "said"),
+    [
+        (NPM, tar(FILES, link="/etc/passwd"), "l.png is no regular file"),
+        (NPM, tar(FILES, link=f"{A}1.png", kind=tarfile.LNKTYPE), "l.png is no regular file"),
+        (NPM, tar({f"{A}../../../up.png": b"1"}), "up.png is no regular file inside it"),
+        (PYPI, wheel((f"{A}../../../up.png", b"1")), "up.png is no regular file inside it"),
+        (PYPI, wheel((f"{A}l.png", b"/etc/passwd"), mode=0o120777), "l.png is no regular file"),
+        (PYPI, wheel((f"{A}1.png", b"1"), (f"{A}2.png", b"2")).replace(b"2.png", b"1.png"), "or stands twice"),
+        (NPM, tar({f"{A}1.png": b"1234567"}), "it has 7 bytes, expected 6 at most"),
+        (PYPI, wheel((f"{A}1.png", b"1234"), (f"{A}2.png", b"123")), "it has 7 bytes, expected 6 at most"),
+        (NPM, tar({"package/b": b""}), r"cannot take package/a/\*.png out of the tarball: it has no such file"),
+        (NPM, tar(FILES)[:60], "out of the tarball"), (NPM, b"", "out of the tarball"),
+        (DEBIAN, deb(tar(FILES, "w:xz"))[:-150], "out of the package"), (DEBIAN, deb(b"x", "zst"), "out of the"),
+        (DEBIAN, deb(b"")[:100], "out of the package"),
+    ],
+)  # fmt: skip
+def test_hostile_members_are_refused_before_they_are_read(tmp_path, package, data, said):
+    (tmp_path / "file").write_bytes(data)
+    fails_with(said, lambda: [*members(package, tmp_path / "file", f"{A}*.png", max_bytes=6)])
+
+
+def test_the_hash_is_compared_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    package, path = known(NPM, tar(FILES), tmp_path)
+    other, of_other = known(DEBIAN, deb(b""), tmp_path)
+    assert files_of([package, other], [of_other, path]) == {package: path, other: of_other}, "in any order"
+    good = path.read_bytes()
+    path.write_bytes(good + b"x")
+    said = fails_with("the file has the SHA-256", files_of, [package, other], [path, of_other])
+    assert said.where == str(path) and package.sha256 in str(said)
+    runs = []
+
+    def run(command, *, cwd, **_):
+        runs.append(command)
+        (cwd / "some-one-1.0.0.tgz").write_bytes(good if len(runs) > 1 else b"another file")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(packages.subprocess, "run", run)
+    fails_with("came with the SHA-256", files_of, [package])
+    cached = tmp_path / "cache/draftsmith/packages/some-one-1.0.0.tgz"
+    assert not cached.exists() and [files_of([package])[package] for _ in range(2)] == [cached] * 2
+    assert runs == [["npm", "pack", "--ignore-scripts", "@some/one@1.0.0"]] * 2, "what lies in the cache is taken"
+    cached.write_bytes(b"damaged")
+    assert files_of([package])[package].read_bytes() == good and len(runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("package", "stderr", "said", "command"),
+    [
+        (NPM, "npm error code E404\nnpm error 404 Not Found", "npm could not download @some/one 1.0.0: .* E404\n",
+         "npm pack --ignore-scripts @some/one@1.0.0; then --file FILE"),
+        (DEBIAN, "W: odd\nE: Version not found", "E: Version not", "apt-get download one=1.0.0; then --file FILE"),
+        (PYPI, "ERROR: none", "pip could not download one 1.0.0: none",
+         "pip download --no-deps --only-binary=:all: one==1.0.0; then --wheel FILE"),
+    ],
+)  # fmt: skip
+def test_a_failing_or_missing_client_is_named_with_its_command(tmp_path, monkeypatch, package, stderr, said, command):
+    def missing(command, **_):
+        raise FileNotFoundError(2, "No such file or directory", command[0])
+
+    runs = {said: lambda command, **_: subprocess.CompletedProcess(command, 1, "", stderr), "cannot be run": missing}
+    for text, run in runs.items():
+        monkeypatch.setattr(packages.subprocess, "run", run)
+        error = fails_with("", downloaded, package, tmp_path)
+        assert command in error.hint and fails_with(text, downloaded, package, tmp_path)
+
+
+def picture(kind):
+    out = io.BytesIO()
+    Image.new("RGBA", (8, 6), "red").save(out, kind)
+    return out.getvalue()
+
+
+def test_emoji_and_stamps_are_written_out_of_files_at_hand(tmp_path, monkeypatch, capsys):
+    names = {"\U0001f415": ["dog", "animal", "pet"], "\U0001f34e": ["red_apple", "fruit"]}
+    groups = [{"codes": f"{ord(char):X}", "char": char, "group": "Objects", "subgroup": "thing"} for char in names]
+    birds = "./usr/share/tuxpaint/stamps/animals/birds/"
+    stamps = {"owl.png": picture("PNG"), "owl.txt": b"An owl.\nde.utf8=Eule.", "owl_desc.ogg": b"sound",
+              "jay.png": picture("PNG"), "jay.txt": b"A jay!", "odd.png": b"no text"}  # fmt: skip
+    archives = {
+        "_FLUENT": tar({f"package/assets/{code}.webp": picture("WEBP") for code in ("1f415", "1f34e")}),
+        "_NAMES": tar({"package/dist/emoji-en-US.json": json.dumps(names).encode()}),
+        "_GROUPS": tar({"package/emoji.json": json.dumps(groups).encode()}),
+        "_STAMPS": deb(tar({f"{birds}{name}": data for name, data in stamps.items()}, "w:xz")),
+    }
+    pairs = {name: known(getattr(fetch, name), data, tmp_path) for name, data in archives.items()}
+    for name, (package, _) in pairs.items():
+        monkeypatch.setattr(fetch, name, package)
+    *emoji, (stamp, of_stamp) = pairs.values()
+    monkeypatch.setattr(fetch, "_PICTURES", {"fluent": (emoji[0][0], "package/assets/*.webp")})
+    for thing, its in ("stamps", [(stamp, of_stamp)]), ("emoji", emoji):
+        monkeypatch.setitem(fetch.THINGS, thing, replace(fetch.THINGS[thing], packages=tuple(p for p, _ in its)))
+        files = [word for _, file in its for word in ("--file", str(file))]
+        assert main(["fetch", thing, str(tmp_path / thing), *files]) == 0
+        shown, notice = capsys.readouterr().out, (tmp_path / thing / "NOTICE").read_text()
+        assert all(package.licence in shown and package.licence in notice for package, _ in its)
+        (name, count), *_ = json.loads((tmp_path / thing / "manifest.json").read_text())["records"].items()
+        rows = json.loads((tmp_path / thing / f"{name}.json").read_text())
+        assert len(rows) == count == {"stamps": 2, "emoji": 6}[thing]
+    assert main(["fetch", "stamps", str(tmp_path / "no"), "--pictures", "all"]) == 2
+    assert "has no --pictures" in capsys.readouterr().err and not (tmp_path / "no").exists()
