@@ -26,7 +26,7 @@ from .media import ImageReader, Media, check_some
 from .pictures.tiles import Aspect, Convention, Size
 from .pictures.videos import VideoSettings
 from .records.mixture import CURES, Name, RecordSources, Selection, identities
-from .records.record import with_end, without_marks
+from .records.record import in_words, with_end, without_marks
 from .records.records import RecordFile, id_of, name_of, repeated_ids
 from .records.skipped import TEXT_KEPT, SkippedLog
 
@@ -311,23 +311,26 @@ class ConversationDataset:
         self.list_as_left_out(index, error.problem)
 
     def request(
-        self, index: int, *, originals: bool = False, pixels: bool = True, most: int | None = None
+        self, index: int, *, originals: bool = False, pixels: bool = True, most: int | None = None, words: bool = False
     ) -> tuple[Request, str | None]:
         """The prompt up to the last answer, and that answer if the data has it; with `originals` for a captioner.
         Without `pixels` it can only be counted. A prompt of far more than `most` ids is refused before it is tokenized.
+        With `words` each picture is the record's text for it.
         """
         record, file = self.record(index), int(self.places[index, 0])
-        turns, name = record["conversations"], self.sample_id(index)
+        name = self.sample_id(index)
 
         def asked(reader: ImageReader, media: Media) -> Request:
             encoded = encode(
-                turns, self.form, reader.processor, pictures=media.pictures, open_ended=True, record=record, most=most
-            )
+                record["conversations"], self.form, reader.processor, pictures=media.pictures, open_ended=True,
+                record=record, most=most,
+            )  # fmt: skip
             modality = torch.tensor(encoded.modality, dtype=torch.int8)
             shown = media.pixels() if pixels else None
             return Request(torch.tensor(encoded.ids), modality, shown, name, media.pictures, originals=seen)
 
         try:
+            record = in_words(record) if words else record
             media = self._media(record, file)
             seen = media.originals() if originals else ()
             request = asked(self._image_reader, media)
@@ -337,7 +340,8 @@ class ConversationDataset:
             raise self.too_long(error.at_least or 0) from error
         except UserError as error:
             raise self._named(index, error) from error
-        return request, turns[-1]["value"] if turns[-1]["from"] == "gpt" else None
+        last = record["conversations"][-1]
+        return request, last["value"] if last["from"] == "gpt" else None
 
     def identity(self) -> str:
         """Hash of what the samples are made from, for a stage's fingerprint."""

@@ -11,6 +11,8 @@ Letters: T prompt tokens, n tokens of an answer.
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -56,6 +58,10 @@ class AnswersConfig(Section):
     # Answers of the draft are useful only with a target that corrects them (objective: distill).
     shares: dict[Source, float] = Field({"target": 1.0}, min_length=1)
     draft: DraftWriting = DraftWriting()
+    # skip: answers of the target in which three words follow each other twice are left out.
+    loops: Literal["learn", "skip"] = Field("learn", exclude_if=lambda value: value == "learn")
+    # Answers of the target that may begin with the same three words; further ones are left out. null: all.
+    openings: int | None = Field(None, ge=1, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _whole(self) -> AnswersConfig:
@@ -100,6 +106,7 @@ class AnsweredSamples:
     def __init__(self, dataset: ConversationDataset, config: AnswersConfig, answers: Answers | None, *, seed: int):
         self.dataset, self.config, self.answers, self.seed = dataset, config, answers, seed
         self.lengths = dataset.lengths
+        self._unwanted = {} if answers is None else answers.unwanted(config)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -112,6 +119,8 @@ class AnsweredSamples:
         source = self.config.source(self.seed, epoch, self.dataset.sample_id(index))
         if source == "data":
             return Row(self.dataset[index] if pixels else self.dataset.counted(index))
+        if source == "target" and index in self._unwanted:
+            return self._without(index, self._unwanted[index])
         try:
             request, _ = self.dataset.request(index, pixels=pixels, most=self.dataset.config.max_length)
             # The drafter's own tiles, where its image processor is not the target's.
@@ -137,6 +146,11 @@ class AnsweredSamples:
     def _left_out(self, index: int, error: UserError) -> Row:
         """An unusable record keeps its place with nothing to learn from, where it does not end the run."""
         self.dataset.leave_out(index, error)
+        return self._without(index)
+
+    def _without(self, index: int, reason: str | None = None) -> Row:
+        if reason is not None:
+            self.dataset.list_as_left_out(index, reason)
         empty = empty_sample(self.dataset.processor.pad_id)
         return Row(replace(empty, sample_id=self.dataset.sample_id(index)))
 
@@ -259,6 +273,21 @@ class Answers:
     def num_kept(self) -> int:
         """Tokens kept at each place; 0: none."""
         return int(self.reader.identity["kept"])
+
+    def unwanted(self, config: AnswersConfig) -> dict[int, str]:
+        """Numbers of the answers that the section leaves out, and why."""
+        reasons: dict[int, str] = {}
+        begun = Counter[tuple[str, ...]]()
+        for number in range(len(self.reader) if config.loops == "skip" or config.openings else 0):
+            words = re.findall(r"[\w']+", self.reader[number][2].get("text", "").casefold())
+            threes = [*zip(words, words[1:], words[2:], strict=False)]
+            if config.loops == "skip" and len({*threes}) < len(threes):
+                reasons[number] = "three words of the target's answer follow each other twice (answers.loops)"
+                continue
+            begun[tuple(words[:3])] += 1
+            if words and config.openings is not None and begun[tuple(words[:3])] > config.openings:
+                reasons[number] = f"{config.openings} answers begin with the same three words (answers.openings)"
+        return reasons
 
     def read(self, index: int, request: Request) -> tuple[list[int], TopLogProbs | None]:
         """The target's answer to `request`, which is record `index` of the data. Empty if the record was skipped.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ...core.errors import encodable
+from ...core.errors import UserError, encodable
 from ...core.json_types import Json, JsonObject, object_at, text_at
 from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
@@ -109,6 +109,24 @@ def paths(record: JsonObject, key: str) -> list[Json]:
     """The paths (or `Embedded` bytes) that a record names under `key` (image, video): none, one, or a list."""
     named = record.get(key)
     return [] if not named else named if isinstance(named, list) else [named]
+
+
+def in_words(record: JsonObject) -> JsonObject:
+    """The record without its pictures: the text for each (key `told`, in order) stands in the place of its mark. Raises
+    `UserError` where there is not one for each.
+    """
+    marks, texts = MARKS[bool(record.get("video"))], record.get("told")
+    texts = [texts] if isinstance(texts, str) else texts or []
+    count = sum(len(marks.findall(turn["value"])) for turn in record["conversations"])
+    if len(texts) != count or not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"told holds {len(texts)} texts for {count} pictures", hint="write one for each picture, in order"
+        )
+    left = iter(texts)
+    turns = [
+        turn | {"value": marks.sub(lambda mark: str(next(left)), turn["value"])} for turn in record["conversations"]
+    ]
+    return {key: value for key, value in record.items() if key not in ("image", "video")} | {"conversations": turns}
 
 
 def with_end(record: JsonObject, end: str) -> JsonObject:

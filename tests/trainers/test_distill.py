@@ -318,7 +318,7 @@ def test_shared_out_weights_cannot_write(train):
         (["stages.distill.objective.probabilities=kept", "stages.distill.answers.shares={target: 0.5, data: 0.5}"],
          "answers.shares to {target: 1}"),
         (["stages.distill.objective={probabilities: kept, temperature: 2.0}"], "taken at temperature 1"),
-        (["stages.finetune.model=target", "stages.finetune.objective={kind: distill}"], "for a drafter's stage"),
+        (["stages.finetune.model=target", "stages.finetune.objective={kind: distill}"], "a regenerate stage wrote"),
         (["stages.distill.objective.divergence=js"], "stages.distill.objective.divergence"),
         (["stages.distill.objective.beta=1.5"], "stages.distill.objective.beta"),
         (["stages.distill.answers.shares={target: 0.5, data: 0.5}", "stages.distill.packing={max_tokens: 512}"],

@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from torch import Tensor
+
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.json_types import JsonObject, list_at, with_each
@@ -36,6 +38,7 @@ class Texts:
         max_new_tokens: of an answer.
         top: log-probabilities that are kept at each token; 0: none are.
         batch_size: requests that are answered together.
+        in_words: the target reads the record's text for each picture; stored is the picture's own prompt.
     """
 
     def __init__(
@@ -49,7 +52,9 @@ class Texts:
         max_new_tokens: int,
         top: int,
         batch_size: int,
+        in_words: bool = False,
     ):
+        self.in_words = in_words
         self.context, self.warp, self.max_new_tokens, self.top = context, warp, max_new_tokens, top
         self.processor = context.processor()
         self.ends = end_ids(self.processor, form)
@@ -120,13 +125,13 @@ class Texts:
         requests = {number: self._request(number) for number in numbers}
         usable = {number: request for number, request in requests.items() if request is not None}
         seeds = [self.context.seed * 1_000_003 + number for number in usable]
-        written = self._write(list(usable.values()), seeds)
+        written = self._write([request for request, _ in usable.values()], seeds)
 
         def finish() -> Iterator[Answer]:
             for number in requests.keys() - usable.keys():
                 yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
-            for (number, request), seed, answer in zip(usable.items(), seeds, written(), strict=True):
-                tensors = {"prompt": text_ids(request), **kept_tensors(answer.top_log_probs)}
+            for (number, (_, prompt)), seed, answer in zip(usable.items(), seeds, written(), strict=True):
+                tensors = {"prompt": prompt, **kept_tensors(answer.top_log_probs)}
                 yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
 
         return finish
@@ -143,14 +148,17 @@ class Texts:
             eos_ids=self.ends, keep=keep, prefill_chunk=self.target.prefill_chunk, watch=self._wrote,
         )  # fmt: skip
 
-    def _request(self, number: int) -> Request | None:
-        """The request, or None where the record cannot be used and is left out."""
+    def _request(self, number: int) -> tuple[Request, Tensor] | None:
+        """The request, and the prompt that its answer is stored under, or None where the record cannot be used and is
+        left out.
+        """
         try:
             most = self.dataset.config.max_length
-            request = self.target.view(self.dataset.request(number, most=most)[0])
+            own = self.dataset.request(number, most=most, pixels=not self.in_words)[0]
+            request = self.target.view(self.dataset.request(number, most=most, words=True)[0] if self.in_words else own)
             if len(request.ids) >= self.dataset.config.max_length:
                 raise self.dataset.too_long(len(request.ids) + 1)
-            return request
+            return request, text_ids(own)
         except UserError as error:
             self.dataset.leave_out(number, error)
             return None

@@ -38,7 +38,7 @@ from ..serve.written_texts import Texts
 from ..train.engine import init_distributed
 from ..train.fit import Expected
 
-TEXTS = {"data", "format", "max_new_tokens", "keep_logprobs", "engine", "expected"}
+TEXTS = {"data", "pictures", "format", "max_new_tokens", "keep_logprobs", "engine", "expected"}
 PICTURES = {"prompts", "repeats"}
 
 
@@ -49,6 +49,9 @@ class RegenerateStage(Stage):
     kind: Literal["regenerate"]
     # Texts: the questions are each record's conversation up to its last answer.
     data: ConversationData | None = None
+    # Texts: told asks the target with the record's text for each picture (key `told`, one for each) in the place of the
+    # picture, as a teacher of a target that is to see; the answers are to the pictures' own prompts.
+    pictures: Literal["seen", "told"] = Field("seen", exclude_if=lambda value: value == "seen")
     # Pictures: what they are of.
     prompts: PromptSource | None = None
     # null: 0 for texts, which is greedy and the right one where evaluation is greedy; 1 for pictures. Guidance is the
@@ -154,7 +157,7 @@ class RegenerateStage(Stage):
             assert self.data is not None
             source = Texts(
                 self.data, self.format, context, self.engine, warp=warp, max_new_tokens=self.max_new_tokens,
-                top=self.keep_logprobs or 0, batch_size=self.batch_size,
+                top=self.keep_logprobs or 0, batch_size=self.batch_size, in_words=self.pictures == "told",
             )  # fmt: skip
         per_shard = self.samples_per_shard or source.per_shard
         folder = context.folder / self.shards

@@ -19,12 +19,13 @@ import torch
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
+from ...core.pictures import IMAGE_MARK
 from ...core.section import torch_dtype
 from ...data.collate import ConversationCollate
 from ...data.conversations import PromptFormat, end_ids
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
-from ...data.families.table import PICTURE_FAMILIES
+from ...data.families.table import PICTURE_FAMILIES, TEMPLATES
 from ...data.loader import Collate, Samples, StepBatches, Subset
 from ...data.order import BucketedOrder
 from ...data.sources import SHARDS, AnswerCollate, AnsweredSamples, Answers
@@ -161,6 +162,9 @@ def training_module(
     if isinstance(objective, CrossEntropyObjective):
         resume = dict(context.target).get("resume", "max_plus_one")
         return training_of(model, stage.trainable, resume=resume, **settings)
+    if stage.model == "target" and not family_of(model.config).shares_pictures:
+        problem = f"objective: distill trains a {model.config.model_type} as a draft alone, not as a target"
+        raise UserError(problem, key=f"stages.{context.name}.objective", hint="use cross_entropy, or a LLaVA")
     teacher = None
     if objective.probabilities == "online":
         if (difference := other_pictures(context, stage.data)) is None:

@@ -277,8 +277,13 @@ class RecordsSettings(TrainSettings):
             raise Refused("from.path", f"is a head's, and this stage trains {what}", f"give {key}.path")
         _check_packing(self)
         distills = self._distills
-        if self.model != "drafter" and (distills or self.answers is not None):
-            raise ValueError("objective: distill and answers are for a drafter's stage")
+        if self.model == "captioner" and (distills or self.answers is not None):
+            raise ValueError("objective: distill and answers are for a stage of a drafter or a target")
+        if self.model == "target" and (self._draft_answers or (distills and distills.probabilities == "online")):
+            raise ValueError(
+                "a target learns what a regenerate stage wrote and kept: answers.shares without draft, and objective: "
+                "distill with probabilities: kept"
+            )
         if self._draft_answers and (distills is None or distills.cross_entropy):
             raise ValueError(
                 "answers that the draft writes need objective: distill without cross_entropy, which would teach it "

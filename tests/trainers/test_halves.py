@@ -1,0 +1,145 @@
+"""A target of pretrained halves through its stages: captions, a teacher that reads text, and what its answers teach."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from draftsmith.data.processor_files import load_processor
+from draftsmith.data.shards.shards import ShardReader, claim, finish, write_shard
+from draftsmith.data.sources import SHARDS, SKIPPED
+from draftsmith.recipes.config.dry_run import dry_run
+from draftsmith.recipes.config.plan import plan
+from fails import fails_with
+from halves_tiny import SIDE, language_model, tower
+from PIL import Image
+from safetensors.torch import load_file
+from stages_run import list_anew, runner
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlavaForConditionalGeneration
+
+NAMES = ["red apple", "green pear", "blue cup", "old tree", "round ball", "small cat"]
+QUESTION = "What is this? Picture: "
+
+
+def recipe(folder):
+    data = {"path": str(folder / "data.json"), "aspect": "square", "max_length": 128, "on_error": "skip"}
+    read = {"data": data, "format": {"template": "qwen", "system": "", "image_rule": "verbatim", "image_join": "hf"}}
+    train = read | {
+        "kind": "train", "model": "target", "steps": 2, "batch_size": 4, "micro_batch_size": 4, "log_every": 1,
+        "optim": {"lr": 1e-2, "warmup_steps": 1, "clip_norm": 1.0}, "trainable": ["projector"],
+    }  # fmt: skip
+    learn = train | {"from": "caption", "answers": {"from": "answers"}}
+    both = {"trainable": ["projector", "language_model"], "lora": {"rank": 2}}
+    kept = {"objective": {"kind": "distill", "divergence": "kl", "probabilities": "kept"}}
+    answers = {"kind": "regenerate", "pictures": "told", "keep_logprobs": 4, "max_new_tokens": 6}
+    return {
+        "target": {"kind": "llava", "language_model": str(folder / "lm"), "vision_tower": str(folder / "tower")},
+        "stages": {
+            "caption": train, "answers": read | answers, "finetune": learn | both, "distilled": learn | kept,
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The run, what was said, and what loads and runs its recipe."""
+    folder = tmp_path_factory.mktemp("emoji")
+    records = []
+    for number, name in enumerate(NAMES):
+        Image.new("RGB", (SIDE, SIDE), (40 * number, 255 - 40 * number, 90)).save(folder / f"{number}.png")
+        turns = [{"from": "human", "value": f"{QUESTION}<image>"}, {"from": "gpt", "value": f"A {name}."}]
+        record = {"id": name, "image": f"{number}.png", "conversations": turns, "told": f"a {name} (thing: nice)"}
+        records.append(record)
+    del records[-1]["told"]
+    (folder / "data.json").write_text(json.dumps(records))
+    language_model(folder / "lm")
+    tower(folder / "tower")
+    loaded, run = runner(lambda: recipe(folder), "recipe")
+    return folder, run(folder / "run"), loaded, run
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_dry_run_has_the_sizes_of_both_halves(made):
+    folder, _, loaded, _ = made
+    one = loaded(folder / "other")
+    lines = dry_run(one.recipe, plan(one.recipe, one.path))
+    text = sum(value.numel() for value in weights(folder / "lm").values())
+    assert f"{text + 2 * 32:,}" in lines and "makes it of two halves" in lines, "two rows more"
+
+
+def test_a_stage_writes_a_folder_that_later_ones_and_others_load(made):
+    folder, _, _, _ = made
+    first, last = (
+        LlavaForConditionalGeneration.from_pretrained(folder / "run" / name).state_dict()
+        for name in ("caption", "finetune")
+    )
+    lm = weights(folder / "lm")
+    eyes = {f"model.vision_tower.{name}": value for name, value in weights(folder / "tower").items()}
+    assert all(torch.equal(first[name], value) and torch.equal(last[name], value) for name, value in eyes.items())
+    inside = {name: f"model.language_model.{name.removeprefix('model.')}" for name in lm if "embed" not in name}
+    assert all(torch.equal(first[there], lm[name]) for name, there in inside.items()), "captions move the projector"
+    moved = {name for name, there in inside.items() if not torch.equal(last[there], lm[name])}
+    assert moved == {name for name in inside if "_proj" in name}, "adapters are merged"
+    processor = load_processor(folder / "run" / "finetune")
+    assert processor.selects == "full" and processor.num_image_tokens == 4
+    parts = [{"type": "text", "text": QUESTION}, {"type": "image"}]
+    shown = processor.tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+    )
+    assert shown == f"<|im_start|>user\n{QUESTION}<image><|im_end|>\n<|im_start|>assistant\n"
+
+
+@torch.inference_mode()
+def test_the_teacher_reads_the_text_and_the_answer_is_to_the_picture(made):
+    """As the language model by itself writes it; a record without text is left out."""
+    folder, _, _, _ = made
+    reader = ShardReader(folder / "run" / "answers" / SHARDS)
+    model = AutoModelForCausalLM.from_pretrained(folder / "lm").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "lm")
+    for (_, tensors, info), name in zip(reader, NAMES[:-1], strict=False):
+        turn = f"<|im_start|>user\n{QUESTION}{{}}<|im_end|>\n<|im_start|>assistant\n"
+        asked = tokenizer(turn.format(f"a {name} (thing: nice)"), return_tensors="pt").input_ids
+        ids = tensors["ids"].tolist()
+        scores = model(torch.cat([asked, torch.tensor([ids])], 1)).logits[0, asked.shape[1] - 1 : -1]
+        assert scores.argmax(-1).tolist() == ids and info["stop"] in ("eos", "length")
+        assert tokenizer.decode(tensors["prompt"]) == turn.format("")
+        best = scores.log_softmax(-1).max(-1).values
+        torch.testing.assert_close(tensors["top_log_probs"][:, 0], best, atol=2e-2, rtol=0)
+    assert reader[len(NAMES) - 1][2]["stop"] == SKIPPED
+    listed = (folder / "run" / "answers" / "skipped.jsonl").read_text()
+    assert "told holds 0 texts for 1 pictures" in listed
+    steps = [json.loads(line) for line in (folder / "run" / "distilled" / "metrics.jsonl").open()]
+    assert any(row.get("alpha", 0) > 0 for row in steps), "it compares with what was kept"
+
+
+def test_loops_and_openings_leave_the_order_by_reason(made):
+    """Answers that are rewritten: one loops, four begin alike, of which two may."""
+    folder, _, _, run = made
+    again = folder / "again"
+    shutil.copytree(folder / "run", again)
+    for name in ("finetune", "distilled"):
+        shutil.rmtree(again / name)
+    shards = again / "answers" / SHARDS
+    reader, texts = ShardReader(shards), ["a red cat, a red cat", *("It is a thing.",) * 4, ""]
+    identity = reader.identity
+    samples = [(key, tensors, info | {"text": text}) for (key, tensors, info), text in zip(reader, texts, strict=True)]
+    shutil.rmtree(shards)
+    claim(shards, identity)
+    write_shard(shards, 0, iter(samples), {SKIPPED: 1})
+    finish(shards, identity, num_shards=1)
+    list_anew(again / "answers")
+    said = run(again, "stages.finetune.answers={from: answers, loops: skip, openings: 2}", stages=["finetune"])
+    assert "2 samples" in "\n".join(said)
+    listed = [json.loads(line) for line in (again / "finetune" / "skipped.jsonl").open()]
+    reasons = {row["record"]: row["reason"] for row in listed}
+    assert reasons.keys() == {0, 3, 4, 5} and "(answers.loops)" in reasons[0] and "(answers.openings)" in reasons[3]
+
+
+def test_what_a_target_cannot_learn_is_refused(made):
+    folder, _, loaded, _ = made
+    problem = "what a regenerate stage wrote and kept"
+    for setting in ("answers.shares={target: 0.5, draft: 0.5}", "objective={kind: distill}"):
+        fails_with(problem, loaded, folder / "no", f"stages.finetune.{setting}")
