@@ -186,14 +186,20 @@ def _record(name: object, kind: str, about: Sequence[Item], paths: Sequence[str]
 
 
 def captions(chosen: Sequence[Item], draw: random.Random) -> Iterator[JsonObject]:
-    """A question with its answer for each rendering: the name of a plain one; of others category or keywords, too."""
+    """A question with its answer for each rendering: the name of a plain one; of others category or keywords, too.
+    `words` are what a picture's four places are about (a stage `contrast`).
+    """
     for item, paths in ((one, paths) for one in chosen for paths in one.renderings):
         answers = {"naming": _with_article(item.name), "category": item.category,
                    "keywords": ", ".join(item.keywords[:3])}  # fmt: skip
         for path in paths:
             kind = "naming" if path == paths[0] else draw.choice(["naming", *CAPTIONS, "naming"])
             kind = kind if answers[kind] else "naming"
-            yield _record(Path(path).stem, kind, [item], [path], draw.choice(CAPTIONS[kind]), _sentence(answers[kind]))
+            words = [item.name, head_noun(item.name), item.category, ", ".join(item.keywords[:6])]
+            record = _record(
+                Path(path).stem, kind, [item], [path], draw.choice(CAPTIONS[kind]), _sentence(answers[kind])
+            )
+            yield record | {"words": [text or item.name for text in words]}
 
 
 def questions(chosen: Sequence[Item], count: int, draw: random.Random, *, plain: bool) -> Iterator[JsonObject]:
@@ -222,7 +228,7 @@ def write_emoji(
     least_held: int = 0,
 ) -> JsonObject:  # fmt: skip
     """Write pictures and records, and return what the manifest says of them. `pictures`: set -> code -> PNG or WebP.
-    `text.json` has the questions of `questions.json`, id by id, with text in the picture's place.
+    `held_out_names.json` and `trained_names.json` have plain pictures with their names. `text.json` has the questions of `questions.json`, id by id, with text in the picture's place.
     """
     training, held, nouns = split(every)
     training, held = _drawn(folder, training, pictures, seed, renderings), _drawn(folder, held, pictures, seed, 0)
@@ -233,6 +239,9 @@ def write_emoji(
     records["questions"] = list(questions(training, num_questions, draws["questions"], plain=False))
     for name, chosen in ("held_out", held), ("trained", training):
         records[name] = list(questions(chosen, num_evaluated, draws[name], plain=True))
+        plain = [replace(item, renderings=tuple(paths[:1] for paths in item.renderings)) for item in chosen]
+        named = list(captions(plain, draws[name]))
+        records[f"{name}_names"] = draws[name].sample(named, min(len(named), 160))
     records["text"] = [as_text(record) for record in records["questions"]]
     for record in itertools.chain(records["captions"], records["questions"], records["text"]):
         texts = [*record["told"], *(turn["value"] for turn in record["conversations"])]

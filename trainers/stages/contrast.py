@@ -39,7 +39,7 @@ _PICTURES = 16  # that the tower reads at once
 
 class ContrastStage(Stage):
     usual_purpose: ClassVar[str] = "the projector learns words for pictures"
-    trained: ClassVar[str] = "target: projector"
+    positions: ClassVar[int | None] = None  # of the language model: as it has them
 
     kind: Literal["contrast"]
     model: Literal["target"] = "target"
