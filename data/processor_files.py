@@ -66,9 +66,7 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
     return family.read(Files(tokenizer, settings, images, source, revision, key))
 
 
-def processor_of_halves(
-    language_model: str, tower: str, family: PictureFamily, revision: str | None = None
-) -> Processor:
+def processor_of_halves(language_model: str, tower: str, family: PictureFamily) -> Processor:
     """The processor of a model that is made of a pretrained language model and a tower: the one's tokenizer with the
     tokens that it lacks (<image>, and one that pads and ends nothing), the other's images. Raises `UserError` where the
     files are missing or do not fit.
@@ -77,8 +75,8 @@ def processor_of_halves(
 
     key = "target.language_model"
     with reading_pretrained(language_model, "cannot load the tokenizer of", key=key, hint=_CURE, weights=False):
-        tokenizer = AutoTokenizer.from_pretrained(language_model, revision=revision)
-        ends = Checkpoint(language_model, revision).generation_ends()
+        tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(language_model))
+        ends = Checkpoint(language_model).generation_ends()
     add_marks(tokenizer, IMAGE_MARK)
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": "<pad>"})

@@ -57,6 +57,7 @@ class ImageTargetSection(Kinded):
     draws_images: ClassVar[Literal[True]] = True
     reads_text_alone: ClassVar[bool] = False
     tensor_parallel_size: ClassVar[Literal[1]] = 1  # each rank holds the whole
+    halves: ClassVar[None] = None
     is_trained_here: ClassVar[bool] = False  # transformer and image tokenizer; published ones are not
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
     adt_bound: ClassVar[tuple[int, float]]  # k and delta of LANTERN beside them

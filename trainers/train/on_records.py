@@ -339,7 +339,7 @@ def save_model(
     if family_of(model.config).shares_pictures:
         selects = model.config.vision_feature_select_strategy
         processor = replace(processor.of_family(PICTURE_FAMILIES[family]), selects=selects)
-    template = None if context.target.halves is None else TEMPLATES.get(stage.format.template)
+    template = None if language_section(context.target).halves is None else TEMPLATES.get(stage.format.template)
     if stage.model == "target" and template is not None and template.head:
         # The language model's own may write a system sentence that was not trained with, and no pictures.
         system = template.system if stage.format.system is None else stage.format.system

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -126,7 +126,6 @@ def lite0_model() -> type[PreTrainedModel]:
 
         config_class = lite0_config()
         main_input_name = "pixel_values"
-        input_modalities = ("image",)
         # It has no attention: whichever a LLaVA is loaded with is right.
         _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
         _no_split_modules = ["_Block"]  # noqa: RUF012
@@ -150,8 +149,9 @@ def lite0_model() -> type[PreTrainedModel]:
             self.conv_head = nn.Conv2d(channels, config.head_channels, 1, bias=False)
             self.bn1 = _Norm(config.head_channels, config.batch_norm_eps)
             self.num_places = (config.image_size // config.patch_size) ** 2
-            self.register_buffer("mean", torch.zeros(config.hidden_size - self.num_places))
-            self.register_buffer("std", torch.ones(config.hidden_size - self.num_places))
+            features = config.hidden_size - self.num_places
+            self.register_buffer("mean", torch.zeros(features))
+            self.register_buffer("std", torch.ones(features))
             self.post_init()
 
         def _init_weights(self, module: nn.Module) -> None:
@@ -214,17 +214,10 @@ def save_lite0(state: Mapping[str, Tensor], folder: Path) -> None:
     images.save_pretrained(folder)
 
 
-def _register_config(table: Any) -> None:
-    table.AutoConfig.register(LITE0, lite0_config())
-
-
-def _register_model(table: Any) -> None:
-    table.AutoModel.register(lite0_config(), lite0_model())
-
-
-_TABLES = {
-    "transformers.models.auto.configuration_auto": _register_config,
-    "transformers.models.auto.modeling_auto": _register_model,
+# Module of transformers with a table -> what registers the tower in it.
+_TABLES: dict[str, Callable[[Any], None]] = {
+    "transformers.models.auto.configuration_auto": lambda table: table.AutoConfig.register(LITE0, lite0_config()),
+    "transformers.models.auto.modeling_auto": lambda table: table.AutoModel.register(lite0_config(), lite0_model()),
 }
 
 

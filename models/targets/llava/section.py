@@ -92,8 +92,8 @@ class LlavaTargetConfig(SeeingSection):
     kind: Literal["llava", "llava_next", "llava_onevision"]
     # Inline configs, or a pretrained language model and a tower by their folders: a `train` stage with `model: target`
     # begins with these weights and a random projector. The tokenizer gets <image> and a pad token, where it has none.
-    language_model: Place | InlineModel | None = None
-    vision_tower: Place | InlineModel | None = None
+    language_model: Place | InlineModel | None = None  # type: ignore[assignment]
+    vision_tower: Place | InlineModel | None = None  # type: ignore[assignment]
     # Of a tower of its own; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer) and of a
     # tower that keeps its last state alone.
     vision_feature_layer: int | None = None
