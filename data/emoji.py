@@ -54,14 +54,14 @@ _NO_PHOTOGRAPHS = {"symbols", "cartoon", "toys", "plastic", "roadsigns", "flags"
 
 @dataclass(frozen=True)
 class Item:
-    """One thing with a name, and where its pictures lie."""
+    """One thing with a name, or one picture of it."""
 
     code: str  # Unicode's, in hex with hyphens
     name: str
     category: str
     keywords: tuple[str, ...] = ()
     is_object: bool = True  # so that its noun may be held out
-    renderings: tuple[tuple[str, ...], ...] = ()  # of each picture: paths, the plain one first
+    paths: tuple[str, ...] = ()  # of renderings of one of its pictures, the plain one first
 
     @property
     def in_words(self) -> str:
@@ -159,19 +159,17 @@ def rendered(data: bytes, draw: random.Random | None = None, *, flips: bool = Tr
 
 def _drawn(folder: Path, chosen: Sequence[Item], pictures: Mapping[str, Mapping[str, bytes]], seed: int, more: int
            ) -> list[Item]:  # fmt: skip
-    """The items of which there are pictures, each with the renderings that were written: a plain one and `more`."""
+    """An item for each picture, with the renderings that were written: a plain one and `more`."""
     (folder / "pictures").mkdir(exist_ok=True)
     result = []
-    for item in chosen:
-        renderings = []
-        for name, data in ((f"{kind}-{item.code}", of[item.code]) for kind, of in pictures.items() if item.code in of):
-            draw = random.Random(f"{seed} {name}")
-            paths = [f"pictures/{name}.jpg", *(f"pictures/{name}-{number}.jpg" for number in range(1, more + 1))]
+    for item, (kind, of) in itertools.product(chosen, pictures.items()):
+        if item.code in of:
+            ends = ["", *(f"-{number}" for number in range(1, more + 1))]
+            paths = [f"pictures/{kind}-{item.code}{end}.jpg" for end in ends]
+            draw, flips = random.Random(f"{seed} {paths[0]}"), not _ONE_WAY.search(item.name)
             for path in paths:
-                image = rendered(data, None if path == paths[0] else draw, flips=not _ONE_WAY.search(item.name))
-                (folder / path).write_bytes(image)
-            renderings.append(tuple(paths))
-        result += [replace(item, renderings=tuple(renderings))] if renderings else []
+                (folder / path).write_bytes(rendered(of[item.code], draw if path != paths[0] else None, flips=flips))
+            result.append(replace(item, paths=tuple(paths)))
     return result
 
 
@@ -186,24 +184,30 @@ def _record(name: object, kind: str, about: Sequence[Item], paths: Sequence[str]
 
 
 def captions(chosen: Sequence[Item], draw: random.Random) -> Iterator[JsonObject]:
-    """A question with its answer for each rendering: the name of a plain one; of others category or keywords, too."""
-    for item, paths in ((one, paths) for one in chosen for paths in one.renderings):
+    """A question with its answer for each rendering: the name of a plain one; of others category or keywords, too.
+    `words` are what a picture's four places are about, for a stage `contrast`.
+    """
+    for item in chosen:
         answers = {"naming": _with_article(item.name), "category": item.category,
                    "keywords": ", ".join(item.keywords[:3])}  # fmt: skip
-        for path in paths:
-            kind = "naming" if path == paths[0] else draw.choice(["naming", *CAPTIONS, "naming"])
-            kind = kind if answers[kind] else "naming"
-            yield _record(Path(path).stem, kind, [item], [path], draw.choice(CAPTIONS[kind]), _sentence(answers[kind]))
+        for path in item.paths:
+            kinds = [kind for kind in ("naming", *CAPTIONS, "naming") if answers[kind]]
+            kind = "naming" if path == item.paths[0] else draw.choice(kinds)
+            question, answer = draw.choice(CAPTIONS[kind]), _sentence(answers[kind])
+            words = [item.name, head_noun(item.name), item.category, ", ".join(item.keywords[:6])]
+            yield _record(Path(path).stem, kind, [item], [path], question, answer) | {
+                "words": [text or item.name for text in words]
+            }
 
 
 def questions(chosen: Sequence[Item], count: int, draw: random.Random, *, plain: bool) -> Iterator[JsonObject]:
-    """Questions without answers, each kind and each item as often as the others. `plain`: about plain renderings."""
+    """Questions without answers, each kind and each picture as often as the others. `plain`: about plain renderings."""
     order = itertools.chain.from_iterable(iter(lambda: draw.sample(chosen, len(chosen)), []))
     for number, kind, item in zip(range(count), itertools.cycle(QUESTIONS), order, strict=False):
         about = [item]
         if kind == "comparing":
             about += [draw.choice([other for other in chosen if other.name != item.name])]
-        paths = [draw.choice(draw.choice(one.renderings)[: 1 if plain else None]) for one in about]
+        paths = [one.paths[0] if plain else draw.choice(one.paths) for one in about]
         more = (_sentence(_with_article(item.name)), _SECOND) if kind == "two_turns" else ()
         yield _record(number, kind, about, paths, draw.choice(QUESTIONS[kind]), *more)
 
@@ -222,7 +226,8 @@ def write_emoji(
     least_held: int = 0,
 ) -> JsonObject:  # fmt: skip
     """Write pictures and records, and return what the manifest says of them. `pictures`: set -> code -> PNG or WebP.
-    `text.json` has the questions of `questions.json`, id by id, with text in the picture's place.
+    `held_out_names.json` and `trained_names.json` have plain pictures with their names; `text.json` has the questions
+    of `questions.json`, id by id, with text in the picture's place.
     """
     training, held, nouns = split(every)
     training, held = _drawn(folder, training, pictures, seed, renderings), _drawn(folder, held, pictures, seed, 0)
@@ -233,15 +238,16 @@ def write_emoji(
     records["questions"] = list(questions(training, num_questions, draws["questions"], plain=False))
     for name, chosen in ("held_out", held), ("trained", training):
         records[name] = list(questions(chosen, num_evaluated, draws[name], plain=True))
+        named = draws[name].sample(chosen, min(len(chosen), 160))
+        records[f"{name}_names"] = [*captions([replace(item, paths=item.paths[:1]) for item in named], draws[name])]
     records["text"] = [as_text(record) for record in records["questions"]]
-    for record in itertools.chain(records["captions"], records["questions"], records["text"]):
+    for record in itertools.chain(records["captions"], records["text"]):
         texts = [*record["told"], *(turn["value"] for turn in record["conversations"])]
         assert not any(holds(text, nouns) for text in texts), f"a held-out noun stands in a text of training: {texts}"
-    num_held = sum(len(item.renderings) for item in held)
-    assert num_held >= least_held, f"{num_held} held-out pictures, expected {least_held} at least"
+    assert len(held) >= least_held, f"{len(held)} held-out pictures, expected {least_held} at least"
     for name, rows in records.items():
         (folder / f"{name}.json").write_text(json.dumps(rows, indent=0))
-    counts = {name: {"names": len({item.name for item in chosen}), "pictures": sum(len(i.renderings) for i in chosen)}
+    counts = {name: {"names": len({item.name for item in chosen}), "pictures": len(chosen)}
               for name, chosen in (("training", training), ("held_out", held))}  # fmt: skip
     return {"seed": seed, "renderings": renderings, "records": {name: len(rows) for name, rows in records.items()},
             "held_nouns": sorted(nouns), **counts}  # fmt: skip

@@ -20,6 +20,7 @@ from ...models.targets.table import REFUSED, AnyTarget
 from ...trainers.run.context import EngineConfig
 from ...trainers.run.stage import Hardware, Stage
 from ...trainers.stages.cache import CacheStage
+from ...trainers.stages.contrast import ContrastStage
 from ...trainers.stages.encode import EncodeStage
 from ...trainers.stages.evaluate import EvaluateStage
 from ...trainers.stages.generate import GenerateStage
@@ -30,7 +31,15 @@ from ...trainers.stages.train import AnyTrain, TrainRecords, TrainStage, chosen
 from ...trainers.train.fit import SCRATCH
 
 AnyStage = Annotated[
-    GenerateStage | PromptsStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,
+    GenerateStage
+    | PromptsStage
+    | EncodeStage
+    | RegenerateStage
+    | CacheStage
+    | ContrastStage
+    | AnyTrain
+    | EvaluateStage
+    | PublishStage,
     Field(discriminator="kind"),
 ]
 

@@ -80,18 +80,20 @@ def test_records_are_strict_well_formed_and_the_same_for_a_seed(tmp_path):
     } <= changed and "pictures/noto-50.jpg" not in changed
     sets = {name: json.loads(files[0][f"{name}.json"]) for name in manifests[0]["records"]}
     lengths = {"captions": 15, "questions": 60, "held_out": 12, "trained": 12, "text": 60}
+    lengths |= {"held_out_names": 5, "trained_names": 5}
     assert {name: len(rows) for name, rows in sets.items()} == manifests[0]["records"] == lengths
     assert len({row["id"] for row in sets["captions"]}) == 15 == 3 * manifests[0]["training"]["pictures"]
     for name, row in ((name, row) for name, rows in sets.items() for row in rows):
         assert check_record(row) is None and len(row["told"]) == 1 + (row["kind"] == "comparing")
         paths = [] if name == "text" else row["image"] if isinstance(row["image"], list) else [row["image"]]
         assert files[0].keys() >= {*paths}
-        if name in ("held_out", "trained"):
+        if name.startswith(("held_out", "trained")):
             assert all(path.count("-") == 1 for path in paths), "plain ones"
-        assert bool(re.search(rf"\b({'|'.join(HELD)})(s|es)?\b", json.dumps(row).lower())) == (name == "held_out")
+        assert bool(re.search(rf"\b({'|'.join(HELD)})(s|es)?\b", json.dumps(row).lower())) == ("held_out" in name)
     assert (
         {row["kind"] for row in sets["questions"]} == {row["kind"] for row in sets["held_out"]} == set(emoji.QUESTIONS)
     )
+    assert all(row["words"][:3] == [row["name"], row["name"].split()[-1], "thing"] for row in sets["captions"][:3])
     naming = next(row for row in sets["captions"] if row["kind"] == "naming")["conversations"]
     assert naming[0]["value"].endswith("Picture: <image>") and naming[1]["value"] == "A big apple."
     for row, text in zip(sets["questions"], sets["text"], strict=True):

@@ -73,8 +73,8 @@ def lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
     """The config of the model that a stage on records trains, and what its pictures are read with."""
     stage, recipe = plan.stage, plan.recipe
     target = target_shape(recipe)
-    drafter = cast(LvlmConfig | None, stage.drafter or recipe.drafter)
-    if stage.model == "target" or drafter is None:
+    drafter = None if stage.model == "target" else cast(LvlmConfig | None, stage.drafter or recipe.drafter)
+    if drafter is None:
         return target, image_reader_of(stage.data, target, language_section(recipe.target).picture_family)
     config = drafter.config_beside(target)
     if drafter.pictures == "own":

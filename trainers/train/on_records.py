@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ...core.errors import UserError
 from ...core.pictures import IMAGE_MARK
 from ...core.section import torch_dtype
 from ...data.collate import ConversationCollate
-from ...data.conversations import end_ids
+from ...data.conversations import PromptFormat, end_ids
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...data.families.table import PICTURE_FAMILIES, TEMPLATES
@@ -64,7 +64,7 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
     processor = context.processor_of(stage.model)
     dataset = records.open_records(stage.data, stage.format, context, processor, learned=stage.learns_answers)
-    model = _start_weights(stage, context, processor, seed)
+    model = start_weights(stage, context, processor, seed)
     text = model.config.get_text_config()
     if stage.positions is not None:
         assert language_model_of(model).config is text, "one config, so that what is saved is what was trained"
@@ -270,7 +270,18 @@ def check_positions(positions: int, stage: RecordsSettings) -> None:
         )
 
 
-def _start_weights(stage: RecordsSettings, context: Context, processor: Processor, seed: int) -> PreTrainedModel:
+class OfRecords(Protocol):
+    """What the model of a stage on records, and the folder that it leaves, depend on."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def data(self) -> ConversationData: ...
+    @property
+    def format(self) -> PromptFormat: ...
+
+
+def start_weights(stage: OfRecords, context: Context, processor: Processor, seed: int) -> PreTrainedModel:
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
     trained = context.inputs.get(stage.model)
     if trained is not None:
@@ -296,6 +307,19 @@ def _save(
     stage: RecordsSettings, context: Context, engine: Engine, processor: Processor, total: int, seed: int
 ) -> None:
     """The result: a directory that transformers loads, written by rank 0."""
+    with engine.full_weights():
+        if ranks.is_main():
+            module = engine.module
+            assert isinstance(module, ModelTraining)
+            merge_adapters(module.model)
+            save_model(stage, context, module.model, processor, total, seed)
+    ranks.barrier()
+
+
+def save_model(
+    stage: OfRecords, context: Context, model: PreTrainedModel, processor: Processor, total: int, seed: int
+) -> None:
+    """Write a trained draft, target or captioner with its processor and manifest into the stage's folder."""
     draft = context.drafter if stage.model == "drafter" else None
     manifest = {
         **({} if draft is None else {"drafter": draft.model_dump(mode="json")}),
@@ -310,20 +334,14 @@ def _save(
         "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,
     }
-    with engine.full_weights():
-        if ranks.is_main():
-            module = engine.module
-            assert isinstance(module, ModelTraining)
-            merge_adapters(module.model)
-            save_lvlm(module.model, context.folder, manifest)
-            family: Any = module.model.config.model_type
-            if family_of(module.model.config).shares_pictures:
-                selects = module.model.config.vision_feature_select_strategy
-                processor = replace(processor.of_family(PICTURE_FAMILIES[family]), selects=selects)
-            template = None if language_section(context.target).halves is None else TEMPLATES.get(stage.format.template)
-            if stage.model == "target" and template is not None and template.head:
-                # The language model's own may write a system sentence that was not trained with, and no pictures.
-                system = template.system if stage.format.system is None else stage.format.system
-                processor.tokenizer.chat_template = template.jinja(system, IMAGE_MARK, "")
-            processor.save(context.folder)
-    ranks.barrier()
+    save_lvlm(model, context.folder, manifest)
+    family: Any = model.config.model_type
+    if family_of(model.config).shares_pictures:
+        selects = model.config.vision_feature_select_strategy
+        processor = replace(processor.of_family(PICTURE_FAMILIES[family]), selects=selects)
+    template = None if language_section(context.target).halves is None else TEMPLATES.get(stage.format.template)
+    if stage.model == "target" and template is not None and template.head:
+        # The language model's own may write a system sentence that was not trained with, and no pictures.
+        system = template.system if stage.format.system is None else stage.format.system
+        processor.tokenizer.chat_template = template.jinja(system, IMAGE_MARK, "")
+    processor.save(context.folder)

@@ -181,6 +181,16 @@ def lite0_model() -> type[PreTrainedModel]:
             states = torch.cat([normed[:, None].expand(shape), places.expand(shape)], -1)
             return BaseModelOutput(last_hidden_state=states, hidden_states=(states,))
 
+        def fit_norms(self, states: Tensor) -> Tensor:
+            """Take the channels' mean and deviation from what it says of many pictures, [N,G,C+G], and return that
+            normed by them.
+            """
+            channels = states[:, 0, : len(self.mean)]
+            mean, std = channels.mean(0), channels.std(0) + 1e-3
+            self.mean, self.std = self.mean + self.std * mean, self.std * std
+            normed = ((channels - mean) / std)[:, None].expand(-1, self.num_places, -1)
+            return torch.cat([normed, states[..., len(self.mean) :]], -1)
+
     return EfficientNetLite0Model
 
 

@@ -1,0 +1,168 @@
+"""Stage kind `contrast`: a target's projector learns what pictures show from words alone, without the language model.
+
+A projector that starts at random says nothing to the language model, and each step that finds out costs a pass through
+that model. Here every place of a picture is pulled to the mean input embedding of one text of its record (`words`), and
+away from those of the other pictures of the batch (InfoNCE: van den Oord et al., 2018, equation 4; both ways as in
+CLIP). The tower runs once over the pictures.
+Letters: N pictures, P places of a picture, C width of the tower, D width of the language model, B pictures of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...core import ranks
+from ...core.errors import Refused, UserError
+from ...core.json_types import list_at
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData, ConversationDataset
+from ...data.families.processor import Processor
+from ...models.drafters.base import DrafterConfig
+from ...models.targets.llava.model import selected_features
+from ...models.targets.table import AnyTarget
+from ..run.context import Context
+from ..run.stage import Planned, Stage
+from ..run.stage_records import open_records
+from ..train.engine import init_distributed
+from ..train.on_records import save_model, start_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PICTURES = 16  # that the tower reads at once
+
+
+class ContrastStage(Stage):
+    usual_purpose: ClassVar[str] = "the projector learns words for pictures"
+    positions: ClassVar[int | None] = None  # of the language model: as it has them
+
+    kind: Literal["contrast"]
+    model: Literal["target"] = "target"
+    # Records of one picture each, with `words`: a text for each of the picture's places (a name, its noun, ...).
+    data: ConversationData
+    format: PromptFormat = PromptFormat()
+    steps: int = Field(240, ge=1)
+    batch_size: int = Field(128, ge=2)
+    # AdamW's, after 20 steps of warm-up; falls linearly to 0.
+    lr: float = Field(1.0e-3, gt=0)
+    weight_decay: float = Field(0.05, ge=0)
+    # What similarities are divided by.
+    temperature: float = Field(0.07, gt=0)
+    # Of the tower's features: few pictures are learned by heart.
+    dropout: float = Field(0.4, ge=0, lt=1)
+    # Of the projected places, in mean lengths of the texts' embeddings.
+    length: float = Field(1.3, gt=0)
+
+    def makes(self) -> set[str]:
+        return {"target"}
+
+    def uses(self) -> set[str]:
+        return {"target"}
+
+    def needs(self) -> dict[str, str | None]:
+        return {"processor": None} | ({} if self.data.from_stage is None else {"data": self.data.from_stage})
+
+    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
+        """Nothing: it trains the target."""
+
+    @classmethod
+    def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
+        return (
+            None if target.base_kind == "llava" else f"contrast trains a LLaVA's projector, and this is a {target.kind}"
+        )
+
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
+        """Refuses tiled pictures, whose number of places is not fixed."""
+        if self.data.aspect.startswith("anyres"):
+            raise Refused("data.aspect", f"{self.data.aspect} cuts pictures into tiles", "use square or pad")
+
+    def describe(self, plan: Planned) -> list[str]:
+        return [f"  {self.steps:,} steps of {self.batch_size:,} pictures, the tower over each picture once"]
+
+    def run(self, context: Context) -> None:
+        """Rank 0 trains; the others wait."""
+        init_distributed()
+        processor = context.processor_of(self.model)
+        if ranks.is_main():
+            self._train(context, processor)
+        ranks.barrier()
+
+    def _train(self, context: Context, processor: Processor) -> None:
+        dataset = open_records(self.data, self.format, context, processor)
+        if len(dataset) < self.batch_size:
+            raise UserError(
+                f"{len(dataset)} usable records, and a batch has {self.batch_size}",
+                key=f"stages.{context.name}.batch_size", hint="give more records, or a smaller batch",
+            )  # fmt: skip
+        model = start_weights(self, context, processor, context.seed).to(context.device())
+        embeddings = model.get_input_embeddings().weight.detach()
+        wanted = torch.stack([self._words(dataset, i, processor, embeddings) for i in range(len(dataset))])  # [N,P,D]
+        features = self._features(dataset, model, context)
+        context.say(f"{len(features):,} pictures of {features.shape[1]} places")
+        projector = model.model.multi_modal_projector
+        loss = self._fit(projector, features, wanted, context)
+        context.say(f"contrast of the last steps {loss:.3f} nats a place")
+        save_model(self, context, model, processor, self.steps, context.seed)
+
+    def _words(self, dataset: ConversationDataset, index: int, processor: Processor, table: Tensor) -> Tensor:
+        """Mean input embeddings [P,D] of a record's texts."""
+        words, places = list_at(dataset.record(index).get("words")), processor.num_image_tokens
+        if words is None or len(words) != places:
+            raise UserError(f"`words` should be {places} texts, one for each place of the picture",
+                            where=dataset.sample_id(index), hint="write them into each record")  # fmt: skip
+        encoded = [processor.tokenizer(f" {text}", add_special_tokens=False).input_ids for text in words]
+        return torch.stack([table[torch.tensor(ids, device=table.device)].mean(0) for ids in encoded])
+
+    @torch.inference_mode()
+    def _features(self, dataset: ConversationDataset, model: PreTrainedModel, context: Context) -> Tensor:
+        """What the tower says of each picture: [N,P,C]. A tower that norms its channels gets their statistics."""
+        rows = []
+        context.progress.count("picture", len(dataset), 0)
+        for start in range(0, len(dataset), _PICTURES):
+            context.stop.check("while the tower reads pictures")
+            pixels = [dataset[i].pixels for i in range(start, min(start + _PICTURES, len(dataset)))]
+            rows.append(selected_features(model, torch.cat(pixels).to(context.device())))
+            context.progress.advance(len(pixels))
+        features = torch.cat(rows)
+        fit_norms: Any = getattr(model.model.vision_tower, "fit_norms", None)
+        return features if fit_norms is None else fit_norms(features)
+
+    def _fit(self, projector: nn.Module, features: Tensor, wanted: Tensor, context: Context) -> float:
+        """Train the projector; return the mean contrast of the last tenth of the steps."""
+        center = wanted.mean(0)  # [P,D]: what all texts share tells no picture from another
+        length = wanted.norm(dim=-1).mean() * self.length
+        directions = F.normalize(wanted - center, dim=-1)
+        optimizer = torch.optim.AdamW(projector.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        named = wanted.flatten(1).unique(dim=0, return_inverse=True)[
+            1
+        ]  # [N]: two pictures of one thing are no contrast
+        generator = torch.Generator().manual_seed(context.seed)
+        losses: list[float] = []
+        context.progress.count("step", self.steps, 0)
+        for step in range(self.steps):
+            context.stop.check("while the projector is trained")
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr * min(1.0, (step + 1) / 20) * (1 - step / self.steps)
+            rows = torch.randperm(len(features), generator=generator)[: self.batch_size]
+            places = projector(F.dropout(features[rows], self.dropout))  # [B,P,D]
+            near = F.normalize(places - center, dim=-1)
+            scores = torch.einsum("bpd,cpd->pbc", near, directions[rows]) / self.temperature
+            alike = (named[rows][:, None] == named[rows]).fill_diagonal_(False)
+            scores = scores.masked_fill(alike, -torch.inf)
+            own = torch.arange(len(rows), device=scores.device).expand(len(scores), -1)
+            contrast = (F.cross_entropy(scores.transpose(1, 2), own) + F.cross_entropy(scores, own)) / 2
+            cosine = (near * directions[rows]).sum(-1)
+            # Cosines leave lengths free, and a language model reads places as it reads tokens.
+            apart = (places - wanted[rows] * self.length).square().sum(-1) / length**2
+            optimizer.zero_grad()
+            (contrast + (1 - cosine).mean() + apart.mean()).backward()
+            optimizer.step()
+            losses.append(contrast.item())
+            context.progress.advance(1)
+        last = losses[-max(1, len(losses) // 10) :]
+        return sum(last) / len(last)
