@@ -133,8 +133,9 @@ class Context:
         """The target's: of the synthetic dataset that a stage generated, or of the published target."""
         source = self.inputs.get("processor") or str(self.target.path)
         target = language_section(self.target)
-        if "processor" not in self.inputs and target.halves is not None:
-            source = target.halves[0]
+        if target.halves is not None and "processor" not in self.inputs:
+            source = self.inputs.get("target") or target.halves[0]  # a stage writes the chat template that it learned
+        if target.halves is not None and not (Path(source) / "processor_config.json").is_file():
             processor = processor_of_halves(*target.halves, PICTURE_FAMILIES[target.base_kind])
         else:
             processor = load_processor(
