@@ -9,7 +9,7 @@ Letters: N pictures, P places of a picture, C width of the tower, D width of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,16 +23,12 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.llava.model import selected_features
-from ...models.targets.table import AnyTarget
+from ...models.targets.table import AnyTarget, language_section, training_of
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..run.stage_records import open_records
 from ..train.engine import init_distributed
 from ..train.on_records import save_model, start_weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _PICTURES = 16  # that the tower reads at once
 
@@ -55,8 +51,8 @@ class ContrastStage(Stage):
     temperature: float = Field(0.07, gt=0)
     # Of the tower's features: few pictures are learned by heart.
     dropout: float = Field(0.4, ge=0, lt=1)
-    # Of the projected places, in mean lengths of the texts' embeddings.
-    length: float = Field(1.3, gt=0)
+    # How far projected places lie from the texts' mean embedding, in mean distances of the texts from it.
+    spread: float = Field(1.3, gt=0)
 
     def makes(self) -> set[str]:
         return {"target"}
@@ -72,8 +68,10 @@ class ContrastStage(Stage):
 
     @classmethod
     def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
+        family = None if target.draws_images else language_section(target).families.get(target.base_kind)
+        is_suited = family is not None and family.one_tile
         return (
-            None if target.base_kind == "llava" else f"contrast trains a LLaVA's projector, and this is a {target.kind}"
+            None if is_suited else f"contrast trains a projector of pictures in one tile, which a {target.kind} lacks"
         )
 
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
@@ -102,10 +100,10 @@ class ContrastStage(Stage):
         model = start_weights(self, context, processor, context.seed).to(context.device())
         embeddings = model.get_input_embeddings().weight.detach()
         wanted = torch.stack([self._words(dataset, i, processor, embeddings) for i in range(len(dataset))])  # [N,P,D]
-        features = self._features(dataset, model, context)
+        module = training_of(model, ["projector"])
+        features = self._features(dataset, module, context)
         context.say(f"{len(features):,} pictures of {features.shape[1]} places")
-        projector = model.model.multi_modal_projector
-        loss = self._fit(projector, features, wanted, context)
+        loss = self._fit(module.parts_of(model)["projector"], features, wanted, context)
         context.say(f"contrast of the last steps {loss:.3f} nats a place")
         save_model(self, context, model, processor, self.steps, context.seed)
 
@@ -118,29 +116,28 @@ class ContrastStage(Stage):
         encoded = [processor.tokenizer(f" {text}", add_special_tokens=False).input_ids for text in words]
         return torch.stack([table[torch.tensor(ids, device=table.device)].mean(0) for ids in encoded])
 
-    @torch.inference_mode()
-    def _features(self, dataset: ConversationDataset, model: PreTrainedModel, context: Context) -> Tensor:
+    @torch.no_grad()
+    def _features(self, dataset: ConversationDataset, module: Any, context: Context) -> Tensor:
         """What the tower says of each picture: [N,P,C]. A tower that norms its channels gets their statistics."""
         rows = []
         context.progress.count("picture", len(dataset), 0)
         for start in range(0, len(dataset), _PICTURES):
             context.stop.check("while the tower reads pictures")
             pixels = [dataset[i].pixels for i in range(start, min(start + _PICTURES, len(dataset)))]
-            rows.append(selected_features(model, torch.cat(pixels).to(context.device())))
+            rows.append(module.selected_features(torch.cat(pixels).to(context.device())))
             context.progress.advance(len(pixels))
         features = torch.cat(rows)
-        fit_norms: Any = getattr(model.model.vision_tower, "fit_norms", None)
+        fit_norms: Any = getattr(module.parts_of(module.model)["vision_tower"], "fit_norms", None)
         return features if fit_norms is None else fit_norms(features)
 
     def _fit(self, projector: nn.Module, features: Tensor, wanted: Tensor, context: Context) -> float:
         """Train the projector; return the mean contrast of the last tenth of the steps."""
         center = wanted.mean(0)  # [P,D]: what all texts share tells no picture from another
-        length = wanted.norm(dim=-1).mean() * self.length
+        spread = (wanted - center).norm(dim=-1).mean() * self.spread
         directions = F.normalize(wanted - center, dim=-1)
         optimizer = torch.optim.AdamW(projector.parameters(), lr=self.lr, weight_decay=self.weight_decay)
-        named = wanted.flatten(1).unique(dim=0, return_inverse=True)[
-            1
-        ]  # [N]: two pictures of one thing are no contrast
+        # [N]: two pictures of one thing are no contrast.
+        named = wanted.flatten(1).unique(dim=0, return_inverse=True)[1]
         generator = torch.Generator().manual_seed(context.seed)
         losses: list[float] = []
         context.progress.count("step", self.steps, 0)
@@ -158,9 +155,9 @@ class ContrastStage(Stage):
             contrast = (F.cross_entropy(scores.transpose(1, 2), own) + F.cross_entropy(scores, own)) / 2
             cosine = (near * directions[rows]).sum(-1)
             # Cosines leave lengths free, and a language model reads places as it reads tokens.
-            apart = (places - wanted[rows] * self.length).square().sum(-1) / length**2
+            lengths = (places - center).norm(dim=-1) / spread
             optimizer.zero_grad()
-            (contrast + (1 - cosine).mean() + apart.mean()).backward()
+            (contrast + (1 - cosine + (lengths - 1).square()).mean()).backward()
             optimizer.step()
             losses.append(contrast.item())
             context.progress.advance(1)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,9 @@ class _Norm(nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        # Where an engine trains in 16 bits, it casts weights and leaves buffers as they are.
+        mean, var = (cast(Tensor, part).to(input.dtype) for part in (self.running_mean, self.running_var))
+        return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
 
 
 def _conv(module: nn.Conv2d, states: Tensor) -> Tensor:
@@ -175,7 +177,8 @@ def lite0_model() -> type[PreTrainedModel]:
             self, pixel_values: Tensor, output_hidden_states: bool | None = None, **kwargs: Any
         ) -> BaseModelOutput:
             """`hidden_states` has the last state alone, which `last_hidden_state` is."""
-            normed = (self.features(pixel_values) - self.mean) / self.std
+            features = self.features(pixel_values)
+            normed = (features - self.mean.to(features)) / self.std.to(features)
             places = torch.eye(self.num_places, dtype=normed.dtype, device=normed.device)
             shape = (len(normed), self.num_places, -1)
             states = torch.cat([normed[:, None].expand(shape), places.expand(shape)], -1)
