@@ -7,11 +7,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from ...core.errors import UserError
+from ...core.errors import OK, UserError
 from ...core.files import write_whole
 from ...core.json_types import JsonObject
 from ...core.secrets import redact, redact_markdown
-from ..config.exit_codes import OK
 from ..config.launch import say
 from ..config.load import load
 from .command import Argument, Command, recipe_arguments

@@ -13,10 +13,9 @@ import traceback
 
 from ... import __version__
 from ...core import ranks
-from ...core.errors import UserError, causes, did_you_mean
+from ...core.errors import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, UserError, causes, did_you_mean
 from ...core.secrets import redact, redact_argument
 from ...trainers.run.stopping import Stopped
-from ..config.exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
 from ..config.files import recipe_names
 from ..config.launch import announce, run_recipe, say
 from . import (

@@ -6,10 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from ...core.errors import UserError
+from ...core.errors import OK, UserError
 from ...core.files import write_whole
 from ...core.secrets import redact, redact_markdown
-from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..config.exit_codes import OK
+from ...core.errors import OK
 from ..config.launch import say
 from .command import Argument, Command
 

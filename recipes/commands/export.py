@@ -6,9 +6,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from ...core.errors import UserError, page
+from ...core.errors import OK, UserError, page
 from ...core.files import check_new, checked
-from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command
 

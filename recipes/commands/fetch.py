@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import OK, UserError, did_you_mean
 from ...core.files import new_folder
 from ...core.json_types import JsonObject
 from ...core.results import sha256_of, write_whole
-from ..config.exit_codes import OK
 from ..config.launch import say
 from .command import Argument, Command
 from .packages import Package, cache, downloaded, files_of, members

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from ...core.errors import UserError, counted, page
-from ..config.exit_codes import OK
+from ...core.errors import OK, UserError, counted, page
 from ..config.launch import say
 from .command import Argument, Command
 

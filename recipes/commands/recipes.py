@@ -6,11 +6,10 @@ import argparse
 
 import yaml
 
-from ...core.errors import UserError
+from ...core.errors import OK, UserError
 from ...core.json_types import JsonObject, value_at
 from ...core.secrets import redact_tree
 from ...core.section import within
-from ..config.exit_codes import OK
 from ..config.files import recipe_names
 from ..config.launch import say
 from ..config.load import Loaded, leave_at_once, load

@@ -6,8 +6,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from ...core.errors import FAULTS, OK
 from ...core.files import check_new
-from ..config.exit_codes import FAULTS, OK
 from ..config.launch import say
 from .command import Argument, Command
 

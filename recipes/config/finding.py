@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from ...core.errors import UserError
+from ...core.errors import FAULTS, OK, UserError
 from ...core.secrets import redact
-from .exit_codes import FAULTS, OK
 
 Level = Literal["ok", "warning", "fault"]
 

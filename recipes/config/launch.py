@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ...core import ranks
-from ...core.errors import UserError
+from ...core.errors import FAULTS, OK, UserError
 from ...core.files import read_yaml, write_whole
 from ...core.import_paths import code_of, kinds_within
 from ...core.interpolation import resolved
 from ...core.json_types import JsonObject, object_at
 from ...core.secrets import redact, redact_output, redact_tree
-from .exit_codes import FAULTS, OK
 from .load import Loaded, blamed, leave_at_once, load, read_words
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
+from draftsmith.core.errors import MISTAKE
 from draftsmith.recipes.commands import cli, demo
-from draftsmith.recipes.config.exit_codes import MISTAKE
 from draftsmith.recipes.config.files import KEYS
 from draftsmith.recipes.config.launch import announcement
 

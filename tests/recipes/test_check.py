@@ -5,11 +5,11 @@ import re
 import shutil
 
 import pytest
+from draftsmith.core.errors import FAULTS, OK
 from draftsmith.models.folders import shipped_folder
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import preflight_samples
 from draftsmith.recipes.config.checks import stages_findings
-from draftsmith.recipes.config.exit_codes import FAULTS, OK
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun, write_done

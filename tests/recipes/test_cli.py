@@ -10,11 +10,11 @@ import pytest
 import yaml
 from command_line import prints
 from draftsmith.core import ranks
+from draftsmith.core.errors import CRASH, MISTAKE, OK, STOPPED
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
 from draftsmith.recipes.commands.recipes import shown
-from draftsmith.recipes.config.exit_codes import CRASH, MISTAKE, OK, STOPPED
 from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.launcher import num_ranks

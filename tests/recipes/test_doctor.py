@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import pytest
 import torch
 from draftsmith.core import ranks as ranks_module
+from draftsmith.core.errors import FAULTS, OK
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.config import health
-from draftsmith.recipes.config.exit_codes import FAULTS, OK
 from draftsmith.recipes.config.finding import Finding, report
 from fails import raising
 from packaging.utils import canonicalize_name

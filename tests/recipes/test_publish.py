@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import prints
+from draftsmith.core.errors import STOPPED
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.stages import _is_other
-from draftsmith.recipes.config.exit_codes import STOPPED
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.run.matching import BEGUN, FINGERPRINTS, write_begun, write_done

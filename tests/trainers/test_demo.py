@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftsmith.recipes.config.exit_codes import MISTAKE
+from draftsmith.core.errors import MISTAKE
 from ranks_run import MAIN, run_ranks, run_recipe
 from stages_run import FEW
 from training import free_port

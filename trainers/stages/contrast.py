@@ -100,7 +100,7 @@ class ContrastStage(Stage):
         model = start_weights(self, context, processor, context.seed).to(context.device())
         embeddings = model.get_input_embeddings().weight.detach()
         wanted = torch.stack([self._words(dataset, i, processor, embeddings) for i in range(len(dataset))])  # [N,P,D]
-        module = training_of(model, ["projector"])
+        module = training_of(model, ["projector"], gradient_checkpointing=False)
         features = self._features(dataset, module, context)
         context.say(f"{len(features):,} pictures of {features.shape[1]} places")
         loss = self._fit(module.parts_of(model)["projector"], features, wanted, context)
