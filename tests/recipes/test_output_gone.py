@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from draftsmith.recipes.commands.output import Lasting
+from draftsmith.recipes.commands.cli import Lasting
 from stages_run import TINY_DATASET
 
 FULL = Path("/dev/full")
