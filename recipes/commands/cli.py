@@ -206,8 +206,8 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
-# ---- Output that cannot be written: its reader has left (`draftsmith ... | head`), or its disk is full. A command goes on
-# without it: a run's log is a file, its exit code says how it ended, and `| head` is no error.
+# ---- Output that cannot be written: its reader has left (`draftsmith ... | head`), or its disk is full. A command goes
+# on without it: a run's log is a file, its exit code says how it ended, and `| head` is no error.
 
 
 class Lasting:
