@@ -53,6 +53,8 @@ _LEAST = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon"), 0.0),
     **dict.fromkeys(("rope_theta", "rope_base", "rotary_emb_base", "rope_local_base_freq"), 1.0),
 }  # fmt: skip
+# What is called before transformers reads a model: it registers ours there, whose code takes seconds to import.
+REGISTRATIONS: list[Callable[[], None]] = []
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 # Of `generation_config.json`: what changes scores beside temperature and truncation -> the value that changes nothing.
 _PENALTIES = {
@@ -242,6 +244,8 @@ def reading_pretrained(
         weights: as of `check_pretrained`.
     """
     check_pretrained(source, weights=weights)
+    for register in REGISTRATIONS:
+        register()
     try:
         with without_bars():
             yield

@@ -212,44 +212,30 @@ def questions(chosen: Sequence[Item], count: int, draw: random.Random, *, plain:
         yield _record(number, kind, about, paths, draw.choice(QUESTIONS[kind]), *more)
 
 
-def as_text(record: JsonObject) -> JsonObject:
-    """A record with the text that may stand in the place of its pictures."""
-    texts = iter(record["told"])
-    turns = [turn | {"value": re.sub(IMAGE_MARK, lambda _: next(texts), turn["value"])}
-             for turn in record["conversations"]]  # fmt: skip
-    return {key: value for key, value in record.items() if key != "image"} | {"conversations": turns}
-
-
 def write_emoji(
     folder: Path, every: Sequence[Item], pictures: Mapping[str, Mapping[str, bytes]], *, seed: int = 0,
-    renderings: int = 2, num_captions: int | None = None, num_questions: int = 1500, num_evaluated: int = 120,
-    least_held: int = 0,
+    num_questions: int = 1500, num_evaluated: int = 120,
 ) -> JsonObject:  # fmt: skip
     """Write pictures and records, and return what the manifest says of them. `pictures`: set -> code -> PNG or WebP.
-    `held_out_names.json` and `trained_names.json` have plain pictures with their names; `text.json` has the questions
-    of `questions.json`, id by id, with text in the picture's place.
+    `held_out_names.json` and `trained_names.json` have plain pictures with their names.
     """
     training, held, nouns = split(every)
-    training, held = _drawn(folder, training, pictures, seed, renderings), _drawn(folder, held, pictures, seed, 0)
+    training, held = _drawn(folder, training, pictures, seed, 2), _drawn(folder, held, pictures, seed, 0)
     draws = {name: random.Random(f"{seed} {name}") for name in ("captions", "questions", "held_out", "trained")}
-    records = {"captions": list(captions(training, draws["captions"]))}
-    if num_captions is not None and num_captions < len(records["captions"]):
-        records["captions"] = draws["captions"].sample(records["captions"], num_captions)
-    records["questions"] = list(questions(training, num_questions, draws["questions"], plain=False))
+    records = {"captions": list(captions(training, draws["captions"])),
+               "questions": list(questions(training, num_questions, draws["questions"], plain=False))}  # fmt: skip
+    for record in itertools.chain(*records.values()):
+        texts = [*record["told"], *(turn["value"] for turn in record["conversations"])]
+        assert not any(holds(text, nouns) for text in texts), f"a held-out noun stands in a text of training: {texts}"
     for name, chosen in ("held_out", held), ("trained", training):
         records[name] = list(questions(chosen, num_evaluated, draws[name], plain=True))
         named = draws[name].sample(chosen, min(len(chosen), 160))
         records[f"{name}_names"] = [*captions([replace(item, paths=item.paths[:1]) for item in named], draws[name])]
-    records["text"] = [as_text(record) for record in records["questions"]]
-    for record in itertools.chain(records["captions"], records["text"]):
-        texts = [*record["told"], *(turn["value"] for turn in record["conversations"])]
-        assert not any(holds(text, nouns) for text in texts), f"a held-out noun stands in a text of training: {texts}"
-    assert len(held) >= least_held, f"{len(held)} held-out pictures, expected {least_held} at least"
     for name, rows in records.items():
         (folder / f"{name}.json").write_text(json.dumps(rows, indent=0))
     counts = {name: {"names": len({item.name for item in chosen}), "pictures": len(chosen)}
               for name, chosen in (("training", training), ("held_out", held))}  # fmt: skip
-    return {"seed": seed, "renderings": renderings, "records": {name: len(rows) for name, rows in records.items()},
+    return {"seed": seed, "records": {name: len(rows) for name, rows in records.items()},
             "held_nouns": sorted(nouns), **counts}  # fmt: skip
 
 

@@ -84,10 +84,8 @@ def processor_of_halves(language_model: str, tower: str, family: PictureFamily) 
     with reading_pretrained(tower, "cannot load the image processor of", key=key, hint=_CURE, weights=False):
         vision = AutoConfig.from_pretrained(tower).to_dict()
         vision = vision.get("vision_config") or vision
-        settings, images = _settings_of(tower, None) | {"patch_size": vision.get("patch_size")}, None
-        if not _IMAGE_KEYS & set(settings):
-            images = family.published(vision)
-        return replace(family.read(Files(tokenizer, settings, images, tower, None, key)), generation_ends=ends)
+        settings = _settings_of(tower, None) | {"patch_size": vision.get("patch_size")}
+        return replace(family.read(Files(tokenizer, settings, None, tower, None, key)), generation_ends=ends)
 
 
 def with_own_image_processor(

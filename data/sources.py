@@ -120,7 +120,8 @@ class AnsweredSamples:
         if source == "data":
             return Row(self.dataset[index] if pixels else self.dataset.counted(index))
         if source == "target" and index in self._unwanted:
-            return self._without(index, self._unwanted[index])
+            self.dataset.list_as_left_out(index, self._unwanted[index])
+            return self._without(index)
         try:
             request, _ = self.dataset.request(index, pixels=pixels, most=self.dataset.config.max_length)
             # The drafter's own tiles, where its image processor is not the target's.
@@ -148,9 +149,7 @@ class AnsweredSamples:
         self.dataset.leave_out(index, error)
         return self._without(index)
 
-    def _without(self, index: int, reason: str | None = None) -> Row:
-        if reason is not None:
-            self.dataset.list_as_left_out(index, reason)
+    def _without(self, index: int) -> Row:
         empty = empty_sample(self.dataset.processor.pad_id)
         return Row(replace(empty, sample_id=self.dataset.sample_id(index)))
 
@@ -276,17 +275,16 @@ class Answers:
 
     def unwanted(self, config: AnswersConfig) -> dict[int, str]:
         """Numbers of the answers that the section leaves out, and why."""
-        reasons: dict[int, str] = {}
-        begun = Counter[tuple[str, ...]]()
+        reasons, begun = dict[int, str](), Counter[tuple[str, ...]]()
         for number in range(len(self.reader) if config.loops == "skip" or config.openings else 0):
             words = re.findall(r"[\w']+", self.reader[number][2].get("text", "").casefold())
             threes = [*zip(words, words[1:], words[2:], strict=False)]
             if config.loops == "skip" and len({*threes}) < len(threes):
                 reasons[number] = "three words of the target's answer follow each other twice (answers.loops)"
-                continue
-            begun[tuple(words[:3])] += 1
-            if words and config.openings is not None and begun[tuple(words[:3])] > config.openings:
+            elif words and config.openings is not None and begun[tuple(words[:3])] >= config.openings:
                 reasons[number] = f"{config.openings} answers begin with the same three words (answers.openings)"
+            else:
+                begun[tuple(words[:3])] += 1
         return reasons
 
     def read(self, index: int, request: Request) -> tuple[list[int], TopLogProbs | None]:

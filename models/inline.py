@@ -15,7 +15,7 @@ from pydantic import AfterValidator
 
 from ..core.errors import Refused, UserError, did_you_mean, first_line, nearest, shown_value
 from ..core.json_types import JsonObject, object_at, text_at, walk
-from ..core.pretrained import MOST_SIZES
+from ..core.pretrained import MOST_SIZES, REGISTRATIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -67,6 +67,8 @@ def new_config(values: JsonObject, *, uneven: bool = False, model_type: str | No
     """
     from transformers import CONFIG_MAPPING
 
+    for register in REGISTRATIONS:
+        register()
     named = values.get("model_type", model_type)
     if named is None:
         raise Refused("", "an inline config needs model_type", "add model_type: llama or clip_vision_model")

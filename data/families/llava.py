@@ -157,16 +157,13 @@ class LlavaFamily(PictureFamily):
         return 1 + max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
 
     def published(self, vision: JsonMapping) -> JsonObject | None:
-        """CLIP's and SigLIP's; of a tower whose config says them (Lite0), those."""
+        """CLIP's and SigLIP's."""
         side = vision.get("image_size")
         square = {"height": side, "width": side}
         if side and vision.get("model_type") == "clip_vision_model":
             return CLIP_STATISTICS | {"size": {"shortest_edge": side}, "crop_size": square}
         if side and vision.get("model_type") == "siglip_vision_model":
             return SIGLIP_STATISTICS | {"size": square}
-        if side and {"image_mean", "image_std"} <= vision.keys():
-            named = {name: vision[name] for name in ("image_mean", "image_std")}
-            return {**named, "resample": 3, "size": {"shortest_edge": side}, "crop_size": square}
         return None
 
     def read(self, files: Files) -> Processor:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...core.errors import UserError, encodable
-from ...core.json_types import Json, JsonObject, object_at, text_at
+from ...core.json_types import Json, JsonObject, list_at, object_at, text_at
 from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
 from ..pictures.media_files import Embedded
@@ -112,21 +112,17 @@ def paths(record: JsonObject, key: str) -> list[Json]:
 
 
 def in_words(record: JsonObject) -> JsonObject:
-    """The record without its pictures: the text for each (key `told`, in order) stands in the place of its mark. Raises
-    `UserError` where there is not one for each.
+    """The record without its pictures: each mark becomes the next text of key `told`. Raises `UserError` where there is
+    not one for each.
     """
-    marks, texts = MARKS[bool(record.get("video"))], record.get("told")
-    texts = [texts] if isinstance(texts, str) else texts or []
-    count = sum(len(marks.findall(turn["value"])) for turn in record["conversations"])
+    texts, mark = list_at(record.get("told")) or [], MARKS[False]
+    count = sum(len(mark.findall(turn["value"])) for turn in record["conversations"])
     if len(texts) != count or not all(isinstance(text, str) for text in texts):
-        raise UserError(
-            f"told holds {len(texts)} texts for {count} pictures", hint="write one for each picture, in order"
-        )
+        problem = f"told holds {len(texts)} texts for {count} pictures"
+        raise UserError(problem, hint="write a list with a text for each picture, in order")
     left = iter(texts)
-    turns = [
-        turn | {"value": marks.sub(lambda mark: str(next(left)), turn["value"])} for turn in record["conversations"]
-    ]
-    return {key: value for key, value in record.items() if key not in ("image", "video")} | {"conversations": turns}
+    turns = [turn | {"value": mark.sub(lambda _: str(next(left)), turn["value"])} for turn in record["conversations"]]
+    return {key: value for key, value in record.items() if key != "image"} | {"conversations": turns}
 
 
 def with_end(record: JsonObject, end: str) -> JsonObject:

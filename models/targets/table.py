@@ -25,7 +25,6 @@ from .family import Family, Text, tower_type
 from .gemma.section import GemmaTargetConfig
 from .internvl.section import InternVLTargetConfig
 from .llamagen.section import LlamaGenTargetConfig
-from .llava.lite0 import save_lite0 as save_lite0
 from .llava.section import LlavaTargetConfig
 from .mistral.section import MistralTargetConfig
 from .qwen.section import QwenTargetConfig

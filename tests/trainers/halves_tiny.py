@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from draftsmith.models.targets.llava.lite0 import lite0_config, lite0_model
+from draftsmith.models.targets.llava.lite0 import EfficientNetLite0Config, EfficientNetLite0Model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CLIPImageProcessorPil, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -48,12 +48,12 @@ def language_model(folder: Path) -> Path:
 def tower(folder: Path) -> Path:
     torch.manual_seed(2)
     rows = [[3, 1, 1, 8, 1], [3, 2, 2, 8, 2], [5, 2, 2, 8, 1], [3, 2, 2, 12, 1], [3, 2, 2, 16, 1]]
-    config = lite0_config()(
+    config = EfficientNetLite0Config(
         image_size=SIDE, patch_size=SIDE // 2, stem_channels=8, rows=rows, head_channels=16
     )  # fmt: skip
-    lite0_model()(config).save_pretrained(folder)
+    EfficientNetLite0Model(config).save_pretrained(folder)
     CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_mean=config.image_mean,
-        image_std=config.image_std,
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_mean=[0.498] * 3,
+        image_std=[0.502] * 3,
     ).save_pretrained(folder)  # fmt: skip
     return folder

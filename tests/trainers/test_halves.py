@@ -51,7 +51,7 @@ def made(tmp_path_factory):
     for number, name in enumerate(NAMES):
         Image.new("RGB", (SIDE, SIDE), (40 * number, 255 - 40 * number, 90)).save(folder / f"{number}.png")
         turns = [{"from": "human", "value": f"{QUESTION}<image>"}, {"from": "gpt", "value": f"A {name}."}]
-        record = {"id": name, "image": f"{number}.png", "conversations": turns, "told": f"a {name} (thing: nice)"}
+        record = {"id": name, "image": f"{number}.png", "conversations": turns, "told": [f"a {name} (thing: nice)"]}
         records.append(record)
     del records[-1]["told"]
     (folder / "data.json").write_text(json.dumps(records))

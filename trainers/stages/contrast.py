@@ -31,6 +31,10 @@ from ..train.engine import init_distributed
 from ..train.on_records import save_model, start_weights
 
 _PICTURES = 16  # that the tower reads at once
+_TEMPERATURE = 0.07  # what similarities are divided by
+_DROPOUT = 0.4  # of the tower's features: few pictures are learned by heart
+_SPREAD = 1.3  # how far projected places lie from the texts' mean embedding, in mean distances of the texts from it
+_WEIGHT_DECAY = 0.05
 
 
 class ContrastStage(Stage):
@@ -46,13 +50,6 @@ class ContrastStage(Stage):
     batch_size: int = Field(128, ge=2)
     # AdamW's, after 20 steps of warm-up; falls linearly to 0.
     lr: float = Field(1.0e-3, gt=0)
-    weight_decay: float = Field(0.05, ge=0)
-    # What similarities are divided by.
-    temperature: float = Field(0.07, gt=0)
-    # Of the tower's features: few pictures are learned by heart.
-    dropout: float = Field(0.4, ge=0, lt=1)
-    # How far projected places lie from the texts' mean embedding, in mean distances of the texts from it.
-    spread: float = Field(1.3, gt=0)
 
     def makes(self) -> set[str]:
         return {"target"}
@@ -68,11 +65,9 @@ class ContrastStage(Stage):
 
     @classmethod
     def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
-        family = None if target.draws_images else language_section(target).families.get(target.base_kind)
-        is_suited = family is not None and family.one_tile
-        return (
-            None if is_suited else f"contrast trains a projector of pictures in one tile, which a {target.kind} lacks"
-        )
+        if not target.draws_images and (family := language_section(target).families.get(target.base_kind)):
+            return None if family.one_tile else f"contrast reads pictures in one tile, and a {target.kind} reads more"
+        return f"contrast trains a projector, which a {target.kind} lacks"
 
     def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses tiled pictures, whose number of places is not fixed."""
@@ -85,27 +80,21 @@ class ContrastStage(Stage):
     def run(self, context: Context) -> None:
         """Rank 0 trains; the others wait."""
         init_distributed()
-        processor = context.processor_of(self.model)
         if ranks.is_main():
-            self._train(context, processor)
+            self._train(context)
         ranks.barrier()
 
-    def _train(self, context: Context, processor: Processor) -> None:
+    def _train(self, context: Context) -> None:
+        processor = context.processor()
         dataset = open_records(self.data, self.format, context, processor)
-        if len(dataset) < self.batch_size:
-            raise UserError(
-                f"{len(dataset)} usable records, and a batch has {self.batch_size}",
-                key=f"stages.{context.name}.batch_size", hint="give more records, or a smaller batch",
-            )  # fmt: skip
-        model = start_weights(self, context, processor, context.seed).to(context.device())
+        model = start_weights(self.model, context, processor, context.seed).to(context.device())
         embeddings = model.get_input_embeddings().weight.detach()
         wanted = torch.stack([self._words(dataset, i, processor, embeddings) for i in range(len(dataset))])  # [N,P,D]
         module = training_of(model, ["projector"], gradient_checkpointing=False)
         features = self._features(dataset, module, context)
-        context.say(f"{len(features):,} pictures of {features.shape[1]} places")
         loss = self._fit(module.parts_of(model)["projector"], features, wanted, context)
-        context.say(f"contrast of the last steps {loss:.3f} nats a place")
-        save_model(self, context, model, processor, self.steps, context.seed)
+        context.say(f"{len(features):,} pictures of {features.shape[1]} places: contrast {loss:.3f} nats a place")
+        save_model(self.model, self.format, context, model, processor, self.steps, context.seed)
 
     def _words(self, dataset: ConversationDataset, index: int, processor: Processor, table: Tensor) -> Tensor:
         """Mean input embeddings [P,D] of a record's texts."""
@@ -131,24 +120,24 @@ class ContrastStage(Stage):
         return features if fit_norms is None else fit_norms(features)
 
     def _fit(self, projector: nn.Module, features: Tensor, wanted: Tensor, context: Context) -> float:
-        """Train the projector; return the mean contrast of the last tenth of the steps."""
+        """Train the projector; return the last contrast."""
         center = wanted.mean(0)  # [P,D]: what all texts share tells no picture from another
-        spread = (wanted - center).norm(dim=-1).mean() * self.spread
+        spread = (wanted - center).norm(dim=-1).mean() * _SPREAD
         directions = F.normalize(wanted - center, dim=-1)
-        optimizer = torch.optim.AdamW(projector.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        optimizer = torch.optim.AdamW(projector.parameters(), lr=self.lr, weight_decay=_WEIGHT_DECAY)
         # [N]: two pictures of one thing are no contrast.
         named = wanted.flatten(1).unique(dim=0, return_inverse=True)[1]
         generator = torch.Generator().manual_seed(context.seed)
-        losses: list[float] = []
+        contrast = torch.zeros(())
         context.progress.count("step", self.steps, 0)
         for step in range(self.steps):
             context.stop.check("while the projector is trained")
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * min(1.0, (step + 1) / 20) * (1 - step / self.steps)
             rows = torch.randperm(len(features), generator=generator)[: self.batch_size]
-            places = projector(F.dropout(features[rows], self.dropout))  # [B,P,D]
+            places = projector(F.dropout(features[rows], _DROPOUT))  # [B,P,D]
             near = F.normalize(places - center, dim=-1)
-            scores = torch.einsum("bpd,cpd->pbc", near, directions[rows]) / self.temperature
+            scores = torch.einsum("bpd,cpd->pbc", near, directions[rows]) / _TEMPERATURE
             alike = (named[rows][:, None] == named[rows]).fill_diagonal_(False)
             scores = scores.masked_fill(alike, -torch.inf)
             own = torch.arange(len(rows), device=scores.device).expand(len(scores), -1)
@@ -159,7 +148,5 @@ class ContrastStage(Stage):
             optimizer.zero_grad()
             (contrast + (1 - cosine + (lengths - 1).square()).mean()).backward()
             optimizer.step()
-            losses.append(contrast.item())
             context.progress.advance(1)
-        last = losses[-max(1, len(losses) // 10) :]
-        return sum(last) / len(last)
+        return contrast.item()

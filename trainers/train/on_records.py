@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
     processor = context.processor_of(stage.model)
     dataset = records.open_records(stage.data, stage.format, context, processor, learned=stage.learns_answers)
-    model = start_weights(stage, context, processor, seed)
+    model = start_weights(stage.model, context, processor, seed)
     text = model.config.get_text_config()
     if stage.positions is not None:
         assert language_model_of(model).config is text, "one config, so that what is saved is what was trained"
@@ -270,27 +270,16 @@ def check_positions(positions: int, stage: RecordsSettings) -> None:
         )
 
 
-class OfRecords(Protocol):
-    """What the model of a stage on records, and the folder that it leaves, depend on."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def data(self) -> ConversationData: ...
-    @property
-    def format(self) -> PromptFormat: ...
-
-
-def start_weights(stage: OfRecords, context: Context, processor: Processor, seed: int) -> PreTrainedModel:
+def start_weights(which: str, context: Context, processor: Processor, seed: int) -> PreTrainedModel:
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
-    trained = context.inputs.get(stage.model)
+    trained = context.inputs.get(which)
     if trained is not None:
         # Under ZeRO 3 a GPU need not hold the whole model: DeepSpeed shares it out from the host.
         place: dict[str, Any] = {"device": None if context.engine.zero_stage == 3 else context.device()}
-        if stage.model != "target":
+        if which != "target":
             return load_drafter(trained, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32, **place)
         return target_weights(language_section(context.target), trained, dtype=torch.float32, **place)
-    if stage.model == "target":
+    if which == "target":
         return build_target(language_section(context.target), context.token_ids(processor, processor.num_token_ids))
     drafter = cast(LvlmConfig, context.drafter)
     if drafter.vision_tower == "target":
@@ -312,25 +301,26 @@ def _save(
             module = engine.module
             assert isinstance(module, ModelTraining)
             merge_adapters(module.model)
-            save_model(stage, context, module.model, processor, total, seed)
+            save_model(stage.model, stage.format, context, module.model, processor, total, seed)
     ranks.barrier()
 
 
 def save_model(
-    stage: OfRecords, context: Context, model: PreTrainedModel, processor: Processor, total: int, seed: int
-) -> None:
+    which: str, form: PromptFormat, context: Context, model: PreTrainedModel, processor: Processor, total: int,
+    seed: int,
+) -> None:  # fmt: skip
     """Write a trained draft, target or captioner with its processor and manifest into the stage's folder."""
-    draft = context.drafter if stage.model == "drafter" else None
+    draft = context.drafter if which == "drafter" else None
     manifest = {
         **({} if draft is None else {"drafter": draft.model_dump(mode="json")}),
-        "model": stage.model,
+        "model": which,
         "target": shipped_name(context.target.path or "inline"),
         "target_revision": context.target.revision,
         "tokenizer_hash": processor.tokenizer_hash,
         # Its own image processor' projected features stand at visual tokens, and every token has one position.
         "reads": {"visual_embedding": "projected", "positions": "flat"},
         "tested_with": tested_with(),
-        "format": stage.format.model_dump(),
+        "format": form.model_dump(),
         "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,
     }
@@ -339,9 +329,9 @@ def save_model(
     if family_of(model.config).shares_pictures:
         selects = model.config.vision_feature_select_strategy
         processor = replace(processor.of_family(PICTURE_FAMILIES[family]), selects=selects)
-    template = None if language_section(context.target).halves is None else TEMPLATES.get(stage.format.template)
-    if stage.model == "target" and template is not None and template.head:
+    template = None if language_section(context.target).halves is None else TEMPLATES.get(form.template)
+    if which == "target" and template is not None and template.head:
         # The language model's own may write a system sentence that was not trained with, and no pictures.
-        system = template.system if stage.format.system is None else stage.format.system
+        system = template.system if form.system is None else form.system
         processor.tokenizer.chat_template = template.jinja(system, IMAGE_MARK, "")
     processor.save(context.folder)

@@ -9,66 +9,51 @@ Letters: B pictures, S side in pixels, C features, G places.
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable, Mapping
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AutoConfig, AutoModel, CLIPImageProcessorPil, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from ....core.pretrained import name_accelerator, without_bars
-from ...hub import transformers_class
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 LITE0 = "efficientnet_lite0"
 _MAP = 4  # sides of what the map of an inner block is pooled to
 _MAP_STRIDE = 16
 
 
-@functools.cache
-def lite0_config() -> type[PreTrainedConfig]:
-    """The config's class. transformers, which it derives from, is imported when it is asked for."""
-    from transformers.configuration_utils import PreTrainedConfig
+class EfficientNetLite0Config(PreTrainedConfig):
+    """Sizes of the published Lite0."""
 
-    class EfficientNetLite0Config(PreTrainedConfig):
-        """Sizes of the published Lite0, and the statistics of the pixels that it was trained on."""
+    model_type = LITE0
+    image_size: int = 224
+    # LLaVA counts a picture's tokens by the side of a patch: 2 x 2.
+    patch_size: int = 112
+    num_channels: int = 3
+    stem_channels: int = 32
+    # Kernel, stride, expansion, channels and number of the blocks of each row.
+    rows: list[list[int]] | tuple[tuple[int, ...], ...] = (
+        (3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3), (5, 1, 6, 112, 3),
+        (5, 2, 6, 192, 4), (3, 1, 6, 320, 1),
+    )  # fmt: skip
+    head_channels: int = 1280
+    batch_norm_eps: float = 1e-3
+    # One state is kept, the last (LLaVA counts the layers before it): no key of a recipe, as it has no annotation.
+    num_hidden_layers = 0
+    hidden_size: int | None = None
 
-        model_type = LITE0
-        image_size: int = 224
-        # LLaVA counts a picture's tokens by the side of a patch: 2 x 2.
-        patch_size: int = 112
-        num_channels: int = 3
-        stem_channels: int = 32
-        # Kernel, stride, expansion, channels and number of the blocks of each row.
-        rows: list[list[int]] | tuple[tuple[int, ...], ...] = (
-            (3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3), (5, 1, 6, 112, 3),
-            (5, 2, 6, 192, 4), (3, 1, 6, 320, 1),
-        )  # fmt: skip
-        head_channels: int = 1280
-        batch_norm_eps: float = 1e-3
-        # One state is kept, the last (LLaVA counts the layers before it): no key of a recipe, as it has no annotation.
-        num_hidden_layers = 0
-        hidden_size: int | None = None
-        image_mean: list[float] | tuple[float, ...] = (0.498, 0.498, 0.498)
-        image_std: list[float] | tuple[float, ...] = (0.502, 0.502, 0.502)
-
-        def __post_init__(self, **kwargs: Any):
-            self.rows = [list(row) for row in self.rows]
-            blocks, last = _sizes(self)
-            size = self.head_channels + blocks[last][1] * _MAP**2 + (self.image_size // self.patch_size) ** 2
-            if self.hidden_size not in (None, size):
-                raise ValueError(f"hidden_size is {self.hidden_size}, and these rows give {size}; leave it out")
-            self.hidden_size = size
-            super().__post_init__(**kwargs)
-
-    return EfficientNetLite0Config
+    def __post_init__(self, **kwargs: Any):
+        self.rows = [list(row) for row in self.rows]
+        blocks, last = _sizes(self)
+        size = self.head_channels + blocks[last][1] * _MAP**2 + (self.image_size // self.patch_size) ** 2
+        if self.hidden_size not in (None, size):
+            raise ValueError(f"hidden_size is {self.hidden_size}, and these rows give {size}; leave it out")
+        self.hidden_size = size
+        super().__post_init__(**kwargs)
 
 
 def _sizes(config: Any) -> tuple[list[tuple[int, int, int, int, int]], int]:
@@ -121,95 +106,79 @@ class _Block(nn.Module):
         return states + inner if self.adds else inner
 
 
-@functools.cache
-def lite0_model() -> type[PreTrainedModel]:
-    """The tower's class."""
-    from transformers.modeling_outputs import BaseModelOutput
-    from transformers.modeling_utils import PreTrainedModel
+class EfficientNetLite0Model(PreTrainedModel):
+    """The tower: pixels [B,3,S,S] -> states [B,G,C+G], the only ones that it keeps.
 
-    class EfficientNetLite0Model(PreTrainedModel):
-        """The tower: pixels [B,3,S,S] -> states [B,G,C+G], the only ones that it keeps.
+    The buffers `mean` and `std` [C] norm the features by channel: 0 and 1 until somebody writes those of his
+    pictures into the weights.
+    """
 
-        The buffers `mean` and `std` [C] norm the features by channel: 0 and 1 until somebody writes those of his
-        pictures into the weights.
+    config_class = EfficientNetLite0Config
+    main_input_name = "pixel_values"
+    # It has no attention: whichever a LLaVA is loaded with is right.
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
+    _no_split_modules = ["_Block"]  # noqa: RUF012
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.conv_stem = nn.Conv2d(config.num_channels, config.stem_channels, 3, 2, bias=False)
+        self.bn0 = _Norm(config.stem_channels, config.batch_norm_eps)
+        sizes, self.map_block = _sizes(config)
+        self.blocks = nn.ModuleList(_Block(*each, config.batch_norm_eps) for each in sizes)
+        self.conv_head = nn.Conv2d(sizes[-1][1], config.head_channels, 1, bias=False)
+        self.bn1 = _Norm(config.head_channels, config.batch_norm_eps)
+        self.num_places = (config.image_size // config.patch_size) ** 2
+        features = config.hidden_size - self.num_places
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("std", torch.ones(features))
+        self.post_init()
+
+    def features(self, pixel_values: Tensor) -> Tensor:
+        """[B,C] of pictures, before they are normed: what `mean` and `std` are taken of."""
+        # On a CPU twice as fast as the usual order.
+        states = pixel_values.to(memory_format=torch.channels_last)
+        states, inner = F.relu6(self.bn0(_conv(self.conv_stem, states))), states
+        for number, block in enumerate(self.blocks):
+            states = block(states)
+            inner = states if number == self.map_block else inner
+        last = F.relu6(self.bn1(self.conv_head(states)))
+        return torch.cat([last.mean((2, 3)), F.adaptive_avg_pool2d(inner, _MAP).flatten(1)], 1)
+
+    def forward(self, pixel_values: Tensor, output_hidden_states: bool | None = None, **kwargs: Any) -> BaseModelOutput:
+        """`hidden_states` has the last state alone, which `last_hidden_state` is."""
+        features = self.features(pixel_values)
+        normed = (features - self.mean.to(features)) / self.std.to(features)
+        places = torch.eye(self.num_places, dtype=normed.dtype, device=normed.device)
+        shape = (len(normed), self.num_places, -1)
+        states = torch.cat([normed[:, None].expand(shape), places.expand(shape)], -1)
+        return BaseModelOutput(last_hidden_state=states, hidden_states=(states,))
+
+    def fit_norms(self, states: Tensor) -> Tensor:
+        """Take the channels' mean and deviation from what it says of many pictures, [N,G,C+G], and return that
+        normed by them.
         """
-
-        config_class = lite0_config()
-        main_input_name = "pixel_values"
-        # It has no attention: whichever a LLaVA is loaded with is right.
-        _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
-        _no_split_modules = ["_Block"]  # noqa: RUF012
-        mean: Tensor
-        std: Tensor
-
-        def __init__(self, config: Any):
-            super().__init__(config)
-            self.conv_stem = nn.Conv2d(config.num_channels, config.stem_channels, 3, 2, bias=False)
-            self.bn0 = _Norm(config.stem_channels, config.batch_norm_eps)
-            sizes, self.map_block = _sizes(config)
-            self.blocks = nn.ModuleList(_Block(*each, config.batch_norm_eps) for each in sizes)
-            self.conv_head = nn.Conv2d(sizes[-1][1], config.head_channels, 1, bias=False)
-            self.bn1 = _Norm(config.head_channels, config.batch_norm_eps)
-            self.num_places = (config.image_size // config.patch_size) ** 2
-            features = config.hidden_size - self.num_places
-            self.register_buffer("mean", torch.zeros(features))
-            self.register_buffer("std", torch.ones(features))
-            self.post_init()
-
-        def _init_weights(self, module: nn.Module) -> None:
-            if isinstance(module, nn.Conv2d):  # without norms of a batch's own, other weights fade away in 16 blocks
-                nn.init.kaiming_normal_(module.weight, mode="fan_out" if module.groups == 1 else "fan_in")
-            else:
-                super()._init_weights(module)
-
-        def features(self, pixel_values: Tensor) -> Tensor:
-            """[B,C] of pictures, before they are normed: what `mean` and `std` are taken of."""
-            # On a CPU twice as fast as the usual order.
-            states = pixel_values.to(memory_format=torch.channels_last)
-            states, inner = F.relu6(self.bn0(_conv(self.conv_stem, states))), states
-            for number, block in enumerate(self.blocks):
-                states = block(states)
-                inner = states if number == self.map_block else inner
-            last = F.relu6(self.bn1(self.conv_head(states)))
-            return torch.cat([last.mean((2, 3)), F.adaptive_avg_pool2d(inner, _MAP).flatten(1)], 1)
-
-        def forward(
-            self, pixel_values: Tensor, output_hidden_states: bool | None = None, **kwargs: Any
-        ) -> BaseModelOutput:
-            """`hidden_states` has the last state alone, which `last_hidden_state` is."""
-            features = self.features(pixel_values)
-            normed = (features - self.mean.to(features)) / self.std.to(features)
-            places = torch.eye(self.num_places, dtype=normed.dtype, device=normed.device)
-            shape = (len(normed), self.num_places, -1)
-            states = torch.cat([normed[:, None].expand(shape), places.expand(shape)], -1)
-            return BaseModelOutput(last_hidden_state=states, hidden_states=(states,))
-
-        def fit_norms(self, states: Tensor) -> Tensor:
-            """Take the channels' mean and deviation from what it says of many pictures, [N,G,C+G], and return that
-            normed by them.
-            """
-            channels = states[:, 0, : len(self.mean)]
-            mean, std = channels.mean(0), channels.std(0) + 1e-3
-            self.mean, self.std = self.mean + self.std * mean, self.std * std
-            normed = ((channels - mean) / std)[:, None].expand(-1, self.num_places, -1)
-            return torch.cat([normed, states[..., len(self.mean) :]], -1)
-
-    return EfficientNetLite0Model
+        channels = states[:, 0, : len(self.mean)]
+        mean, std = channels.mean(0), channels.std(0) + 1e-3
+        self.mean, self.std = self.mean + self.std * mean, self.std * std
+        normed = ((channels - mean) / std)[:, None].expand(-1, self.num_places, -1)
+        return torch.cat([normed, states[..., len(self.mean) :]], -1)
 
 
 def save_lite0(state: Mapping[str, Tensor], folder: Path) -> None:
     """Write the tower's folder from the published checkpoint (`efficientnet-lite0-57934424.pth`), classifier left out:
     config, weights, and how the pictures are cut. Raises `RuntimeError` for tensors of another model.
     """
-    config = lite0_config()()
-    model = lite0_model()(config)
+    config = EfficientNetLite0Config()
+    model = EfficientNetLite0Model(config)
     named = {".".join(part.removeprefix("_") for part in name.split(".")): value for name, value in state.items()}
     weights = {name: value for name, value in named.items() if not name.startswith("fc.")}
     model.load_state_dict({**weights, "mean": model.mean, "std": model.std})
     side: Any = config.image_size
-    images = transformers_class("CLIPImageProcessorPil")(
+    images = CLIPImageProcessorPil(
         size={"shortest_edge": side}, crop_size={"height": side, "width": side}, resample=3,
-        image_mean=config.image_mean, image_std=config.image_std,
+        image_mean=[0.498] * 3, image_std=[0.502] * 3,
     )  # fmt: skip
     name_accelerator()
     with without_bars(in_terminals=True):
@@ -217,32 +186,5 @@ def save_lite0(state: Mapping[str, Tensor], folder: Path) -> None:
     images.save_pretrained(folder)
 
 
-# Module of transformers with a table -> what registers the tower in it.
-_TABLES: dict[str, Callable[[Any], None]] = {
-    "transformers.models.auto.configuration_auto": lambda table: table.AutoConfig.register(LITE0, lite0_config()),
-    "transformers.models.auto.modeling_auto": lambda table: table.AutoModel.register(lite0_config(), lite0_model()),
-}
-
-
-class _Registration(MetaPathFinder):
-    """Registers the tower with transformers' tables as soon as somebody imports them: every reader of a LLaVA's folder
-    then knows it, and a command that needs no model does not wait seconds for transformers.
-    """
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in _TABLES else None
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                run(module)
-                _TABLES[name](module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-for _name, _register in _TABLES.items():
-    if _name in sys.modules:
-        _register(sys.modules[_name])
-sys.meta_path.insert(0, _Registration())
+AutoConfig.register(LITE0, EfficientNetLite0Config)
+AutoModel.register(EfficientNetLite0Config, EfficientNetLite0Model)

@@ -22,6 +22,7 @@ from ....core.batch import TEXT, Batch
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
 from ....core.pictures import Picture
+from ....core.pretrained import REGISTRATIONS
 from ....core.states import places_of, put_at
 from ...decoding.decoder import CachedDecoder
 from ...hub import ModelSource, config_value, load_pretrained, transformers_class
@@ -29,13 +30,18 @@ from ...inline import building
 from ...packed_row import last_states
 from ...parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
 from ...training import ModelTraining
-from . import lite0  # noqa: F401 (transformers knows the tower from here on)
 from .made_for_engines import on_projected, reading_of, trained_projector
 from .packing import Packing, newline_of, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+
+def _register_tower() -> None:
+    from . import lite0  # noqa: F401
+
+
+REGISTRATIONS.append(_register_tower)
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
 # model_type -> name of transformers' class.
 MODELS: dict[str, str] = {
@@ -122,25 +128,20 @@ def load_halves(
     config: PreTrainedConfig, language_model: ModelSource, vision_tower: ModelSource, *, section: str,
     revision: str | None = None,
 ) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:  # fmt: skip
-    """The halves of `assemble` in float32, by folder or Hub id; None: one that the recipe spells out.
-
-    Args:
-        config: of both together.
-        section: of the recipe, whose keys name them.
-        revision: of the language model.
+    """The halves of `assemble`, by folder or Hub id; None: one that the recipe spells out. `revision`: of the language
+    model; `section`: of the recipe, whose keys name them.
     """
+
+    def load(maker: str, place: ModelSource, key: str, revision: str | None = None) -> PreTrainedModel | None:
+        if isinstance(place, dict):
+            return None
+        loads, key = transformers_class(maker).from_pretrained, f"{section}.{key}"
+        return load_pretrained(loads, place, key=key, revision=revision, dtype=torch.float32)
+
     # A config of both CLIP towers is read for its vision half.
-    is_clip = config.vision_config.model_type == "clip_vision_model"
-    places = {
-        "language_model": (language_model, "AutoModelForCausalLM", revision),
-        "vision_tower": (vision_tower, "CLIPVisionModel" if is_clip else "AutoModel", None),
-    }
-    halves = [
-        None if isinstance(place, dict) else load_pretrained(
-            transformers_class(maker).from_pretrained, place, key=f"{section}.{name}", revision=of, dtype=torch.float32
-        ) for name, (place, maker, of) in places.items()
-    ]  # fmt: skip
-    return halves[0], halves[1]
+    tower = "CLIPVisionModel" if config.vision_config.model_type == "clip_vision_model" else "AutoModel"
+    text = load("AutoModelForCausalLM", language_model, "language_model", revision)
+    return text, load(tower, vision_tower, "vision_tower")
 
 
 def assemble(
