@@ -39,6 +39,7 @@ from stages_run import contexts
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer")
 # Recipe and settings; together they have every section of the schema.
 RECIPES = (
+    ("emoji_vlm/target",),
     ("demo/compare",),
     ("demo/dflash",),
     ("demo/adapt",),

@@ -7,17 +7,21 @@ import pytest
 import torch
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.families.processor import tile_pixels
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader, claim, finish, write_shard
 from draftsmith.data.sources import SHARDS, SKIPPED
 from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava.model import selected_features
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.recipes.config.dry_run import dry_run
 from draftsmith.recipes.config.plan import plan
+from fails import fails_with
 from halves_tiny import SIDE, language_model, tower
 from PIL import Image
 from safetensors.torch import load_file
 from stages_run import list_anew, runner
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
 NAMES = ["red apple", "green pear", "blue cup", "old tree", "round ball", "small cat"]
@@ -165,3 +169,47 @@ def test_loops_and_openings_leave_the_order_by_reason(made):
     listed = [json.loads(line) for line in (again / "finetune" / "skipped.jsonl").open()]
     reasons = {row["record"]: row["reason"] for row in listed}
     assert reasons.keys() == {0, 3, 4, 5} and "(answers.loops)" in reasons[0] and "(answers.openings)" in reasons[3]
+
+
+def contrast(folder, **changes):
+    data = recipe(folder)["stages"]["caption"]["data"] | {"path": str(folder / "words.json")}
+    return {"kind": "contrast", "data": data, "format": recipe(folder)["stages"]["caption"]["format"]} | changes
+
+
+def test_a_contrast_gives_pictures_the_words_of_their_records_and_norms_the_tower(made):
+    folder = made[0]
+    records = json.loads((folder / "data.json").read_text())
+    words = {name: [name, name.split()[1], name[::-1], name.split()[0]] for name in NAMES}
+    (folder / "words.json").write_text(json.dumps([one | {"words": words[one["id"]]} for one in records]))
+    settings = contrast(folder, steps=400, batch_size=6, lr=2e-2, dropout=0.0)
+    _, run = runner(lambda: recipe(folder) | {"stages": {"contrast": settings}}, "contrast")
+    run(folder / "contrast")
+    model = LlavaForConditionalGeneration.from_pretrained(folder / "contrast" / "contrast").eval()
+    processor = load_processor(folder / "contrast" / "contrast")
+    tokenizer, table = processor.tokenizer, model.get_input_embeddings().weight.detach()
+    wanted = torch.stack([
+        torch.stack([table[tokenizer(f" {text}").input_ids].mean(0) for text in words[name]]) for name in NAMES
+    ])  # fmt: skip
+    pixels = torch.cat([tile_pixels([Image.open(folder / f"{n}.png")], processor) for n in range(len(NAMES))])
+    with torch.no_grad():
+        states = model.model.vision_tower(pixels).last_hidden_state[:, 0, :-4]
+        places = model.model.multi_modal_projector(selected_features(model, pixels)) - wanted.mean(0)
+    torch.testing.assert_close(states.mean(0), torch.zeros(states.shape[1]), atol=1e-3, rtol=0)
+    spread = (wanted - wanted.mean(0)).norm(dim=-1).mean() * 1.3
+    assert 0.8 < places.norm(dim=-1).mean() / spread < 1.2, places.norm(dim=-1).mean() / spread
+    scores = torch.einsum("bpd,cpd->bc", F.normalize(places, dim=-1), F.normalize(wanted - wanted.mean(0), dim=-1))
+    assert scores.argmax(1).tolist() == list(range(len(NAMES)))
+    lm = weights(folder / "lm")
+    assert torch.equal(model.state_dict()["model.language_model.norm.weight"], lm["model.norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [({"batch_size": 7}, "a batch has 7"), ({"batch_size": 2, "data": {"path": "data.json"}}, "should be 4 texts")],
+)
+def test_a_contrast_says_what_it_lacks(made, tmp_path, changes, problem):
+    folder = made[0]
+    if "data" in changes:
+        changes = changes | {"data": contrast(folder)["data"] | {"path": str(folder / "data.json")}}
+    _, run = runner(lambda: recipe(folder) | {"stages": {"contrast": contrast(folder, **changes)}}, "contrast")
+    fails_with(problem, run, tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 from ...data.families.table import PICTURE_FAMILIES
 from ...data.processor_files import processor_of_halves
 from ...models.drafters.base import DrafterConfig
+from ...models.hub import read_config
 from ...models.parts import TokenIds
 from ...models.stored import is_on_cpu, stored_dtype
 from ...models.targets.base import TargetShape, language_shape
@@ -30,7 +31,11 @@ def target_shape(recipe: WholeRecipe) -> Any:
         return recipe.target.model_config_of()
     section = language_section(recipe.target)
     ids = TokenIds(recipe.vocabulary or SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
-    if (halves := section.halves) is not None:
+    halves = section.halves
+    if halves is not None and not Path(halves[0]).is_dir():  # to be fetched: with the two tokens that it lacks
+        count = read_config(halves[0], key="target.language_model", network=False).vocab_size
+        ids = TokenIds(count + 2, count, 1, 2, count + 1)
+    elif halves is not None:
         processor = once(
             f"processor of {halves}", lambda: processor_of_halves(*halves, PICTURE_FAMILIES[section.base_kind])
         )

@@ -39,10 +39,10 @@ _WEIGHT_DECAY = 0.05
 
 class ContrastStage(Stage):
     usual_purpose: ClassVar[str] = "the projector learns words for pictures"
+    model: ClassVar[str] = "target"
     positions: ClassVar[int | None] = None  # of the language model: as it has them
 
     kind: Literal["contrast"]
-    model: Literal["target"] = "target"
     # Records of one picture each, with `words`: a text for each of the picture's places (a name, its noun, ...).
     data: ConversationData
     format: PromptFormat = PromptFormat()
