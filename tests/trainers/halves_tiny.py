@@ -51,7 +51,11 @@ def tower(folder: Path) -> Path:
     config = EfficientNetLite0Config(
         image_size=SIDE, patch_size=SIDE // 2, stem_channels=8, rows=rows, head_channels=16
     )  # fmt: skip
-    EfficientNetLite0Model(config).save_pretrained(folder)
+    model = EfficientNetLite0Model(config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):  # with transformers' random weights pictures fade away
+            torch.nn.init.kaiming_normal_(module.weight, mode="fan_out" if module.groups == 1 else "fan_in")
+    model.save_pretrained(folder)
     CLIPImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_mean=[0.498] * 3,
         image_std=[0.502] * 3,

@@ -32,7 +32,6 @@ from ..train.on_records import save_model, start_weights
 
 _PICTURES = 16  # that the tower reads at once
 _TEMPERATURE = 0.07  # what similarities are divided by
-_DROPOUT = 0.4  # of the tower's features: few pictures are learned by heart
 _SPREAD = 1.3  # how far projected places lie from the texts' mean embedding, in mean distances of the texts from it
 _WEIGHT_DECAY = 0.05
 
@@ -50,6 +49,8 @@ class ContrastStage(Stage):
     batch_size: int = Field(128, ge=2)
     # AdamW's, after 20 steps of warm-up; falls linearly to 0.
     lr: float = Field(1.0e-3, gt=0)
+    # Of the tower's features: few pictures are learned by heart.
+    dropout: float = Field(0.4, ge=0, lt=1)
 
     def makes(self) -> set[str]:
         return {"target"}
@@ -135,7 +136,7 @@ class ContrastStage(Stage):
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * min(1.0, (step + 1) / 20) * (1 - step / self.steps)
             rows = torch.randperm(len(features), generator=generator)[: self.batch_size]
-            places = projector(F.dropout(features[rows], _DROPOUT))  # [B,P,D]
+            places = projector(F.dropout(features[rows], self.dropout))  # [B,P,D]
             near = F.normalize(places - center, dim=-1)
             scores = torch.einsum("bpd,cpd->pbc", near, directions[rows]) / _TEMPERATURE
             alike = (named[rows][:, None] == named[rows]).fill_diagonal_(False)

@@ -44,15 +44,13 @@ class EfficientNetLite0Config(PreTrainedConfig):
     batch_norm_eps: float = 1e-3
     # One state is kept, the last (LLaVA counts the layers before it): no key of a recipe, as it has no annotation.
     num_hidden_layers = 0
-    hidden_size: int | None = None
+    hidden_size: int | None = None  # follows from the others
 
     def __post_init__(self, **kwargs: Any):
         self.rows = [list(row) for row in self.rows]
         blocks, last = _sizes(self)
-        size = self.head_channels + blocks[last][1] * _MAP**2 + (self.image_size // self.patch_size) ** 2
-        if self.hidden_size not in (None, size):
-            raise ValueError(f"hidden_size is {self.hidden_size}, and these rows give {size}; leave it out")
-        self.hidden_size = size
+        features = self.head_channels + blocks[last][1] * _MAP**2
+        self.hidden_size = features + (self.image_size // self.patch_size) ** 2
         super().__post_init__(**kwargs)
 
 
@@ -80,10 +78,9 @@ class _Norm(nn.BatchNorm2d):
 
 def _conv(module: nn.Conv2d, states: Tensor) -> Tensor:
     """A convolution padded as TensorFlow's SAME: where the stride is 2, one pixel less at the left and the top."""
-    kernel, stride = module.kernel_size[0], module.stride[0]
-    before, whole = (kernel - stride) // 2, kernel - stride
-    pads = (kernel // 2,) * 4 if stride == 1 else (before, whole - before) * 2
-    return module(F.pad(states, pads))
+    whole = module.kernel_size[0] - module.stride[0]
+    before = whole // 2
+    return module(F.pad(states, (before, whole - before) * 2))
 
 
 class _Block(nn.Module):

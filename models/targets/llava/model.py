@@ -9,7 +9,6 @@ tokens.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +25,6 @@ from ....core.pretrained import REGISTRATIONS
 from ....core.states import places_of, put_at
 from ...decoding.decoder import CachedDecoder
 from ...hub import ModelSource, config_value, load_pretrained, transformers_class
-from ...inline import building
 from ...packed_row import last_states
 from ...parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
 from ...training import ModelTraining
@@ -43,6 +41,7 @@ def _register_tower() -> None:
 
 REGISTRATIONS.append(_register_tower)
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
+_WITHOUT_CLS = ("siglip", "efficientnet_lite0")  # how model_types of towers without a class token begin
 # model_type -> name of transformers' class.
 MODELS: dict[str, str] = {
     "llava": "LlavaForConditionalGeneration",
@@ -79,8 +78,8 @@ def llava_config(
     ids.put_into(text)
     of_family: JsonObject = {}
     patches = (vision.image_size // vision.patch_size) ** 2
-    # `default` leaves the first state out, CLIP's CLS; towers without one (SigLIP, Lite0) have a state for each patch.
-    strategy = "full" if _num_states(vision) == patches else "default"
+    # `default` leaves the first state out, CLIP's CLS; towers without one have a state for each patch.
+    strategy = "full" if vision.model_type.startswith(_WITHOUT_CLS) else "default"
     if family != "llava_onevision":
         of_family["image_seq_length"] = patches
     elif ids.video is not None:
@@ -105,16 +104,6 @@ def llava_config(
         tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
         **of_family,
     )
-
-
-def _num_states(vision: PreTrainedConfig) -> int:
-    """States of a picture that a tower of these sizes gives, by a pass through one layer of it without weights."""
-    shallow = copy.deepcopy(vision)
-    shallow.num_hidden_layers = min(1, vision.num_hidden_layers)
-    with torch.device("meta"), building("vision_tower"):
-        tower = transformers_class("AutoModel").from_config(shallow)
-        pixels = torch.empty(1, config_value(vision, "num_channels", 3), vision.image_size, vision.image_size)
-        return int(tower(pixels, output_hidden_states=True).hidden_states[-1].shape[1])
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -125,16 +125,15 @@ class LlavaTargetConfig(SeeingSection):
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         if self.halves is None:
             return super().inline_config(ids)
-        keys = ("language_model", "vision_tower")
         text, vision = (
-            read_config(place, key=f"target.{key}", network=False) for place, key in zip(self.halves, keys, strict=True)
+            read_config(place, key=f"target.{key}", network=False)
+            for place, key in zip(self.halves, ("language_model", "vision_tower"), strict=True)
         )
         vision = config_value(vision, "vision_config", vision)  # CLIP's holds a text half, too
-        for key, config, name in zip(keys, (text, vision), ("vocab_size", "patch_size"), strict=True):
+        for key, config, name in ("language_model", text, "vocab_size"), ("vision_tower", vision, "patch_size"):
             if config_value(config, name) is None:
                 problem = f"target.{key}: this is a {config.model_type}, whose config has no {name}"
-                hint = f"give the folder of a {key.replace('_', ' ')}"
-                raise UserError(problem, key=f"target.{key}", where=str(dict(self)[key]), hint=hint)
+                raise UserError(problem, key=f"target.{key}", where=str(dict(self)[key]), hint="give another folder")
         return self.joined(text, vision, replace(ids, vocab_size=max(ids.vocab_size, text.vocab_size)))
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
