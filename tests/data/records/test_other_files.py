@@ -88,6 +88,8 @@ TOLD = {
     "pointer.json": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS", "git lfs"),
     "pickle.json": (b"\x80\x04\x95\x10\0\0", "a Python pickle, which is not opened", "JSON lines"),
     "picture.json": (b"\x89PNG\r\n\x1a\n", "a picture", "name the file of records"),
+    "nan.json": (json.dumps([{}, {"loss": float("nan")}]).encode(), "NaN is no JSON", "repair"),
+    "nan.jsonl": (b'{"NaN": ""}\n{"loss": -Infinity}\n', "-Infinity is no JSON", "repair"),
     "empty.json": (b"", "no records", "a JSON list"),
     "cut.json": (LIST.encode()[:-40], "not valid JSON", "repair"),
 }
