@@ -23,7 +23,7 @@ from ...data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoc
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
-from ...models.drafters.base import TargetIdentity
+from ...models.drafters.base import DrafterConfig, TargetIdentity
 from ...models.drafters.manifest import read_manifest
 from ...models.drafters.outside import find_start, is_own
 from ...models.targets.language import LanguageTarget
@@ -50,9 +50,16 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     processor = context.processor()
     target = open_target(context, processor, tables_only=stage.reads_tables)
     states = open_states(stage, context, processor, target, seed)
-    train, held_out = (part[states.supervised[part] > 0] for part in split(states.draws, stage.held_out))
+    config, supervised = context.drafter, states.supervised
+    assert config is not None
+    least = config.least_supervised
+    train, held_out = (part[supervised[part] >= least] for part in split(states.draws, stage.held_out))
+    few = int(((supervised > 0) & (supervised < least)).sum())
+    short = f"{few:,} samples are left out: {config.kind} learns from an answer's second token on" if few else ""
+    if short:
+        context.say(short)
     if not len(train) or (stage.validation is not None and not len(held_out)):
-        why = states.left_out() or None
+        why = "; ".join(filter(None, (short, states.left_out()))) or None
         raise UserError("no sample to train on, or none held out", where=why, hint="check the data and held_out")
     max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
@@ -80,7 +87,16 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         validate=drafter.validation(_held_out(stage, states, held_out), states.held_out, total),
         validate_every=stage.checked_every,
         left_out=states.left_out,
+        untaught=_untaught(config),
     )
+
+
+def _untaught(config: DrafterConfig) -> str:
+    size = dict(config).get("draft_vocab_size")
+    if size is None:
+        return ""
+    what = f"the target writes none of the draft's own ids there (drafter.draft_vocab_size: {size:,})"
+    return f"{what}; make it larger, or train on the target's own answers (stage kind regenerate)"
 
 
 def _pixels(stage: StatesSettings) -> dict[str, dict[str, int]]:
