@@ -17,7 +17,6 @@ T = TypeVar("T")
 Json = Any  # a value in such a file, or a whole tree
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # one that is only read
-NO_NUMBER = "{} is no JSON: write null, or a number"
 # A string, which is passed over, or what Python alone takes for a number.
 _NO_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|(-?Infinity|NaN)')
 
@@ -28,7 +27,7 @@ def parse(text: str | bytes, each: Callable[[list[tuple[str, Json]]], Json] | No
 
     def refuse(constant: str) -> NoReturn:
         place = next(match.start() for match in _NO_NUMBER.finditer(whole) if match[1])
-        raise json.JSONDecodeError(NO_NUMBER.format(constant), whole, place)
+        raise json.JSONDecodeError(f"{constant} is no JSON (write null)", whole, place)
 
     try:
         return json.loads(whole, parse_constant=refuse, object_pairs_hook=each)

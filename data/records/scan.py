@@ -7,12 +7,12 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ...core.errors import UserError
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data
-from ...core.json_types import NO_NUMBER, Json, parse
+from ...core.json_types import Json, parse
 
 CHUNK = 16 << 20  # read at a time
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
@@ -65,7 +65,7 @@ _ZEROS = "zero bytes, which a crash or a full disk leaves"
 
 def _list(path: Path, file: Any, offset: int) -> Iterator[Entry]:
     """Decode what follows a list's bracket, holding one chunk at a time."""
-    decoder = json.JSONDecoder(parse_constant=_refuse)
+    decoder = json.JSONDecoder(parse_constant=parse)  # which refuses them
     text, position, count = "", 0, 0
     while True:
         gap = _GAP.match(text, position)
@@ -90,10 +90,6 @@ def _list(path: Path, file: Any, offset: int) -> Iterator[Entry]:
         size = len(record) if record.isascii() else len(record.encode())
         yield offset, size, value
         offset, position, count = offset + size, end, count + 1
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(NO_NUMBER.format(constant))
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:

@@ -34,7 +34,6 @@ CLIPS = frozenset(CLIP_SUFFIXES)
 UNKNOWN_SUFFIX = "suffix not allowed"
 DOTTED = "a key ends at the first dot of a member's name"  # webdataset's rule, which people who name files forget
 MAX_BYTES = 64 << 20  # of a member
-_MARK = 257  # where a tar says that it is one: not looked at, as a cut one says so, too
 _MAX_HEADER = 1 << 20  # bytes of an extended header, which is read whole
 _RECORD = re.compile(rb"(\d+) [^=]+=")  # the beginning of one in a pax header, as `tarfile` looks for it
 _ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
@@ -221,7 +220,8 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             if offset or isinstance(error, ValueError):  # there is a header, and what it says is wrong
                 raise _damaged(path, offset, str(error)) from error
-            kind, cure = other_kind(content(path, 0, min(_MARK, end))) or (error, "give plain .tar files")
+            # Before the mark of a tar, which one that is cut has, too.
+            kind, cure = other_kind(content(path, 0, min(257, end))) or (error, "give plain .tar files")
             raise UserError(f"not a tar file: {kind}", where=str(path), hint=cure) from error
         offset = file.seek(tar.offset)
         block = file.read(tarfile.BLOCKSIZE)

@@ -23,7 +23,7 @@ from ...data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoc
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
-from ...models.drafters.base import DrafterConfig, TargetIdentity
+from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import read_manifest
 from ...models.drafters.outside import find_start, is_own
 from ...models.targets.language import LanguageTarget
@@ -44,6 +44,11 @@ from .loop import Training
 from .settings import StatesSettings, row_tokens
 from .states_source import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, OnlineStates, States
 
+_NEVER_WRITTEN = (
+    "the target writes none of the draft's own ids there (drafter.draft_vocab_size: {}): make it larger, or train on "
+    "the target's own answers (stage kind regenerate)"
+)
+
 
 def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     """A head beside its target, with the stage's source of states."""
@@ -56,15 +61,14 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     train, held_out = (part[supervised[part] >= least] for part in split(states.draws, stage.held_out))
     few = int(((supervised > 0) & (supervised < least)).sum())
     short = f"{few:,} samples are left out: {config.kind} learns from an answer's second token on" if few else ""
-    if short:
-        context.say(short)
     if not len(train) or (stage.validation is not None and not len(held_out)):
         why = "; ".join(filter(None, (short, states.left_out()))) or None
         raise UserError("no sample to train on, or none held out", where=why, hint="check the data and held_out")
     max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
-    context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
+    shown = f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}"
+    context.say("; ".join(filter(None, (shown, short))))
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
         manifest_fields={"format": stage.format.model_dump(mode="json")}
@@ -87,16 +91,8 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         validate=drafter.validation(_held_out(stage, states, held_out), states.held_out, total),
         validate_every=stage.checked_every,
         left_out=states.left_out,
-        untaught=_untaught(config),
+        untaught=_NEVER_WRITTEN.format(size) if (size := dict(config).get("draft_vocab_size")) else "",
     )
-
-
-def _untaught(config: DrafterConfig) -> str:
-    size = dict(config).get("draft_vocab_size")
-    if size is None:
-        return ""
-    what = f"the target writes none of the draft's own ids there (drafter.draft_vocab_size: {size:,})"
-    return f"{what}; make it larger, or train on the target's own answers (stage kind regenerate)"
 
 
 def _pixels(stage: StatesSettings) -> dict[str, dict[str, int]]:
