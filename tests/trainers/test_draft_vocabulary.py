@@ -40,8 +40,7 @@ def test_ids_that_the_target_never_writes_are_told_and_soon_an_error(tmp_path, k
     """Answers that are not the target's: its own tokens have another id than the draft's one."""
     made = synthetic(tmp_path)
     asked = context(made, tmp_path / "train", config_of(kind=kind, draft_vocab_size=1, **TAPS.get(kind, {})))
-    source = section(made, source={"kind": "online"}, held_out=0, steps=9)
-    stage = parsed(asked.target, asked.drafter, source)
+    stage = parsed(asked.target, asked.drafter, section(made, source={"kind": "online"}, held_out=0, steps=9))
     error = fails_with("step 8: the loss of 8 logs compares no token", stage.run, asked, error=TrainingError)
     assert "drafter.draft_vocab_size: 1" in error.hint
     assert asked.say.lines[1].startswith("step 1: the loss compares no token: the target writes none")
