@@ -160,13 +160,13 @@ def train(
         last = step == training.total
         if (step % log_every == 0 or last) and sums.tokens:
             compares = _report(engine, sums, samples, time.perf_counter() - clock, step, log)
+            sums = _Sums(torch.zeros((), device=engine.device))
+            clock, samples = time.perf_counter(), 0
             blank = 0 if compares or not training.untaught else blank + 1
             if blank == 1:
                 say(f"step {step}: the loss compares no token: {training.untaught}")
             if blank == MOST_SILENT:
                 raise TrainingError(f"step {step}: the loss of {blank} logs compares no token", hint=training.untaught)
-            sums = _Sums(torch.zeros((), device=engine.device))
-            clock, samples = time.perf_counter(), 0
         every = training.validate_every if training.validate is not None else None
         due = every is not None and (step % every == 0 or last)
         # After the last step without a validation the result alone is left to write, which is less than a checkpoint.
