@@ -10,6 +10,7 @@ import pytest
 import yaml
 from command_line import prints
 from draftsmith.core import ranks
+from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
@@ -18,6 +19,7 @@ from draftsmith.recipes.config.exit_codes import CRASH, MISTAKE, OK, STOPPED
 from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.launcher import num_ranks
+from draftsmith.trainers.run.matching import FINGERPRINTS
 from fails import raising
 
 
@@ -68,6 +70,34 @@ def test_a_runs_own_files_are_written_again(tmp_path, monkeypatch):
     assert main([f"recipe={again / 'recipe.yaml'}", f"output={again}", "stages=[world]"]) == OK
     assert main(["recipe=demo/lvlm", f"output={killed}", "stages=[world]"]) == OK, "killed between the two"
     assert (killed / "recipe.yaml").is_file()
+
+
+def test_a_second_recipe_in_a_folder_keeps_the_finished_stages_of_the_first(tmp_path, monkeypatch, capsys):
+    """It wrote `recipe.yaml` over: a publication knew nothing of what ran before."""
+
+    def run_stages(plan, *_, output, **__):
+        for stage in plan:
+            (output / stage.name).mkdir(exist_ok=True)
+            write_mark(output / stage.name / DONE, Mark(stage.fingerprint, FINGERPRINTS, settings=stage.settings))
+
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", run_stages)
+    first, second, third, fourth = (tmp_path / str(number) for number in range(4))  # a run's lock is its process's
+    assert main(["recipe=demo/lvlm", f"output={first}"]) == OK
+    for folder in (second, third, fourth):
+        shutil.copytree(first, folder, ignore=shutil.ignore_patterns(".*"))
+    tree = load(["recipe=demo/lvlm"]).tree
+    names, world = [*tree["stages"]], {"elsewhere": tree["stages"]["world"]}
+    fewer = {name: stage for name, stage in tree["stages"].items() if name != "evaluate"}
+    (tmp_path / "fewer.yaml").write_text(yaml.safe_dump(tree | {"stages": fewer | world}, sort_keys=False))
+    assert main([f"recipe={tmp_path / 'fewer.yaml'}", f"output={second}"]) == OK
+    assert [*yaml.safe_load((second / "recipe.yaml").read_text())["stages"]] == [*names, "elsewhere"]
+    assert main([f"recipe={tmp_path / 'fewer.yaml'}", f"output={fourth}", "restart=world"]) == OK
+    assert [*yaml.safe_load((fourth / "recipe.yaml").read_text())["stages"]] == [*fewer, "elsewhere"], "of the old one"
+    before = (third / "recipe.yaml").read_bytes()
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(tree | {"stages": world, "seed": 9}))
+    said = prints(capsys, [f"recipe={tmp_path / 'other.yaml'}", f"output={third}"], MISTAKE)
+    assert f"stages of another recipe: {', '.join(names)}" in said and "hint:  choose another output" in said
+    assert (third / "recipe.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize("words", ["recipe=demo/lvlm seed=3", "train demo/lvlm seed=3", "evaluate demo/lvlm seed=3"])
