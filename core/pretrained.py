@@ -293,15 +293,11 @@ class Checkpoint:
     def weights(self, wanted: Callable[[str], bool] = bool) -> list[Path]:
         """The safetensors that transformers would open, of several those with a wanted tensor; none: pickles alone.
 
-        Raises `UserError` where the index is damaged, names a file that is missing or outside the folder, or stands
-        beside a single file: readers that take the first and readers that take the others run two models.
+        Raises `UserError` where the index is damaged, names a file that is missing or outside the folder, or as
+        `refuse_two`.
         """
+        self.refuse_two()
         if single := self.file(SINGLE):
-            beside = Path(self.source) / INDEX
-            shards = {*read_json(beside, Index, hint=RESTORE).weight_map.values()} if beside.is_file() else set()
-            if any((beside.parent / name).is_file() for name in shards - {SINGLE}):
-                problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-                raise UserError(problem, where=str(self.source), hint="move the older of the two away")
             return [single]
         if (index := self.file(INDEX)) is None:
             return []
@@ -314,6 +310,32 @@ class Checkpoint:
                 raise UserError("file not found", where=str(index.parent / name), hint=RESTORE)
             paths.append(path)
         return paths
+
+    def refuse_two(self) -> None:
+        """Raises `UserError` where shards stand beside a single file: readers that take the first and readers that take
+        the others run two models. Of the Hub its list tells, before a file is fetched; offline, what is here.
+        """
+        names = self._names()
+        if {SINGLE, INDEX} <= names and (index := self.file(INDEX)):
+            if names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
+                problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
+                hint = "move the older of the two away; of the Hub name a revision or a folder with one of them"
+                raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
+
+    def _names(self) -> set[str]:
+        folder = Path(self.source)
+        if not folder.is_dir():
+            from huggingface_hub import HfApi, try_to_load_from_cache
+
+            try:
+                about = HfApi().model_info(str(self.source), revision=self.revision, timeout=10)
+                return {file.rfilename for file in about.siblings or ()}
+            except Exception:  # its clients have their own; what loads the files says it
+                cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
+            if not isinstance(cached, str):
+                return set()
+            folder = Path(cached).parent
+        return {path.name for path in folder.iterdir()}
 
     def tensors(self, wanted: Callable[[str], bool] = bool, device: torch.device = CPU) -> dict[str, Tensor]:
         """The tensors whose names are wanted, as they are stored; an empty dict: there are none of these names.

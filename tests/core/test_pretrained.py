@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from draftsmith.core.json_types import value_at
 from draftsmith.core.pretrained import Checkpoint, check_config, check_pretrained
 from draftsmith.models.formats.target import export_target
 from draftsmith.models.hub import load_pretrained
-from fails import fails_with
+from fails import fails_with, raising
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -47,7 +48,7 @@ def llama(folder, **more):
     return folder
 
 
-def test_a_folder_with_a_file_and_older_shards_is_refused(tmp_path):
+def test_a_folder_with_a_file_and_older_shards_is_refused(tmp_path, monkeypatch):
     """transformers reads the file, vLLM the shards: two models."""
     folder = llama(tmp_path / "one")
     names = [*load_file(folder / "model.safetensors")]
@@ -61,6 +62,13 @@ def test_a_folder_with_a_file_and_older_shards_is_refused(tmp_path):
         lambda: export_target(folder, tmp_path / "x"),
     ):
         fails_with("there are model.safetensors and shards of model.safetensors.index.json", read)
+    monkeypatch.setattr("transformers.utils.cached_file", lambda _, name, **__: str(folder / name))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda _, name, **__: str(folder / name))
+    siblings = [SimpleNamespace(rfilename=path.name) for path in folder.iterdir()]
+    for ask in (lambda *_, **__: SimpleNamespace(siblings=siblings), raising(OSError("offline"))):
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", ask)
+        for read in (Checkpoint("me/both").weights, lambda: load_pretrained(pytest.fail, "me/both")):
+            fails_with("there are model.safetensors and shards of model.safetensors.index.json", read)
     (folder / "model.safetensors").unlink()
     assert Checkpoint(folder).weights() == [folder / "model-00001-of-00001.safetensors"]
 
