@@ -316,11 +316,11 @@ class Checkpoint:
         the others run two models. Of the Hub its list tells, before a file is fetched; offline, what is here.
         """
         names = self._names()
-        if {SINGLE, INDEX} <= names and (index := self.file(INDEX)):
-            if names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
-                problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-                hint = "move the older of the two away; of the Hub name a revision or a folder with one of them"
-                raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
+        index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
+        if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
+            problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
+            hint = "move the older of the two away; of the Hub name a revision or a folder with one of them"
+            raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
 
     def _names(self) -> set[str]:
         folder = Path(self.source)
