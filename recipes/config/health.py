@@ -86,11 +86,7 @@ def version_of(name: str) -> str | None:
 
 
 def packages(installed: Mapping[str, str | None]) -> Iterator[Finding]:
-    """Versions of what is imported directly, against what is required and what was tested together.
-
-    Args:
-        installed: name -> version; None: not installed.
-    """
+    """Versions of what is imported directly, against what is required and what was tested together."""
     wanted, tested, same = requirements(), pins(), []
     for requirement in wanted:
         name, version = requirement.name, installed.get(requirement.name)
