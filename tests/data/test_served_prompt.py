@@ -50,11 +50,8 @@ def qwen():
 def thinking():
     """A server begins each answer with a thought, as Qwen3.5's template says."""
     processor = qwen()
-    template = processor.tokenizer.chat_template
-    processor.tokenizer.chat_template = template.replace(
-        "assistant\\n' -}}{%- endif", "assistant\\n<think>\\n' -}}{%- endif"
-    )
-    assert processor.tokenizer.chat_template != template
+    tokenizer, mark = processor.tokenizer, "assistant\\n' -}}{%- endif"
+    tokenizer.chat_template = tokenizer.chat_template.replace(mark, mark.replace("'", "<think>\\n'"))
     return processor
 
 

@@ -81,23 +81,22 @@ def test_a_second_recipe_in_a_folder_keeps_the_finished_stages_of_the_first(tmp_
             write_mark(output / stage.name / DONE, Mark(stage.fingerprint, FINGERPRINTS, settings=stage.settings))
 
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", run_stages)
-    first, second, third, fourth = (tmp_path / str(number) for number in range(4))  # a run's lock is its process's
-    assert main(["recipe=demo/lvlm", f"output={first}"]) == OK
-    for folder in (second, third, fourth):
-        shutil.copytree(first, folder, ignore=shutil.ignore_patterns(".*"))
+    assert main(["recipe=demo/lvlm", f"output={tmp_path / 'run'}"]) == OK
     tree = load(["recipe=demo/lvlm"]).tree
     names, world = [*tree["stages"]], {"elsewhere": tree["stages"]["world"]}
     fewer = {name: stage for name, stage in tree["stages"].items() if name != "evaluate"}
-    (tmp_path / "fewer.yaml").write_text(yaml.safe_dump(tree | {"stages": fewer | world}, sort_keys=False))
-    assert main([f"recipe={tmp_path / 'fewer.yaml'}", f"output={second}"]) == OK
-    assert [*yaml.safe_load((second / "recipe.yaml").read_text())["stages"]] == [*names, "elsewhere"]
-    assert main([f"recipe={tmp_path / 'fewer.yaml'}", f"output={fourth}", "restart=world"]) == OK
-    assert [*yaml.safe_load((fourth / "recipe.yaml").read_text())["stages"]] == [*fewer, "elsewhere"], "of the old one"
-    before = (third / "recipe.yaml").read_bytes()
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump(tree | {"stages": world, "seed": 9}))
-    said = prints(capsys, [f"recipe={tmp_path / 'other.yaml'}", f"output={third}"], MISTAKE)
-    assert f"stages of another recipe: {', '.join(names)}" in said and "hint:  choose another output" in said
-    assert (third / "recipe.yaml").read_bytes() == before
+
+    def second(code, *words, **changed):
+        (tmp_path / "second.yaml").write_text(yaml.safe_dump(tree | changed, sort_keys=False))
+        copy = tmp_path / f"run-{len([*tmp_path.iterdir()])}"  # a run's lock is its process's
+        shutil.copytree(tmp_path / "run", copy, ignore=shutil.ignore_patterns(".*"))
+        said = prints(capsys, [f"recipe={tmp_path / 'second.yaml'}", f"output={copy}", *words], code)
+        return said, [*yaml.safe_load((copy / "recipe.yaml").read_text())["stages"]]
+
+    assert second(OK, stages=fewer | world)[1] == [*names, "elsewhere"]
+    assert second(OK, "restart=world", stages=fewer | world)[1] == [*fewer, "elsewhere"], "what is built on it goes"
+    said, stages = second(MISTAKE, stages=world, seed=9)
+    assert f"of another recipe: {', '.join(names)}" in said and "choose another output" in said and stages == names
 
 
 @pytest.mark.parametrize("words", ["recipe=demo/lvlm seed=3", "train demo/lvlm seed=3", "evaluate demo/lvlm seed=3"])
@@ -141,15 +140,10 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     assert "is a folder, and no recipe" in prints(capsys, ["show", str(tmp_path / "other")], MISTAKE)
 
 
-@pytest.mark.parametrize(("command", "settings", "expected"), [
-    ("train", [], "stages=[world,language,pretrain,finetune]"),
-    ("train", ["stages=[finetune]"], "stages=[finetune]"),
-    ("evaluate", [], "stages=[evaluate]"),
-    ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
-])  # fmt: skip
-def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
-    arguments = stages.chosen(["recipe=demo/lvlm", *settings], command)
-    assert arguments == ["recipe=demo/lvlm", expected]
+def test_a_command_runs_the_stages_of_its_kind():
+    recipe = "recipe=demo/lvlm"
+    assert stages.chosen([recipe], "train") == [recipe, "stages=[world,language,pretrain,finetune]"]
+    assert stages.chosen([recipe, "--stages=evaluate"], "evaluate") == [recipe, "stages=[evaluate]"]
 
 
 def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
