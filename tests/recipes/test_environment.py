@@ -68,7 +68,7 @@ def test_the_recipe_that_a_run_writes_and_tracks_has_the_text(recipe, tmp_path):
     loaded = load([recipe(settings), "stages.finetune.about=for ${oc.env:PROJECT}"])
     assert loaded.recipe.stages["pretrain"].steps == 17 and loaded.recipe.stages["finetune"].about == f"for {VALUE}"
     planned = plan(loaded.recipe, loaded.path)
-    _write_provenance(loaded, tmp_path / "run", "the command")
+    _write_provenance(loaded, planned, tmp_path / "run", "the command")
     written = [(tmp_path / "run" / name).read_text() for name in ("recipe.yaml", "run.yaml")]
     context = make_context(loaded, "x", planned[0], tmp_path, {})
     for text in (*written, shown(loaded, defaults=False), json.dumps(redact_tree(context.recipe))):

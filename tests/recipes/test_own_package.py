@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_with_other_code_says_what_that_means(package, tmp_pa
     loaded, output = recipe(), tmp_path / "run"
 
     def started():
-        _write_provenance(loaded, output, "command")
+        _write_provenance(loaded, [], output, "command")
         return capsys.readouterr().out
 
     assert "warning" not in started() + started()
