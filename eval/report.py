@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ..core.json_types import Json, JsonMapping, JsonObject, with_each
+from ..core.json_types import JsonMapping, JsonObject, nulls
 from ..core.markdown import plain
 from ..core.secrets import redact, redact_markdown
 from . import figures
@@ -41,7 +41,7 @@ class Report:
 
     def to_json(self) -> JsonObject:
         """The content of report.json."""
-        values = {
+        return nulls({
             "version": VERSION,
             "about": dict(self.about),
             "methods": {name: asdict(info) for name, info in self.methods.items()},
@@ -55,13 +55,7 @@ class Report:
                  "tables": [part.to_json() for part in s.content if isinstance(part, Table)]}
                 for s in self.sections
             ],
-        }  # fmt: skip
-        return nulls(values)
-
-
-def nulls(value: object) -> Json:
-    """The value with null, which JSON has, for NaN, which it has not."""
-    return with_each(value, float, lambda number: None if math.isnan(number) else number)
+        })  # fmt: skip
 
 
 def build(
@@ -86,7 +80,6 @@ def build(
         binding: accuracy of the target's answers with the picture and without it, where it was asked for: `questions`,
             `accuracy`, `blind_accuracy`.
         quality: of drawn pictures, plain decoding's too.
-        sections: of studies and probes.
         warnings: of settings that mislead; findings, too.
     """
     answers = placed(frame(rows))

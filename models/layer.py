@@ -103,6 +103,10 @@ def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject
     return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}
 
 
+# What to do about a head that somebody stretched for long prompts, as engines run it.
+AT_EXPORT = "one stretched after training (at export) is read once both rope keys of its config.json are plain"
+
+
 def refuse_window(values: JsonMapping, where: str) -> None:
     """Raises `UserError` for a published head whose layer sees a window of positions: ours sees all of the past."""
     if sees_window(values):
@@ -112,10 +116,13 @@ def refuse_window(values: JsonMapping, where: str) -> None:
 
 def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
-    base from there or from `rope_theta` beside it. Raises `UserError` where two bases are named, as readers differ on
-    which one they take (transformers 5: the inner one), or a part of each attention head turns alone.
+    base from there or from `rope_theta` beside it. Raises `UserError` where two rotations or bases are named, of which
+    readers take either (transformers 5: `rope_scaling`, and the inner base), or a part of each attention head turns.
     """
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    rope, *others = [dict(values[k]) for k in ("rope_parameters", "rope_scaling") if values.get(k)] or [{}]
+    if any(stretched(other) != stretched(rope) for other in others):
+        problem = "rope_scaling stretches its positions, and rope_parameters does not, or otherwise"
+        raise UserError(problem, where=str(where), hint="write into both what the head was trained with")
     kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
     for share in (one.get("partial_rotary_factor") for one in (values, *(kinds or [rope]))):
         if share not in (None, 1.0):

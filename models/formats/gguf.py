@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
@@ -17,10 +17,6 @@ from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.pretrained import check_all_read, check_config, name_accelerator, reading_pretrained
 
-if TYPE_CHECKING:
-    pass
-
-SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
 # Keys of the file under which ids stand that end an answer: of the text, of a turn, of a message.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
