@@ -112,18 +112,22 @@ def refuse_window(values: JsonMapping, where: str) -> None:
 
 def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
-    base from there or from `rope_theta` beside it. Raises `UserError` where two bases are named, as readers differ on
-    which one they take (transformers 5: the inner one), or a part of each attention head turns alone.
+    base from there or from `rope_theta` beside it. Raises `UserError` where two bases or rotations are named (readers
+    differ on which one they take, transformers 5: the inner base), or a part of each attention head turns alone.
     """
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
-    for share in (one.get("partial_rotary_factor") for one in (values, *(kinds or [rope]))):
+    ropes: list[JsonMapping] = []
+    for rope in filter(None, map(values.get, ("rope_parameters", "rope_scaling"))):
+        kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
+        ropes += kinds or [rope]
+    for share in (one.get("partial_rotary_factor") for one in (values, *ropes)):
         if share not in (None, 1.0):
             problem = f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head"
             raise UserError(problem, where=str(where), hint="such heads are not read")
-    inner = [one["rope_theta"] for one in (kinds or [rope]) if one.get("rope_theta") is not None]
-    bases = [*inner, *([] if values.get("rope_theta") is None else [values["rope_theta"]])]
+    bases = [one["rope_theta"] for one in (*ropes, values) if one.get("rope_theta") is not None]
+    if any(stretched(one) != stretched(ropes[0]) for one in ropes):
+        problem = f"two rotations are named: {' and '.join(map(str, ropes))}"
+        raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")
     if any(base != bases[0] for base in bases):
         problem = f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}"
         raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")
-    return dict(kinds[0] if kinds else rope) | ({"rope_theta": bases[0]} if bases else {})
+    return dict(ropes[0] if ropes else {}) | ({"rope_theta": bases[0]} if bases else {})
