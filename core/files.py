@@ -22,17 +22,18 @@ from typing import Any, BinaryIO, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from .errors import NotFound, Refused, UserError, causes, first_line
+from .errors import NotFound, Refused, UserError, causes, first_line, shown_value
 from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
 from .json_types import JsonObject
-from .secrets import redact, shortened
+from .secrets import shortened
 
 T = TypeVar("T")
 # The largest that we write is the json beside a shard, of 30 bytes for each sample.
 SMALL_BYTES = 64 << 20
 # Of logs and reports, which grow with a run and are read whole.
 LOG_BYTES = 4 << 30
+_ADAPTER = functools.cache(TypeAdapter)
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -170,7 +171,7 @@ def checked(
     value: object, schema: type[T] | TypeAdapter[T], *, where: str, hint: str, context: dict[str, Any] | None = None
 ) -> T:
     """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds."""
-    adapter = schema if isinstance(schema, TypeAdapter) else _adapter(cast(Hashable, schema))
+    adapter = schema if isinstance(schema, TypeAdapter) else _ADAPTER(cast(Hashable, schema))
     try:
         return adapter.validate_python(value, context=context)
     except NotImported as error:
@@ -181,7 +182,7 @@ def checked(
             key = ".".join(map(str, (*first["loc"], refused.key))).strip(".")
             raise UserError(f"{key}: {refused.problem}", where=where, hint=refused.hint or hint) from error
         problem = ": ".join([".".join(map(str, first["loc"])), first["msg"].replace("Input should be", "expected")])
-        actual = "" if first["type"] == "missing" else f", found {_shown(first['input'])}"
+        actual = "" if first["type"] == "missing" else f", found {shown_value(repr(first['input']))}"
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise UserError(problem.removeprefix(": ") + actual + others, where=where, hint=hint) from error
 
@@ -193,16 +194,6 @@ def _each_once(pairs: list[tuple[str, object]]) -> JsonObject:
             raise ValueError(f"key {shortened(key, 60)!r} stands twice")
         value[key] = entry
     return value
-
-
-@functools.cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
-
-
-def _shown(value: object) -> str:
-    text = redact(repr(value))
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _decoded(data: bytes, where: str, hint: str) -> str:

@@ -25,12 +25,7 @@ _OVERFLOW = (
 
 
 class NotFinite(UserError):
-    """NaN or infinity in what a model computed.
-
-    Args:
-        what: whose numbers they are.
-        request: whom they were computed for.
-    """
+    """NaN or infinity in what a model computed."""
 
     def __init__(self, what: str, request: str | None = None):
         self.what = what
@@ -47,21 +42,13 @@ _BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")
 
 
 def check_module(model: nn.Module, source: str | Path) -> None:
-    """Raises `UserError` with the file and the tensor where a weight or a stored buffer of `model` is not finite.
-
-    Args:
-        source: the folder or the Hub id that it was loaded from.
-    """
+    """Raises `UserError` with the file and the tensor where a weight or a stored buffer of `model` is not finite."""
     check_weights(model.state_dict(), source)
 
 
 @torch.no_grad()
 def check_weights(tensors: Mapping[str, Tensor], source: str | Path) -> None:
-    """Raises `UserError` with the file and the tensor where one is not finite; each is read once, where it lies.
-
-    Args:
-        source: the file, the folder or the Hub id that they were loaded from.
-    """
+    """Raises `UserError` with the file and the tensor where one is not finite; each is read once, where it lies."""
     pointers = set()
     for name, tensor in tensors.items():
         tensor = getattr(tensor, "_local_tensor", tensor)  # of one that is cut over ranks, this rank's part

@@ -26,11 +26,7 @@ ONE_RANK = "python trains/train.py recipe=..., with all GPUs visible (a launcher
 
 
 def onto(device: torch.device | None) -> dict[str, Any]:
-    """Arguments with which `from_pretrained` reads weights straight onto a GPU, one tensor at a time.
-
-    Args:
-        device: None or a CPU: there is nothing to be said, weights stay on the host.
-    """
+    """Arguments with which `from_pretrained` reads weights straight onto a GPU, one tensor at a time."""
     return {} if device is None or device.type == "cpu" else {"device_map": {"": device}}
 
 
@@ -57,11 +53,7 @@ def spread(device_map: str, *, offload: str | None, key: str) -> dict[str, Any]:
 
 
 def num_gpus(section: Section | None) -> int:
-    """GPUs that all ranks of a stage hold together: one each, or all that the one rank sees which spreads its target.
-
-    Args:
-        section: of the target, with or without a `device_map`.
-    """
+    """GPUs that all ranks of a stage hold together: one each, or all that one rank sees which spreads its target."""
     if ranks.device().type == "cpu":
         return 0
     is_spread = dict(section or ()).get("device_map") not in (None, "cpu")
@@ -81,11 +73,7 @@ def check_one_rank(device_map: str | None, *, key: str) -> None:
 
 
 def check_spread(model: PreTrainedModel, device_map: str, *, offload: str | None, key: str) -> None:
-    """Raises `UserError` where accelerate has left a part of the model on no GPU, unless that was asked for.
-
-    Args:
-        model: as it was loaded with what `spread` returned.
-    """
+    """Raises `UserError` where accelerate has left a part of the model on no GPU, unless that was asked for."""
     if device_map in _SPILLED or not torch.cuda.is_available():
         return
     places: Mapping[str, Any] = getattr(model, "hf_device_map", None) or {}

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .pictures import TEXT, Picture
+from .pictures import TEXT, PatchGrid, Picture
 
 # Position of the first text token after a picture: one past the largest coordinate so far, as Qwen's models were
 # trained, or the picture's start plus its longer side, as transformers counts since 5.3. The two differ for clips only.
@@ -25,7 +25,6 @@ class PositionScheme:
     """How a model family counts.
 
     Args:
-        coordinates: 1 or 3.
         tokens_per_second: steps in time for a second of a clip (Qwen2.5-VL); None: one for each frame of the tower.
     """
 
@@ -70,27 +69,20 @@ def _of_row(modality: Tensor, pictures: Iterator[Picture], scheme: PositionSchem
             start += length
         else:
             picture = next(pictures)
-            length = picture.num_tokens
+            length, grid = picture.num_tokens, picture.whole
+            assert grid is not None, "three coordinates are of pictures that are read whole"
             assert kinds[place : place + length] == [picture.modality] * length, f"run of {picture} at {place}"
-            parts.append(start + _coordinates(picture, scheme))
-            start = _next_start(parts[-1], picture, start, scheme)
+            parts.append(start + _coordinates(grid, scheme))
+            longer_side = max(grid.of_tokens[1:])
+            start = start + longer_side if scheme.resume == "longer_side" else int(parts[-1].max()) + 1
         place += length
     return torch.cat(parts, dim=1), start
 
 
-def _coordinates(picture: Picture, scheme: PositionScheme) -> Tensor:
+def _coordinates(grid: PatchGrid, scheme: PositionScheme) -> Tensor:
     """[3,n] of a picture's tokens, counted from its start."""
-    grid = picture.whole
-    assert grid is not None, "three coordinates are of pictures that are read whole"
     frames, rows, columns = (torch.arange(size) for size in grid.of_tokens)
     if scheme.tokens_per_second is not None and grid.frames > 1:
         # float32, as the published code has it: the product is cut to a whole number.
         frames = (frames * (scheme.tokens_per_second * torch.tensor(grid.seconds))).long()
     return torch.stack(torch.meshgrid(frames, rows, columns, indexing="ij")).flatten(1)
-
-
-def _next_start(run: Tensor, picture: Picture, start: int, scheme: PositionScheme) -> int:
-    assert picture.whole is not None
-    if scheme.resume == "longer_side":
-        return start + max(picture.whole.of_tokens[1:])
-    return int(run.max()) + 1

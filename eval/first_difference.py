@@ -60,7 +60,6 @@ def first_difference(
 
     Args:
         decoding: of plain decoding, greedy.
-        embedded: as of `generate`.
     """
     place = next((n for n, (a, b) in enumerate(zip(plain, drafted, strict=False)) if a != b), None)
     if place is None:  # one is the other's beginning: no rounding ends an answer without an end token

@@ -30,12 +30,7 @@ class NothingTaken(UserWarning):
 
 
 class FirstProposals:
-    """What a drafter returns in its first cycle, and at the root of the next two.
-
-    Args:
-        drafter: whose calls messages name.
-        vocab_size: V.
-    """
+    """What a drafter returns in its first cycle, and at the root of the next two."""
 
     def __init__(self, drafter: object, vocab_size: int):
         self._name, self._vocab_size = type(drafter).__name__, vocab_size
@@ -43,11 +38,7 @@ class FirstProposals:
         self._roots: list[Tensor] = []
 
     def see(self, call: str, q: Tensor, *rows: int) -> Tensor:
-        """`q` as it is. Raises `WrongProposal` where its shape is not [*rows,V].
-
-        Args:
-            call: what returned it, root or expand.
-        """
+        """`q` as it is. Raises `WrongProposal` where its shape is not [*rows,V]."""
         expected = [*rows, self._vocab_size]
         if list(q.shape) != expected:
             problem = f"{self._name}.{call} returned q of shape {list(q.shape)}, expected {expected}"

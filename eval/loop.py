@@ -107,11 +107,7 @@ class EmbeddedRequest:
 def embed_once(
     target: Target, request: Request | ImageRequest, *, clock: Clock | None = None
 ) -> EmbeddedRequest | None:
-    """Run the target's vision tower over the pictures of `request`; None: it has none, and nothing is worth keeping.
-
-    Args:
-        clock: `generate`'s.
-    """
+    """Run the target's vision tower over the pictures of `request`; None: it has none, and nothing is worth keeping."""
     if not isinstance(request, Request) or request.pixels is None:
         return None
     clock = clock or _clock(target)

@@ -27,18 +27,12 @@ from ..models.targets.table import AnyTarget
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, and the drafters that are opened beside it: weights that several share load once.
-
-    Args:
-        identity: what a drafter's manifest is compared with.
-        processor: of a target that answers in words.
-        generator: of a target that draws.
-    """
+    """A target, and the drafters that are opened beside it: weights that several share load once."""
 
     target: Any
-    identity: TargetIdentity
-    processor: Processor | None = None
-    generator: Generator | None = None
+    identity: TargetIdentity  # what a drafter's manifest is compared with
+    processor: Processor | None = None  # of a target that answers in words
+    generator: Generator | None = None  # of a target that draws
     modules: dict[Hashable, nn.Module] = field(default_factory=dict)
 
     def drafter(

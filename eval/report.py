@@ -41,7 +41,7 @@ class Report:
 
     def to_json(self) -> JsonObject:
         """The content of report.json."""
-        values = {
+        return nulls({
             "version": VERSION,
             "about": dict(self.about),
             "methods": {name: asdict(info) for name, info in self.methods.items()},
@@ -55,8 +55,7 @@ class Report:
                  "tables": [part.to_json() for part in s.content if isinstance(part, Table)]}
                 for s in self.sections
             ],
-        }  # fmt: skip
-        return nulls(values)
+        })  # fmt: skip
 
 
 def nulls(value: object) -> Json:
@@ -86,7 +85,6 @@ def build(
         binding: accuracy of the target's answers with the picture and without it, where it was asked for: `questions`,
             `accuracy`, `blind_accuracy`.
         quality: of drawn pictures, plain decoding's too.
-        sections: of studies and probes.
         warnings: of settings that mislead; findings, too.
     """
     answers = placed(frame(rows))

@@ -37,19 +37,12 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Codes:
-    """The codebook that a rule may read, of a target whose tokens are an image's codes.
+    """The codebook that a rule may read, of a target whose tokens are an image's codes."""
 
-    Args:
-        codebook: [C,D], which lies where p will.
-        offset: a token's id is its code + offset.
-        seed: of random neighbours.
-        folder: keeps the neighbour table.
-    """
-
-    codebook: Tensor
-    offset: int = 0
-    seed: int = 0
-    folder: Path | None = None
+    codebook: Tensor  # [C,D], which lies where p will
+    offset: int = 0  # a token's id is its code + offset
+    seed: int = 0  # of random neighbours
+    folder: Path | None = None  # keeps the neighbour table
 
 
 class RuleSection(Kinded):

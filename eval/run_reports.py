@@ -29,11 +29,7 @@ _NEEDED = {"benchmark", "turn", "budget", "temperature", "max_new_tokens", "meth
 
 
 def cells(report: JsonMapping) -> list[Cell]:
-    """Every cell of a `report.json`, in its order; None: not measured.
-
-    Raises:
-        KeyError: an earlier version of draftsmith wrote it.
-    """
+    """Every cell of a `report.json`, in its order; None: not measured. Raises `KeyError`: an older version wrote it."""
     if missing := [key for cell in report["cells"] for key in sorted(_NEEDED - cell.keys())]:
         raise KeyError(missing[0])
     read = [Cell(**NEWER | {"answers": cell["requests"]} | cell) for cell in report["cells"]]

@@ -174,11 +174,7 @@ def best(values: Sequence[Value]) -> list[Mark]:
 
 
 def markdown(part: Part, *, level: int = 2) -> list[str]:
-    """The lines of a part of a page.
-
-    Args:
-        level: of a heading in it.
-    """
+    """The lines of a part of a page."""
     match part:
         case str():
             return [sentence(part), ""]

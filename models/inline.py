@@ -235,11 +235,7 @@ def _value(config: object, name: str) -> Any:
 
 @contextmanager
 def building(key: str) -> Iterator[None]:
-    """What a library finds wrong with sizes while it builds a model on the meta device becomes a `UserError`.
-
-    Args:
-        key: of the recipe, that the sizes are of.
-    """
+    """What a library finds wrong with sizes while it builds a model on the meta device becomes a `UserError`."""
     try:
         yield
     except UserError as error:

@@ -176,18 +176,6 @@ def greedy(evaluate: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["temperature"] == 0]
 
 
-def is_identical(evaluate: Path) -> bool:
-    """Whether every greedy request said what plain decoding says."""
-    rows = [row for row in greedy(evaluate) if row["identical"] is not None]
-    return bool(rows) and all(row["identical"] for row in rows if "LANTERN" not in row["method"])
-
-
-def peak_memory(text: str) -> str:
-    """The most that a training line says; the progress line has it in GiB."""
-    most = max((float(size) for size in re.findall(r"(\d+\.\d+) GiB", text)), default=0.0)
-    return f"{most:.1f} GiB" if most else ""
-
-
 def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
     """Run a step and judge it."""
     start, pipe = time.monotonic(), subprocess.PIPE
@@ -212,7 +200,9 @@ def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
         row.good = measured == "not" or (float(measured) <= limit if is_bound else float(measured) == limit)
         return
     output = Path(outputs[0])
-    taus_of, name, row.good = taus(output / "evaluate"), row.step.split(":")[0], is_identical(output / "evaluate")
+    taus_of, name = taus(output / "evaluate"), row.step.split(":")[0]
+    compared = [one for one in greedy(output / "evaluate") if one["identical"] is not None]
+    row.good = bool(compared) and all(one["identical"] for one in compared if "LANTERN" not in one["method"])
     parts = ["greedy identical" if row.good else "greedy tokens differ"]
     if row.expected.startswith("tau") and name in known:
         same = taus_of == known[name]
@@ -226,7 +216,8 @@ def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
         row.good &= not any("failed" in line for line in said)
         parts += said
     best = max((key for key in taus_of if not key.startswith("plain")), key=lambda key: taus_of[key])
-    parts += [f"tau {taus_of[best]:.2f} ({best.strip()})", peak_memory(out + err), seconds]
+    memory = max((float(size) for size in re.findall(r"(\d+\.\d+) GiB", out + err)), default=0.0)
+    parts += [f"tau {taus_of[best]:.2f} ({best.strip()})", f"{memory:.1f} GiB" if memory else "", seconds]
     row.result = ", ".join(part for part in parts if part)
 
 

@@ -69,14 +69,11 @@ def reachable() -> dict[type[Section], list[str]]:
                 if inner not in places:
                     places[inner] = []
                     waiting.append(inner)
-                place = _below(section, places, field.alias or name) + many
+                above = places[section][0] if places[section] else section.__name__
+                place = f"{above}.{field.alias or name}".removeprefix(".") + many
                 if place not in places[inner] and len(places[inner]) < 4 and len(place) < 80:
                     places[inner].append(place)
     return places
-
-
-def _below(section: type[Section], places: dict[type[Section], list[str]], key: str) -> str:
-    return f"{places[section][0]}.{key}".removeprefix(".") if places[section] else f"{section.__name__}.{key}"
 
 
 def page_of(section: type[Section]) -> str:
@@ -103,16 +100,11 @@ _INTRODUCTION = (
 )
 
 
-def title_of(section: type[Section], places: list[str]) -> str:
-    """How a heading calls a section: where it stands, and its kind."""
-    if section is Recipe:
-        return "A recipe"
-    way = f", on {section.way}" if hasattr(section, "way") else ""
-    return f"{places[0]}" + (f", kind: {', '.join(kinds(section))}" if kinds(section) else "") + way
-
-
 def _section(section: type[Section], places: list[str], page: str) -> str:
-    lines = [f"## {title_of(section, places)} {{#{section.__name__.lower().lstrip('_')}}}\n"]
+    way = f", on {section.way}" if hasattr(section, "way") else ""
+    kind = f", kind: {', '.join(kinds(section))}" if kinds(section) else ""
+    title = "A recipe" if section is Recipe else f"{places[0]}{kind}{way}"
+    lines = [f"## {title} {{#{section.__name__.lower().lstrip('_')}}}\n"]
     if text := inspect.cleandoc(section.__dict__.get("__doc__") or ""):
         lines.append(_text(text.split("\n\n")[0]) + "\n")
     if len(places) > 1:

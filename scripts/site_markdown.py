@@ -58,16 +58,11 @@ def as_mkdocs_reads_it(markdown: str) -> str:
             fence = ""
         elif not fence:
             line = _default_stars(line) if line.startswith("|") else line
-            if _ITEM.match(line) and _ends_text(lines):
+            last = lines[-1] if lines else ""  # of a paragraph: no blank line, and no part of a list
+            if _ITEM.match(line) and last.strip() and not last.startswith(" ") and not _ITEM.match(last):
                 lines.append("")
         lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _ends_text(lines: list[str]) -> bool:
-    """Whether the last line is a paragraph's, no blank one and no part of a list."""
-    last = lines[-1] if lines else ""
-    return bool(last.strip()) and not last.startswith(" ") and not _ITEM.match(last)
 
 
 _ITEM = re.compile(r"(-|\d+\.) ")

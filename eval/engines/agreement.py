@@ -22,23 +22,16 @@ class Engine:
 
 @dataclass(frozen=True)
 class Cell:
-    """A group of requests on both sides.
-
-    Args:
-        plain: requests whose plain answers of the engine are ours; `requests` in all.
-        same: requests whose tokens with the drafter are the engine's own plain ones.
-        chains: compared chains; `equal` of them agree at every place, `first` at the first.
-        accepted: drafted tokens that stood: ours, the engine's.
-    """
+    """A group of requests on both sides."""
 
     group: str
     requests: int
-    plain: int
-    same: int
-    chains: int
+    plain: int  # requests whose plain answers of the engine are ours; `requests` in all
+    same: int  # requests whose tokens with the drafter are the engine's own plain ones
+    chains: int  # compared chains; `equal` of them agree at every place, `first` at the first
     equal: int
     first: int
-    accepted: tuple[int, int]
+    accepted: tuple[int, int]  # drafted tokens that stood: ours, the engine's
 
     @property
     def off(self) -> float:

@@ -54,19 +54,13 @@ _PER_GROUP = 4
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """One request, as our loop and as the engine get it.
-
-    Args:
-        ours: every picture's placeholders in full.
-        ids: one placeholder for a picture, which the engine expands itself: more would be expanded again.
-        pictures: files in the folder of the requests.
-    """
+    """One request, as our loop and as the engine get it."""
 
     name: str
     group: str
-    ours: Request
-    ids: list[int]
-    pictures: list[str]
+    ours: Request  # every picture's placeholders in full
+    ids: list[int]  # one placeholder for a picture, which the engine expands itself: more would be expanded again
+    pictures: list[str]  # files in the folder of the requests
 
     @property
     def prompt_tokens(self) -> int:

@@ -44,14 +44,12 @@ class Streamed:
     """An answer. Seconds are of `time.perf_counter`.
 
     Args:
-        content: without the reasoning, where the server tells it apart.
-        tokens: as the server counts them, the end token among them.
         began_s, first_s, ended_s: when it was asked, when its first token came, and its last.
     """
 
-    content: str
+    content: str  # without the reasoning, where the server tells it apart
     reasoning: str
-    tokens: int
+    tokens: int  # as the server counts them, the end token among them
     began_s: float
     first_s: float
     ended_s: float
@@ -69,17 +67,11 @@ class _SameOrigin(HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class ChatServer:
-    """One server.
+    """One server."""
 
-    Args:
-        url: with or without /v1.
-        asked_model: its name there; None: the only one that the server has.
-        timeout_s: without a byte, after which it is taken for hung.
-    """
-
-    url: str
-    asked_model: str | None = None
-    timeout_s: float = 600.0
+    url: str  # with or without /v1
+    asked_model: str | None = None  # its name there; None: the only one that the server has
+    timeout_s: float = 600.0  # without a byte, after which it is taken for hung
 
     @cached_property
     def model(self) -> str:
@@ -192,23 +184,16 @@ _SETTLED_S = 5.0
 
 @dataclass(frozen=True)
 class ServerBench:
-    """Measures one server, and one of the same model without drafts beside it.
-
-    Args:
-        beside: None: there are no speedups.
-        at_once: numbers of conversations that are held side by side.
-        say: is told of each cell.
-        notes: what a reader of the cells must know; grows.
-    """
+    """Measures one server, and one of the same model without drafts beside it."""
 
     server: ChatServer
-    beside: ChatServer | None
-    at_once: Sequence[int]
+    beside: ChatServer | None  # None: there are no speedups
+    at_once: Sequence[int]  # numbers of conversations that are held side by side
     temperature: float
     max_new_tokens: int
     seed: int
-    say: Callable[[str], None]
-    notes: list[str] = field(default_factory=list)
+    say: Callable[[str], None]  # is told of each cell
+    notes: list[str] = field(default_factory=list)  # what a reader of the cells must know; grows
 
     def _check(self) -> None:
         names = dict.fromkeys(server.model for server in (self.server, self.beside) if server is not None)

@@ -184,11 +184,7 @@ def bound_cost(
 def encoded_pictures(
     config: AnalysisConfig, folder: Path, condition: Callable[[ShardSample], Tensor]
 ) -> dict[str, list[ConditionAndCodes]]:
-    """Pictures of the head's data in `folder`: those it was trained on, and those held out, where there are any.
-
-    Args:
-        condition: `generators.sample_condition` of the target.
-    """
+    """Pictures of the head's data in `folder`: those it was trained on, and those held out, where there are any."""
     assert config.head_data is not None
     pictures = {}
     for name, held_out in (("training pictures", False), ("held-out pictures", True)):

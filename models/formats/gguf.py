@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
@@ -17,10 +17,6 @@ from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.pretrained import check_all_read, check_config, name_accelerator, reading_pretrained
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
 # Keys of the file under which ids stand that end an answer: of the text, of a turn, of a message.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -68,7 +64,14 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
             where=str(source), hint="block_count or the architecture is not these weights': use another file",
         )  # fmt: skip
     check_module(model, source)
-    written = _plain(model, dtype)
+    # Without a sign of its file: transformers refuses to save what it has read of one.
+    config: PreTrainedConfig = model.config
+    del config.quantization_config
+    config.name_or_path, config.dtype = "", dtype
+    with torch.device("meta"):
+        written = type(model)(config)
+    written.load_state_dict({name: tensor.to(dtype) for name, tensor in model.state_dict().items()}, assign=True)
+    written.tie_weights()
     written.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id
     )
@@ -80,16 +83,3 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
     if not tokenizer.chat_template:
         notes.append("the file has no chat template: name a recipe's format.template")
     return tuple(notes)
-
-
-def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model without a sign of its file: transformers refuses to save what it has read of one."""
-    config: PreTrainedConfig = model.config
-    del config.quantization_config
-    config.name_or_path = ""
-    config.dtype = dtype
-    with torch.device("meta"):
-        plain = type(model)(config)
-    plain.load_state_dict({name: tensor.to(dtype) for name, tensor in model.state_dict().items()}, assign=True)
-    plain.tie_weights()
-    return plain

@@ -73,14 +73,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Source:
-    """A head (Medusa's levels included) or DFlash draft that reads a language model's states.
-
-    Args:
-        config: as it was trained.
-    """
+    """A head (Medusa's levels included) or DFlash draft that reads a language model's states."""
 
     folder: Path
-    config: ReadConfig
+    config: ReadConfig  # as it was trained
     head: Any  # StateHead | DflashHead | MedusaHead
     target: Target
     manifest: JsonObject

@@ -23,16 +23,12 @@ from .base import Prompt, Target, TargetStep, check_layers
 
 @dataclass
 class DrawingSession:
-    """A request, or B pictures that are drawn side by side.
-
-    Args:
-        prompt_mask: [T] or [R*B,T] bool: places of the prompt that later ones see; None: all.
-    """
+    """A request, or B pictures that are drawn side by side."""
 
     cache: Cache
     taps: Taps
     prompt: Prompt
-    prompt_mask: Tensor | None
+    prompt_mask: Tensor | None  # [T] or [R*B,T] bool: places of the prompt that later ones see; None: all
 
 
 class GuidedTarget(Target):

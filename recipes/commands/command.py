@@ -23,18 +23,14 @@ class Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand.
-
-    Args:
-        run: arguments, with the whole command as it was `typed` -> exit code.
-    """
+    """A subcommand."""
 
     name: str
     summary: str
     description: str
     examples: tuple[tuple[str, str], ...]  # command, what it does
     arguments: tuple[Argument, ...]
-    run: Callable[[argparse.Namespace], int]
+    run: Callable[[argparse.Namespace], int]  # arguments, with the whole command as it was `typed` -> exit code
     only_prints: bool = False  # so that output which cannot be written is an error
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:

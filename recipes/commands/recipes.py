@@ -58,11 +58,7 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def shown(loaded: Loaded, *, defaults: bool = True) -> str:
-    """The recipe as YAML, which is a recipe again, without secrets.
-
-    Args:
-        defaults: also settings that nothing named.
-    """
+    """The recipe as YAML, which is a recipe again, without secrets."""
     tree = redact_tree(resolved(loaded) if defaults else loaded.tree)
     return yaml.safe_dump(tree, default_flow_style=None, width=120, allow_unicode=True, sort_keys=False).rstrip()
 

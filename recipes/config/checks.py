@@ -4,7 +4,6 @@ on the disk, finished stages, data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ...trainers.run.context import Context, check_engine
 from ...trainers.run.matching import begun, made_nothing, stage_state
 from ...trainers.run.restart import built_on
 from ...trainers.run.run import look_at_results
-from ...trainers.run.stage import Planned, Stage
+from ...trainers.run.stage import Planned
 from ...trainers.train import checkpoint
 from .dry_run import dry_run
 from .finding import Finding, fault, graded, ok, tried, warning
@@ -32,11 +31,7 @@ from .preflight_samples import fetched, model_findings
 
 
 def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
-    """Print the dry run of the stages that would run, unless a model of theirs cannot be built.
-
-    Args:
-        samples: records of each data section that are read.
-    """
+    """Print the dry run of the stages that would run, unless a model of theirs cannot be built."""
     recipe, options, planned, text = loaded.recipe, loaded.options, plan(loaded.recipe, loaded.path), ""
     broken = [finding for finding in model_findings(recipe) if finding.level == "fault"]
     if not broken:
@@ -59,11 +54,7 @@ def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
 def stages_findings(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], samples: int, text: str
 ) -> list[Finding]:
-    """What the stages that would run find.
-
-    Args:
-        text: the dry run, whose warnings are of states that are too large for the disk.
-    """
+    """What the stages that would run find."""
     findings, output = [], Path(loaded.recipe.output)
     described = dict(block.split(" ", 1) for block in text.split("\nstage ")[1:])
     restarted = built_on(planned, loaded.options.restart)
@@ -83,7 +74,11 @@ def stages_findings(
                 findings.append(fault(subject, what, "choose another output=, or a smaller states.dtype"))
         finished = {thing for thing, folder in context.inputs.items() if (folder / DONE).exists()}
         findings += weight_findings(stage.name, stage.stage, loaded.recipe)
-        findings += _quality_findings(subject, stage.stage)
+        for place, config in within(stage.stage, QualityConfig):
+            for metric in config.metrics:  # whether its weights and the real images are here
+                look = partial(check_quality, config.model_copy(update={"metrics": (metric,)}))
+                name = f"{'.'.join((subject, *place))} ({metric})"
+                findings.append(tried(name, look, "name its place: weights, reference"))
         findings += [one for one in _prompt_findings(stage, context, finished) if one not in findings]
         findings += data_findings(stage, context, finished=finished, count=samples)
     return findings
@@ -112,15 +107,6 @@ def _goes_on(stage: Planned, folder: Path) -> Finding:
     if any(checkpoints.glob("step-*")):
         return fault(subject, "begun before, and no checkpoint of it can be read", checkpoint.UNUSABLE)
     return ok(subject, "begun before, without a checkpoint: begins at step 0")
-
-
-def _quality_findings(subject: str, stage: Stage) -> Iterator[Finding]:
-    """Whether the weights of each metric and the real images are here, of each section on how pictures are judged."""
-    for place, config in within(stage, QualityConfig):
-        for metric in config.metrics:
-            alone = config.model_copy(update={"metrics": (metric,)})
-            name = f"{'.'.join((subject, *place))} ({metric})"
-            yield tried(name, partial(check_quality, alone), "name its place: weights, reference")
 
 
 _ALIKE = "for a drafter that an engine serves: format: {template: chat}, or export it with a chat template of its own"

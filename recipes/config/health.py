@@ -29,12 +29,7 @@ GIB = 2**30
 
 
 def look(output: Path, num_ranks: int | None) -> Iterator[Finding]:
-    """All of it.
-
-    Args:
-        output: folder that runs are written to.
-        num_ranks: of a run on this node; None: one for each GPU, or one.
-    """
+    """All of it. `num_ranks`: of a run on this node; None: one for each GPU, or one."""
     hint = "draftsmith needs 3.11 or 3.12: make an environment with one of them"
     is_tested = (3, 11) <= sys.version_info[:2] < (3, 13)
     yield graded(is_tested, "Python", f"{platform.python_version()}; draftsmith from {ROOT}", hint, level="fault")
@@ -86,11 +81,7 @@ def version_of(name: str) -> str | None:
 
 
 def packages(installed: Mapping[str, str | None]) -> Iterator[Finding]:
-    """Versions of what is imported directly, against what is required and what was tested together.
-
-    Args:
-        installed: name -> version; None: not installed.
-    """
+    """Versions of what is imported directly, against what is required and what was tested together."""
     wanted, tested, same = requirements(), pins(), []
     for requirement in wanted:
         name, version = requirement.name, installed.get(requirement.name)

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ...core.errors import UserError
 from ...core.files import read_yaml, write_whole
 from ...core.import_paths import code_of, kinds_within
 from ...core.interpolation import resolved
-from ...core.json_types import JsonMapping, JsonObject, object_at
+from ...core.json_types import JsonObject, object_at
 from ...core.secrets import redact, redact_output, redact_tree
 from .exit_codes import FAULTS, OK
 from .load import Loaded, blamed, leave_at_once, load, read_words
@@ -181,11 +181,7 @@ def make_context(
     loaded: Loaded, command: str, stage: Planned, folder: Path, inputs: Mapping[str, Path],
     stop: Any = None, line: Any = None, *, tell: Callable[[str], None] = say,
 ) -> Any:  # fmt: skip
-    """A stage's `Context`. Without `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
-
-    Args:
-        tell: what a stage says goes there.
-    """
+    """A stage's `Context`. Without `stop` no signal reaches it, and what is `auto` stays so: the stage does not run."""
     from ...trainers.run.context import Context
     from ...trainers.run.precision import settled
     from ...trainers.run.progress import StageLine
@@ -217,6 +213,7 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
 
     A publication holds what is written here: nothing of it may change from start to start of a command.
     """
+    from ...core.results import DONE, read_mark
     from .alike import versions
 
     output.mkdir(parents=True, exist_ok=True)
@@ -227,19 +224,12 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     about: JsonObject = {"command": command, "recipe": name, **versions()}
     if kinds := sorted({*kinds_within(loaded.recipe.model_dump(mode="json"))}):
         about["code"] = {kind: code_of(kind) for kind in kinds}
-        _warn_of_changes(about["code"], object_at(before, "code") or {}, output, loaded.recipe.stages)
+        begun = [n for n in loaded.recipe.stages if (output / n).is_dir() and read_mark(output / n / DONE) is None]
+        goes_on = f"; begun with the old code and going on with the new: {', '.join(begun)}." if begun else ":"
+        # Like a version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
+        for kind, now in about["code"].items():
+            if (object_at(before, "code") or {}).get(kind, now) != now:
+                say(f"warning: the code of {kind} has changed since this run was started last; finished stages are "
+                    f"not run again{goes_on} restart=STAGE makes a stage anew")  # fmt: skip
     write_whole(output / ABOUT, yaml.safe_dump(about, sort_keys=False).encode())
     write_whole(output / RECIPE, yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())
-
-
-def _warn_of_changes(code: JsonMapping, before: JsonMapping, output: Path, stages: Iterable[str]) -> None:
-    """A warning for each class of another package whose package is another than when this run was started last. Like a
-    version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
-    """
-    from ...core.results import DONE, read_mark
-
-    begun = [name for name in stages if (output / name).is_dir() and read_mark(output / name / DONE) is None]
-    goes_on = f"; begun with the old code and going on with the new: {', '.join(begun)}." if begun else ":"
-    for kind in [kind for kind, now in code.items() if before.get(kind, now) != now]:
-        say(f"warning: the code of {kind} has changed since this run was started last; finished stages are not run "
-            f"again{goes_on} restart=STAGE makes a stage anew")  # fmt: skip

@@ -212,11 +212,7 @@ def _cut(message: str) -> str:
 
 
 def readable(error: ValidationError, tree: JsonObject, written: Written) -> UserError:
-    """Pydantic's report as one message.
-
-    Args:
-        tree: what was validated.
-    """
+    """Pydantic's report as one message."""
     errors = error.errors(include_url=False)
     # Of a key that takes a word or a section, what is wrong with a section says more than that it is no word.
     problems = [p for p in errors if not (p["type"].endswith("_type") and isinstance(p["input"], dict))] or errors

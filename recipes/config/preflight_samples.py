@@ -51,23 +51,15 @@ _CURE = "use the tokenizer and image processor that belong to these weights, or 
 
 @dataclass(frozen=True)
 class DataSection:
-    """A data section inside a stage: conversations, captioned pictures, prompts of pictures, or benchmark sets.
-
-    Args:
-        form: the prompt format around it.
-        maker: the stage that writes what it names.
-        learned: each record has to bring an answer.
-        is_suite: a directory of benchmark sets, or the published ones.
-        published: the set of conversations whose own files stand in the place of a directory.
-    """
+    """A data section inside a stage: conversations, captioned pictures, prompts of pictures, or benchmark sets."""
 
     key: str
     section: Any
-    form: Any = None
-    maker: str | None = None
-    learned: bool = False
-    is_suite: bool = False
-    published: str | None = None
+    form: Any = None  # the prompt format around it
+    maker: str | None = None  # the stage that writes what it names
+    learned: bool = False  # each record has to bring an answer
+    is_suite: bool = False  # a directory of benchmark sets, or the published ones
+    published: str | None = None  # the set of conversations whose own files stand in the place of a directory
 
 
 def records_findings(

@@ -21,20 +21,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.scripts.bench import SIZES, about, target_of
 from peers import specforge_steps, speculators_steps
 from peers.steps import HEADING, KINDS, over_blocks, over_heads
 
 PEERS = ("speculators-eagle3", "speculators", "specforge-eagle3", "specforge-dflash")
-
-
-def targets_of(sizes: list[str], *, heads: bool) -> dict[str, CausalTarget]:
-    targets = {size: target_of(size, torch.device("cpu")) for size in sizes}
-    if heads:  # the likeliest token of a real target is nearly always one that a draft has
-        for target in targets.values():
-            target.decoder.model.lm_head.weight.data[::4] *= 4
-    return targets
 
 
 def main(arguments: list[str]) -> None:
@@ -49,7 +40,10 @@ def main(arguments: list[str]) -> None:
     for peer in options.only:
         print(f"\n{peer}\n\n| {' | '.join(HEADING)} |\n|" + " --- |" * len(HEADING))
         torch.manual_seed(0)
-        targets = targets_of(options.sizes, heads=peer.endswith("eagle3"))
+        targets = {size: target_of(size, torch.device("cpu")) for size in options.sizes}
+        if peer.endswith("eagle3"):  # the likeliest token of a real target is nearly always one that a draft has
+            for target in targets.values():
+                target.decoder.model.lm_head.weight.data[::4] *= 4
         if peer == "speculators-eagle3":
             over_heads(options, targets, speculators_steps.Head)
         elif peer == "specforge-eagle3":

@@ -91,18 +91,6 @@ def _usable(plan: Planned, files: OnDisk) -> tuple[int, str]:
     return round(share * len(files)), known + (f", {1 - share:.1%} of the records are left out" if share < 1 else "")
 
 
-def text_lengths(plan: Planned, *, prompt: bool) -> np.ndarray | None:
-    """[n] ids of the text of up to `LOOKED_AT` records, spread over all, in the stage's format, or of their prompts;
-    None: the target's tokenizer is not on this disk.
-    """
-
-    def length(records: ConversationDataset, index: int) -> int:
-        one = records.request(index, pixels=False)[0] if prompt else records.counted(index)
-        return int((np.asarray(one.modality) == TEXT).sum())
-
-    return _read(plan, length)
-
-
 def _read(plan: Planned, look: Callable[[ConversationDataset, int], int]) -> np.ndarray | None:
     """[n], what `look` says of up to `LOOKED_AT` records, spread over all; None: no tokenizer here, or a fault that the
     stage itself names.
@@ -312,7 +300,12 @@ def _tokens(plan: Planned, number: int, files: OnDisk | None, limit: int | None)
         written = _BEGIN + maker.stage.max_new_tokens
         each = min(written + limit, stage.data.max_length)
         return number * each, 0, f"about, prompts of {written}; answers of up to {limit} each"
-    exact = text_lengths(plan, prompt=limit is not None)
+
+    def length(records: ConversationDataset, index: int) -> int:
+        one = records.counted(index) if limit is None else records.request(index, pixels=False)[0]
+        return int((np.asarray(one.modality) == TEXT).sum())
+
+    exact = _read(plan, length)
     lengths = _WORD * files.words if exact is None else exact
     how = "about, from words" if exact is None else "by the target's tokenizer"
     if limit is not None:

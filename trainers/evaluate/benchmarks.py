@@ -275,11 +275,7 @@ def clip_sets(benchmarks: Mapping[str, Benchmark]) -> set[str]:
 
 
 def check_benchmarks(benchmarks: Mapping[str, Benchmark], *, template: str) -> None:
-    """Raises `ValueError` for names that are no files' names or stand twice, and for sections that contradict.
-
-    Args:
-        template: of the stage's prompt format.
-    """
+    """Raises `ValueError` for names that are no files' names or stand twice, and for sections that contradict."""
     names: list[str] = []
     for name, benchmark in benchmarks.items():
         names += benchmark.set_names(name) or []

@@ -30,22 +30,15 @@ from .requests import Opened
 
 @dataclass(frozen=True, eq=False)
 class Drafting:
-    """A method with one of its drafters, ready to decode.
+    """A method with one of its drafters, ready to decode."""
 
-    Args:
-        name: of the method, in the tables.
-        drafter_name: whose weights draft: a stage, a published name.
-        config: the drafter's section, as it decodes.
-        rule: temperature -> acceptance rule.
-    """
-
-    name: str
-    drafter_name: str
+    name: str  # of the method, in the tables
+    drafter_name: str  # whose weights draft: a stage, a published name
     method: Method
-    config: DrafterConfig
+    config: DrafterConfig  # the drafter's section, as it decodes
     drafter: Any  # a `Drafter`; draft LVLMs and pruned copies have a `decoder` besides
     policy: TreePolicy
-    rule: Callable[[float], Rule]
+    rule: Callable[[float], Rule]  # temperature -> acceptance rule
 
     @property
     def mode(self) -> str:

@@ -98,9 +98,6 @@ def draw_untimed(
 ) -> Pictures:
     """What a table of quality needs, drawn without the clock: plain decoding's pictures, `batch_size` side by side,
     then those of each method, at every temperature.
-
-    Args:
-        measuring: with the drafters of the methods that are drawn.
     """
     target, stage, context = generator.target, measuring.stage, measuring.context
 

@@ -40,34 +40,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """One set at one temperature and length.
+    """One set at one temperature and length."""
 
-    Args:
-        rows: of every request plain decoding's, and one for each method and drafter.
-        plain: plain decoding's of each request, in their order; None where the request is left out.
-    """
-
-    rows: list[Row]
-    plain: list[Row | None]
+    rows: list[Row]  # of every request plain decoding's, and one for each method and drafter
+    plain: list[Row | None]  # plain decoding's of each request, in their order; None where the request is left out
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """Everything that requests are decoded with.
-
-    Args:
-        stage: the evaluate stage's section.
-        drafting: each method's drafters, in the order in which they decode.
-        eos_ids: tokens that end an answer; none of an image.
-        tokenizer: None where tokens are an image's codes.
-    """
+    """Everything that requests are decoded with."""
 
     stage: EvaluateSettings
     context: Context
     target: Any
-    drafting: Sequence[Drafting]
-    eos_ids: tuple[int, ...]
-    tokenizer: PreTrainedTokenizerFast | None = None
+    drafting: Sequence[Drafting]  # each method's drafters, in the order in which they decode
+    eos_ids: tuple[int, ...]  # tokens that end an answer; none of an image
+    tokenizer: PreTrainedTokenizerFast | None = None  # None where tokens are an image's codes
     left_out: dict[str, str] = field(default_factory=dict)  # set -> how many of how many requests cannot be read
     _warm: Counter[Any] = field(default_factory=Counter)
 

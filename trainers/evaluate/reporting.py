@@ -41,11 +41,7 @@ class Reporting:
         quality: Quality | None = None,
         again: bool = False,
     ) -> None:
-        """`report.md`, `report.json` and the figures.
-
-        Args:
-            again: with more sections than before, which nobody need be told.
-        """
+        """`report.md`, `report.json` and the figures."""
         stage, context = self.measuring.stage, self.measuring.context
         built = report.build(
             self.rows, about=self._about(), methods=infos(self.measuring.drafting), contrasts=stage.contrasts,

@@ -56,15 +56,13 @@ class RequestSet:
     Args:
         budget: visual tokens that the language model sees, as `visual_budget.label` has them; "": no clips, or as they
             come.
-        turn: of suites: first, or the task of the second turn.
-        part: of a set of conversations: its turn after the first, whose rows stand with those of the first.
     """
 
     benchmark: str
     medium: Medium
     budget: str = ""
-    turn: str = ""
-    part: str = ""
+    turn: str = ""  # of suites: first, or the task of the second turn
+    part: str = ""  # of a set of conversations: its turn after the first, whose rows stand with those of the first
 
     @property
     def name(self) -> str:
@@ -98,15 +96,11 @@ class RequestSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationSet(RequestSet):
-    """Conversations up to their last answers.
-
-    Args:
-        records: of a set of conversations, whose labels go into its rows.
-    """
+    """Conversations up to their last answers."""
 
     dataset: ConversationDataset
     originals: bool = False  # with the pictures as they are on disk, for a captioner
-    records: Sequence[JsonMapping] = ()
+    records: Sequence[JsonMapping] = ()  # of a set of conversations, whose labels go into its rows
 
     def labels(self, index: int) -> JsonObject:
         record = self.records[index] if self.records else {}

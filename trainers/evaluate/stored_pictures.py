@@ -101,7 +101,6 @@ def identity_of(stage: EvaluateSettings, context: Context, temperature: float, d
     """What the tokens of a setting depend on besides the prompt and its number.
 
     Args:
-        stage: an evaluate stage's section.
         drafting: a method with its drafter (`drafters.Drafting`); None: plain decoding.
     """
     identity = {

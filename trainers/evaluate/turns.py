@@ -115,15 +115,11 @@ class TabedRun:
 
 @dataclass
 class TurnsRun:
-    """Measures one set at every temperature and length of the evaluation.
-
-    Args:
-        name: of a set of `suite` whose records have `turns`.
-    """
+    """Measures one set at every temperature and length of the evaluation."""
 
     section: SetsBenchmark
     suite: Suite
-    name: str
+    name: str  # of a set of `suite` whose records have `turns`
     opening: Opening
     first_turns: list[ConversationSet] = field(default_factory=list)
 

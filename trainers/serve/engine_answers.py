@@ -27,17 +27,11 @@ _CURE = (
 
 @dataclass(frozen=True)
 class Asked:
-    """A request.
+    """A request."""
 
-    Args:
-        name: of its record.
-        ids: of the prompt, every placeholder in full [T].
-        limit: tokens of the answer, at most.
-    """
-
-    name: str
-    ids: Tensor
-    limit: int = 1
+    name: str  # of its record
+    ids: Tensor  # of the prompt, every placeholder in full [T]
+    limit: int = 1  # tokens of the answer, at most
 
 
 @dataclass(frozen=True)
@@ -45,19 +39,15 @@ class Job:
     """Requests that are answered together.
 
     Args:
-        num_ids: ids from here on have no token.
-        never: further ids that have none.
         ends: ids that end an answer, and stand nowhere else; None: the answer is thrown away, and any token will do.
-        states: (L, D) of the hidden states that are wanted; None: none are.
-        timed: how each answer came about is wanted, too.
     """
 
     requests: Sequence[Asked]
-    num_ids: int
-    never: Collection[int] = frozenset()
+    num_ids: int  # ids from here on have no token
+    never: Collection[int] = frozenset()  # further ids that have none
     ends: Collection[int] | None = None
-    states: tuple[int, int] | None = None
-    timed: bool = False
+    states: tuple[int, int] | None = None  # (L, D) of the hidden states that are wanted; None: none are
+    timed: bool = False  # how each answer came about is wanted, too
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -69,9 +59,6 @@ class Timing(BaseModel):
 
     Args:
         began_s, ended_s: when the request was handed over and when it was finished, from the job's begin on.
-        first_s: from its arrival to its first token.
-        decode_s: from its first token to its last.
-        passes: tokens of each pass, the prompt's first.
         drafted, accepted: tokens of each pass that verified a draft. Of the last one, tokens behind the answer's end
             may be among them.
     """
@@ -80,9 +67,9 @@ class Timing(BaseModel):
 
     began_s: _Seconds
     ended_s: _Seconds
-    first_s: _Seconds
-    decode_s: _Seconds
-    passes: list[Annotated[int, Field(ge=1)]]
+    first_s: _Seconds  # from its arrival to its first token
+    decode_s: _Seconds  # from its first token to its last
+    passes: list[Annotated[int, Field(ge=1)]]  # tokens of each pass, the prompt's first
     drafted: list[_Count]
     accepted: list[_Count]
 

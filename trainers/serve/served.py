@@ -36,19 +36,13 @@ _PASSED = "engine: {kind: transformers} reads them"
 
 @dataclass(frozen=True)
 class ServedAnswers:
-    """Writes answers with an engine.
-
-    Args:
-        sampling: (seed, limit, ends, never) -> how an answer is drawn, in the engine's words.
-        ends: ids of the end tokens.
-        never: ids that no answer has.
-    """
+    """Writes answers with an engine."""
 
     process: EngineProcess
     processor: Processor
-    sampling: Callable[..., JsonObject]
-    ends: Sequence[int]
-    never: Collection[int]
+    sampling: Callable[..., JsonObject]  # (seed, limit, ends, never) -> how an answer is drawn, in the engine's words
+    ends: Sequence[int]  # ids of the end tokens
+    never: Collection[int]  # ids that no answer has
 
     def begin(
         self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]

@@ -31,11 +31,10 @@ class StatesElsewhere:
     """Computes the target's hidden states in another process.
 
     Args:
-        ahead: batches that are asked for before the first one is read.
         begin: asks for the states of a batch on the CPU, and returns what waits for them.
     """
 
-    ahead: int
+    ahead: int  # batches that are asked for before the first one is read
     begin: Callable[[Batch], Callable[[], TargetStates]]
 
 

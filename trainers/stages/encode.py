@@ -28,7 +28,7 @@ from ...data.captioned.items import Captioned, Refused, decode_image
 from ...data.captioned.sources import CaptionedSource, num_items, read, repeated, write_digests
 from ...data.shards.shards import SAMPLE_BYTES, Sample, claim, finish, summary, unfinished, write_shard
 from ...models.drafters.base import DrafterConfig
-from ...models.targets.table import AnyTarget, ImageTargetConfig, image_section
+from ...models.targets.table import AnyTarget, image_section
 from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
@@ -90,7 +90,12 @@ class EncodeStage(Stage):
 
     def describe(self, plan: Planned) -> list[str]:
         """Samples, and how large their shards get."""
-        least, most = self._sample_bytes(image_section(plan.recipe.target))
+        target = image_section(plan.recipe.target)
+        least = 3 * target.image_size**2 * ("pixels" in self.write) + 4 * target.num_codes * ("codes" in self.write)
+        most = least  # with the features of the longest caption
+        if "features" in self.write and target.condition == "text":
+            text = target.model_config_of()
+            most += 2 * text.num_condition_tokens * text.caption_dim
         count, how = self.source.max_samples, "declared"
         if self.from_stage is None:
             with contextlib.suppress(UserError):  # not on disk: what the recipe declares stands
@@ -100,14 +105,6 @@ class EncodeStage(Stage):
         if count:
             lines.append(f"  {count:,} samples ({how}): up to {count * (most + SAMPLE_BYTES) / 2**30:.1f} GiB")
         return lines
-
-    def _sample_bytes(self, target: ImageTargetConfig) -> tuple[int, int]:
-        """Bytes of a sample without a caption's features, and with the longest caption's."""
-        least = 3 * target.image_size**2 * ("pixels" in self.write) + 4 * target.num_codes * ("codes" in self.write)
-        if "features" not in self.write or target.condition != "text":
-            return least, least
-        text = target.model_config_of()
-        return least, least + 2 * text.num_condition_tokens * text.caption_dim
 
     def run(self, context: Context) -> None:
         """Writes the shards that are not there yet; ranks take turns."""

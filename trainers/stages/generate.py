@@ -241,7 +241,11 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         processor = context.processor()
     else:
         first = next(iter(stage.splits))
-        tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
+        texts, again = [SYSTEM, "USER: ASSISTANT:", "\n"], "run the stage again"
+        for record in read_json(folder / f"{first}.json", list[JsonObject], hint=again, max_bytes=LOG_BYTES):
+            for question, answer in zip(record["conversations"][::2], record["conversations"][1::2], strict=True):
+                texts.append(f"USER: {question['value'].replace('<image>', '')} ASSISTANT: {answer['value']}")
+        tokenizer = train_tokenizer(texts, stage.vocabulary)
         processor = _family(context.target).new(
             tokenizer, context.target.base_kind, image_size=stage.image_size, patch_size=stage.patch_size,
             image_mean=IMAGE_MEAN, image_std=IMAGE_STD,
@@ -277,11 +281,3 @@ def _family(target: AnyTarget) -> PictureFamily:
     """How a target reads pictures. A text-only one ignores what is written for them."""
     named: PictureFamily | None = None if target.draws_images else target.picture_family
     return named or picture_family_of(target.base_kind) or USUAL
-
-
-def _texts(path: Path) -> list[str]:
-    texts = [SYSTEM, "USER: ASSISTANT:", "\n"]
-    for record in read_json(path, list[JsonObject], hint="run the stage again", max_bytes=LOG_BYTES):
-        for question, answer in zip(record["conversations"][::2], record["conversations"][1::2], strict=True):
-            texts.append(f"USER: {question['value'].replace('<image>', '')} ASSISTANT: {answer['value']}")
-    return texts

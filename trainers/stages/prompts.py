@@ -217,16 +217,11 @@ class PromptsStage(Stage):
 
 @dataclass(frozen=True)
 class Begun:
-    """How a user's turn begins, and what is known of it.
+    """How a user's turn begins, and what is known of it."""
 
-    Args:
-        begin: its first words, without a blank behind them; empty: the target begins.
-        picture: a path in the split's folder; None: there is none.
-    """
-
-    begin: str
+    begin: str  # its first words, without a blank behind them; empty: the target begins
     topic: str | None
-    picture: str | None
+    picture: str | None  # a path in the split's folder; None: there is none
 
     def record(self, name: str, text: str) -> JsonObject:
         """A record of a user's turn `text`, without an answer."""

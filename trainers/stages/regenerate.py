@@ -198,13 +198,7 @@ class RegenerateStage(Stage):
 
 
 class Pictures:
-    """Pictures that a target draws itself (LANTERN, appendix B.2: 118k for Anole).
-
-    Args:
-        source: what they are of.
-        repeats: pictures of each prompt.
-        batch_size: that are drawn side by side.
-    """
+    """Pictures that a target draws itself (LANTERN, appendix B.2: 118k for Anole)."""
 
     per_shard = 100  # where the recipe names no number
 

@@ -58,10 +58,12 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
+    # Of pictures, which a server has to be started with.
+    limits = stage.data and stage.data.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
         manifest_fields={"format": stage.format.model_dump(mode="json")}
-        | _pixels(stage) | _text_only(stage, context, states, train),
+        | ({"pixels": limits} if limits else {}) | _text_only(stage, context, states, train),
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)), objective=stage.objective,
     )  # fmt: skip
@@ -81,12 +83,6 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         validate_every=stage.checked_every,
         left_out=states.left_out,
     )
-
-
-def _pixels(stage: StatesSettings) -> dict[str, dict[str, int]]:
-    """What the manifest says of the limits of pictures, which a server has to be started with."""
-    limits = stage.data and stage.data.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
-    return {"pixels": limits} if limits else {}
 
 
 def _text_only(stage: StatesSettings, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:

@@ -182,16 +182,6 @@ class LlavaDecoder(CachedDecoder):
         return pack(self.core.multi_modal_projector(pool_features(encoded, pool)), pictures, newline_of(self.core))
 
 
-def _without_first(batch: Batch) -> Batch:
-    """A batch's inputs of a decoder, without the first token of each row."""
-    cut: dict[str, Any] = {
-        name: batch.on_host(name)[..., 1:] for name in ("ids", "attention_mask", "loss_mask", "modality")
-    }
-    device = batch.attention_mask.device
-    bare = replace(batch, **cut, positions=batch.on_host("positions")[..., 1:] - 1, pixels=None, states=None)
-    return bare if device.type == "cpu" else bare.to(device)
-
-
 class LlavaTraining(ModelTraining):
     """The training forward over a LLaVA, of any of its kinds."""
 
@@ -232,7 +222,11 @@ class LlavaTraining(ModelTraining):
         if not self.num_unseen:
             return last_states(core.language_model, batch, embeds, batch.positions[0])
         # No first token is supervised, so that the state in its place is read by nobody.
-        later = last_states(core.language_model, _without_first(batch), embeds[:, 1:], batch.positions[0, :, 1:] - 1)
+        names, device = ("ids", "attention_mask", "loss_mask", "modality"), batch.attention_mask.device
+        cut: dict[str, Any] = {name: batch.on_host(name)[..., 1:] for name in names}
+        bare = replace(batch, **cut, positions=batch.on_host("positions")[..., 1:] - 1, pixels=None, states=None)
+        bare = bare if device.type == "cpu" else bare.to(device)
+        later = last_states(core.language_model, bare, embeds[:, 1:], batch.positions[0, :, 1:] - 1)
         return F.pad(later, (0, 0, 1, 0))
 
     @property

@@ -47,32 +47,23 @@ class Window:
     """The inputs that a drafter keeps of each picture.
 
     Args:
-        newline: id that stands in its first input; None: that input is not kept.
-        last: how many of its last inputs stay.
         fill: (runner, names of requests, their `Remaining`) -> what stands in the kept inputs of pictures, as
             `mm_embed_inputs` of `propose`; None: nothing does.
     """
 
-    newline: int | None = None
-    last: int = 0
+    newline: int | None = None  # id that stands in its first input; None: that input is not kept
+    last: int = 0  # how many of its last inputs stay
     fill: Any = None
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """The inputs of one request that stay in a pass.
+    """The inputs of one request that stay in a pass."""
 
-    Args:
-        places: [n] numbers of the inputs that stay, among all of the request; of its last one in any case.
-        moved: [n] how many are left out before each.
-        left_out: how many are, up to the end of the pass.
-        runs: first and one past the last input of each picture.
-    """
-
-    places: Any
-    moved: Any
-    left_out: int
-    runs: list[tuple[int, int]]
+    places: Any  # [n] numbers of the inputs that stay, among all of the request; of its last one in any case
+    moved: Any  # [n] how many are left out before each
+    left_out: int  # how many are, up to the end of the pass
+    runs: list[tuple[int, int]]  # first and one past the last input of each picture
 
 
 def remaining(start: int, count: int, runs: list[tuple[int, int]], window: Window) -> Remaining:
