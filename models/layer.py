@@ -103,6 +103,10 @@ def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject
     return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}
 
 
+# What to do about a head that somebody stretched for long prompts, as engines run it.
+AT_EXPORT = "one stretched after training (at export) is read once both rope keys of its config.json are plain"
+
+
 def refuse_window(values: JsonMapping, where: str) -> None:
     """Raises `UserError` for a published head whose layer sees a window of positions: ours sees all of the past."""
     if sees_window(values):
@@ -112,21 +116,21 @@ def refuse_window(values: JsonMapping, where: str) -> None:
 
 def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
-    base from there or from `rope_theta` beside it. Raises `UserError` where two bases or rotations are named (readers
-    differ on which one they take, transformers 5: the inner base), or a part of each attention head turns alone.
+    base from there or from `rope_theta` beside it. Raises `UserError` where two rotations or bases are named, of which
+    readers take either (transformers 5: `rope_scaling`, and the inner base), or a part of each attention head turns.
     """
     ropes: list[JsonMapping] = []
-    for rope in filter(None, map(values.get, ("rope_parameters", "rope_scaling"))):
+    for rope in (values[key] for key in ("rope_parameters", "rope_scaling") if values.get(key)):
         kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
         ropes += kinds or [rope]
+    if any(stretched(one) != stretched(ropes[0]) for one in ropes):
+        problem = f"two rotations are named, of which one is stretched otherwise: {' and '.join(map(str, ropes))}"
+        raise UserError(problem, where=str(where), hint="write into both what the head was trained with")
     for share in (one.get("partial_rotary_factor") for one in (values, *ropes)):
         if share not in (None, 1.0):
             problem = f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head"
             raise UserError(problem, where=str(where), hint="such heads are not read")
     bases = [one["rope_theta"] for one in (*ropes, values) if one.get("rope_theta") is not None]
-    if any(stretched(one) != stretched(ropes[0]) for one in ropes):
-        problem = f"two rotations are named: {' and '.join(map(str, ropes))}"
-        raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")
     if any(base != bases[0] for base in bases):
         problem = f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}"
         raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")

@@ -12,7 +12,7 @@ from typing import Any
 from ...core.errors import UserError
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data
-from ...core.json_types import Json
+from ...core.json_types import Json, parse
 
 CHUNK = 16 << 20  # read at a time
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
@@ -51,10 +51,10 @@ def _lines(path: Path, file: Any) -> Iterator[Entry]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                value = json.loads(line)
+                value = parse(line)
             except UnicodeDecodeError as error:
                 raise _not_utf8(f"{path}, line {number}", error) from error
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise _broken(path, f"line {number}", _ZEROS if b"\0" in line else error) from error
             yield offset, len(line), value
         offset += len(line)
@@ -65,7 +65,7 @@ _ZEROS = "zero bytes, which a crash or a full disk leaves"
 
 def _list(path: Path, file: Any, offset: int) -> Iterator[Entry]:
     """Decode what follows a list's bracket, holding one chunk at a time."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_constant=parse)  # which refuses them
     text, position, count = "", 0, 0
     while True:
         gap = _GAP.match(text, position)

@@ -220,9 +220,9 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             if offset or isinstance(error, ValueError):  # there is a header, and what it says is wrong
                 raise _damaged(path, offset, str(error)) from error
-            file.seek(0)
-            problem, cure = other_kind(file.read(256)) or (str(error), "give plain .tar files")
-            raise UserError(f"not a tar file: {problem}", where=str(path), hint=cure) from error
+            # Before the mark of a tar, which one that is cut has, too.
+            kind, cure = other_kind(content(path, 0, min(257, end))) or (error, "give plain .tar files")
+            raise UserError(f"not a tar file: {kind}", where=str(path), hint=cure) from error
         offset = file.seek(tar.offset)
         block = file.read(tarfile.BLOCKSIZE)
         if len(block) < tarfile.BLOCKSIZE:

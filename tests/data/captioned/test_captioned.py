@@ -302,9 +302,8 @@ def test_truncated_and_damaged_tars_are_told_by_name(tmp_path):
     header = next(m for m in members if m.name == "00001.jpg").offset - 512
     cut.write_bytes(whole[:header] + b"\1" + whole[header + 1 :])  # `tarfile` takes that for the end
     fails_with(rf"damaged tar(.|\n)*cut\.tar, byte {header}", list, read(given))
-    for other in (b"\x1f\x8b" + bytes(1022), b"hello" * 200):
-        cut.write_bytes(other)
-        fails_with("not a tar file", list, read(given))
+    cut.write_bytes(b"hello" * 200)
+    fails_with("not a tar file", list, read(given))
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -46,9 +46,10 @@ READ = {
     "with a byte order mark.json": LIST.encode("utf-8-sig"),
     "with a byte order mark.jsonl": LINES.encode("utf-8-sig"),
     "lines of Windows.jsonl": LINES.replace("\n", "\r\n").encode(),
-    "a list of Windows.json": json.dumps(ROWS, indent=1).replace("\n", "\r\n").encode(),
     "a list by the name of lines.jsonl": LIST.encode(),
     "lines by the name of a list.json": LINES.encode(),
+    "a list of Windows.json": ("\r\n" + json.dumps(ROWS, indent=2)).replace("\n", "\r\n").encode(),
+    "gaps and no last line break.jsonl": LINES.replace("\n", "\r\n\n").rstrip().encode(),
     "a comma too many.json": (LIST[:-1] + ",]").encode(),
 }
 
@@ -64,7 +65,6 @@ def test_what_is_records_is_read_whatever_wrote_it(tmp_path, name):
 # Name -> bytes, what the message says it is, and a part of the hint.
 TOLD = {
     "utf16.json": (LIST.encode("utf-16"), "UTF-16 text", "iconv -f UTF-16"),
-    "utf16.jsonl": (LINES.encode("utf-16"), "UTF-16 text", "iconv"),
     "utf16le.json": (LIST.encode("utf-16-le"), "UTF-16 text", "UTF-16LE"),
     "utf16be.jsonl": (LINES.encode("utf-16-be"), "UTF-16 text", "UTF-16BE"),
     "utf32.json": (LIST.encode("utf-32"), "UTF-32 text", "iconv"),
@@ -88,6 +88,8 @@ TOLD = {
     "pointer.json": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS", "git lfs"),
     "pickle.json": (b"\x80\x04\x95\x10\0\0", "a Python pickle, which is not opened", "JSON lines"),
     "picture.json": (b"\x89PNG\r\n\x1a\n", "a picture", "name the file of records"),
+    "nan.json": (json.dumps([{}, {"loss": float("nan")}]).encode(), "NaN is no JSON", "repair"),
+    "nan.jsonl": (b'{"NaN": ""}\n{"loss": -Infinity}\n', "-Infinity is no JSON", "repair"),
     "empty.json": (b"", "no records", "a JSON list"),
     "cut.json": (LIST.encode()[:-40], "not valid JSON", "repair"),
 }
