@@ -330,10 +330,13 @@ class Checkpoint:
         folder = Path(self.source)
         if not folder.is_dir():
             from huggingface_hub import HfApi, try_to_load_from_cache
+            from huggingface_hub.errors import HFValidationError
 
             try:
                 about = HfApi().model_info(str(self.source), revision=self.revision, timeout=10)
                 return {file.rfilename for file in about.siblings or ()}
+            except HFValidationError:  # no Hub id
+                return set()
             except Exception:  # its clients have their own; what loads the files says it
                 cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
             if not isinstance(cached, str):

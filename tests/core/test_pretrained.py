@@ -64,6 +64,7 @@ def test_a_folder_with_a_file_and_older_shards_is_refused(tmp_path, monkeypatch)
         lambda: export_target(folder, tmp_path / "x"),
     ):
         fails_with("there are model.safetensors and shards of model.safetensors.index.json", read)
+    fails_with("cannot read model.safetensors of 'no/such/folder'", Checkpoint("no/such/folder").weights)
     monkeypatch.setattr("transformers.utils.cached_file", lambda _, name, **__: str(folder / name))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda _, name, **__: str(folder / name))
     siblings = [SimpleNamespace(rfilename=path.name) for path in folder.iterdir()]
