@@ -10,6 +10,7 @@ import itertools
 
 from ..core.errors import UserError
 from .conversations import PromptFormat, encode
+from .dataset import ConversationData
 from .families.processor import Processor, Resizing
 from .families.table import TEMPLATES
 
@@ -36,6 +37,13 @@ def difference(form: PromptFormat, processor: Processor, *, pictures: bool = Tru
         return None
     here, there = (repr(processor.tokenizer.decode(ids[same : same + 12])) for ids in (ours, served))
     return f"at id {same} of {len(served)}: {here} in training, {there} on a server"
+
+
+def other_aspect(data: ConversationData | None, processor: Processor) -> dict[str, str]:
+    """`aspect` of data whose pictures are cut otherwise than a server's processor cuts them; empty: of none."""
+    served = processor.picture_family.served_aspect
+    shows = data is not None and (data.images or data.from_stage) is not None
+    return {"aspect": data.aspect} if data and shows and served not in (None, data.aspect) else {}
 
 
 def chat_template(form: PromptFormat, processor: Processor, *, pictures: bool = True) -> str | None:

@@ -119,18 +119,19 @@ def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     base from there or from `rope_theta` beside it. Raises `UserError` where two rotations or bases are named, of which
     readers take either (transformers 5: `rope_scaling`, and the inner base), or a part of each attention head turns.
     """
-    rope, *others = [dict(values[k]) for k in ("rope_parameters", "rope_scaling") if values.get(k)] or [{}]
-    if any(stretched(other) != stretched(rope) for other in others):
-        problem = "rope_scaling stretches its positions, and rope_parameters does not, or otherwise"
+    ropes: list[JsonMapping] = []
+    for rope in (values[key] for key in ("rope_parameters", "rope_scaling") if values.get(key)):
+        kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
+        ropes += kinds or [rope]
+    if any(stretched(one) != stretched(ropes[0]) for one in ropes):
+        problem = f"two rotations are named, of which one is stretched otherwise: {' and '.join(map(str, ropes))}"
         raise UserError(problem, where=str(where), hint="write into both what the head was trained with")
-    kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
-    for share in (one.get("partial_rotary_factor") for one in (values, *(kinds or [rope]))):
+    for share in (one.get("partial_rotary_factor") for one in (values, *ropes)):
         if share not in (None, 1.0):
             problem = f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head"
             raise UserError(problem, where=str(where), hint="such heads are not read")
-    inner = [one["rope_theta"] for one in (kinds or [rope]) if one.get("rope_theta") is not None]
-    bases = [*inner, *([] if values.get("rope_theta") is None else [values["rope_theta"]])]
+    bases = [one["rope_theta"] for one in (*ropes, values) if one.get("rope_theta") is not None]
     if any(base != bases[0] for base in bases):
         problem = f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}"
         raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")
-    return dict(kinds[0] if kinds else rope) | ({"rope_theta": bases[0]} if bases else {})
+    return dict(ropes[0] if ropes else {}) | ({"rope_theta": bases[0]} if bases else {})

@@ -175,7 +175,7 @@ class ClassFolderSource(Source):
         if not folders:
             raise UserError("no class folders", where=str(root), hint="check `folder` of the data section")
         for folder in folders:  # as torchvision does: one that is none (__MACOSX, lost+found) would shift the labels
-            if not any(_is_picture(name) and not name.startswith(".") for name in os.listdir(folder)):
+            if not any(_is_picture(name) and (folder / name).is_file() for name in _file_names(folder)):
                 hint = "labels count the folders in their order: remove this one, or give it pictures"
                 raise UserError("a class folder without pictures", where=str(folder), hint=hint)
         if self.class_index is None:

@@ -43,7 +43,8 @@ def check_record(record: object) -> str | None:
             return f"{key} {_BROKEN}"
     problem = _check_turns(turns, len(images), len(clips))
     others = [key for key in ("images", "videos") if record.get(key)]
-    if problem and not (images or clips) and others and " marks for " in problem:
+    if others and not (images or clips) and (problem is None or " marks for " in problem):
+        problem = problem or "its pictures would not be shown"
         problem += f" (key {others[0]} is not read: call it {others[0][:-1]}, or read the file by kind: datasets)"
     return problem
 

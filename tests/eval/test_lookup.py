@@ -2,7 +2,6 @@
 
 import itertools
 
-import family_checks as family
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,6 @@ from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lookup import NgramConfig, SuffixConfig
 from draftsmith.models.drafters.mixed import MixedConfig
-from exact import accepted_of_drafted, chances, check_drawn
 from test_combinations import EMITTED, TREES, big, check_two_tokens, drafter_of, off_over_all_draws, open_cycle
 from test_contract import greedy
 from tiny import request as ask
@@ -248,20 +246,6 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, config, tree):
 @pytest.mark.parametrize("name", ["ngram", "suffix"])
 def test_sampled_chains_are_exact_over_all_draws(big, name):
     assert off_over_all_draws(cycle_of(CONFIGS[name], big), lambda: Chain(3)) < 2e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "draw", "policy"),
-    [("ngram", "top-k", Chain(2)), ("suffix", "sample", Static([(0,), (1,), (0, 0), (1, 0)]))],
-)
-def test_end_to_end(big, name, draw, policy):
-    """Three tokens over several cycles against the target's own probabilities, by chi-square."""
-    asked, drafter, warp = words(1, images=1), CONFIGS[name].drafter(None, big), Warp(1.0, top_k=2)
-    decoding, generator = Decoding(policy, Sampling(), Draw(draw), warp, 5, ()), torch.Generator().manual_seed(0)
-    expected = chances(lambda ids: warp(family.all_logits(big, family.longer(asked, ids))[-1]), 3)
-    results = check_drawn(expected, lambda: generate(big, drafter, asked, decoding, generator), 400)
-    assert accepted_of_drafted(results)[0] > 0
 
 
 def test_a_member_that_finds_nothing_leaves_its_weight_to_the_others(big):

@@ -22,6 +22,7 @@ from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from exact import Expands, prefixes
+from fails import fails_with
 from pydantic import TypeAdapter, ValidationError
 from test_contract import greedy, not_vacuous
 from test_exactness import NoResidual
@@ -376,12 +377,10 @@ def test_names_of_trees():
     assert TREE.validate_python("chain").gamma == 5 and TREE.validate_python("static").build().max_nodes == 25
     assert isinstance(TREE.validate_python({"kind": "chain", "gamma": 3}).build(), Chain)
     for wrong in ("30-4", "30-0-8", "sgae"):
-        with pytest.raises(ValidationError, match=r"names no tree|no level"):
-            TREE.validate_python(wrong)
+        fails_with(r"names no tree|no level", TREE.validate_python, wrong, error=ValidationError)
 
 
 def test_settings_that_contradict_each_other():
     for wrong in ({"min_depth": 9}, {"min_width": 11}, {"history": {"max_depth": 7}}, {"first_tree": "chain6"},
                   {"history": {"low": 4}}):  # fmt: skip
-        with pytest.raises(ValidationError):
-            SageTree(kind="sage", **wrong)
+        fails_with("", SageTree, kind="sage", error=ValidationError, **wrong)

@@ -107,10 +107,11 @@ TWO_BASES = r"two rotary bases.*500000.*10000|two rotary bases.*10000.*500000"
 
 @pytest.mark.parametrize(("said", "problem"), [
     ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, TWO_BASES),
-    ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},
-     "rope_scaling stretches its positions, and rope_parameters does not, or otherwise"),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "two rotations"),
     ({"rope_theta": 1e4, "rope_scaling": {"rope_theta": 5e5, "type": "mrope", "mrope_section": [1, 1, 2]}}, TWO_BASES),
     ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}}, TWO_BASES),
+    ({"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 8.0}}},
+     "two rotations"),
     ({"sliding_window": 64}, "sees a window"),
     ({"layer_types": ["sliding_attention"], "sliding_window": 64, "use_sliding_window": True}, "sees a window"),
     ({"partial_rotary_factor": 0.5}, "turns all of each attention head"),

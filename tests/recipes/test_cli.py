@@ -10,6 +10,7 @@ import pytest
 import yaml
 from command_line import prints
 from draftsmith.core import ranks
+from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
@@ -18,6 +19,7 @@ from draftsmith.recipes.config.exit_codes import CRASH, MISTAKE, OK, STOPPED
 from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.launcher import num_ranks
+from draftsmith.trainers.run.matching import FINGERPRINTS
 from fails import raising
 
 
@@ -70,6 +72,33 @@ def test_a_runs_own_files_are_written_again(tmp_path, monkeypatch):
     assert (killed / "recipe.yaml").is_file()
 
 
+def test_a_second_recipe_in_a_folder_keeps_the_finished_stages_of_the_first(tmp_path, monkeypatch, capsys):
+    """It wrote `recipe.yaml` over: a publication knew nothing of what ran before."""
+
+    def run_stages(plan, *_, output, **__):
+        for stage in plan:
+            (output / stage.name).mkdir(exist_ok=True)
+            write_mark(output / stage.name / DONE, Mark(stage.fingerprint, FINGERPRINTS, settings=stage.settings))
+
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", run_stages)
+    assert main(["recipe=demo/lvlm", f"output={tmp_path / 'run'}"]) == OK
+    tree = load(["recipe=demo/lvlm"]).tree
+    names, world = [*tree["stages"]], {"elsewhere": tree["stages"]["world"]}
+    fewer = {name: stage for name, stage in tree["stages"].items() if name != "evaluate"}
+
+    def second(code, *words, **changed):
+        (tmp_path / "second.yaml").write_text(yaml.safe_dump(tree | changed, sort_keys=False))
+        copy = tmp_path / f"run-{len([*tmp_path.iterdir()])}"  # a run's lock is its process's
+        shutil.copytree(tmp_path / "run", copy, ignore=shutil.ignore_patterns(".*"))
+        said = prints(capsys, [f"recipe={tmp_path / 'second.yaml'}", f"output={copy}", *words], code)
+        return said, [*yaml.safe_load((copy / "recipe.yaml").read_text())["stages"]]
+
+    assert second(OK, stages=fewer | world)[1] == [*names, "elsewhere"]
+    assert second(OK, "restart=world", stages=fewer | world)[1] == [*fewer, "elsewhere"], "what is built on it goes"
+    said, stages = second(MISTAKE, stages=world, seed=9)
+    assert f"of another recipe: {', '.join(names)}" in said and "choose another output" in said and stages == names
+
+
 @pytest.mark.parametrize("words", ["recipe=demo/lvlm seed=3", "train demo/lvlm seed=3", "evaluate demo/lvlm seed=3"])
 def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
     """A subcommand runs other words than those that were typed; secrets are hidden."""
@@ -111,15 +140,10 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     assert "is a folder, and no recipe" in prints(capsys, ["show", str(tmp_path / "other")], MISTAKE)
 
 
-@pytest.mark.parametrize(("command", "settings", "expected"), [
-    ("train", [], "stages=[world,language,pretrain,finetune]"),
-    ("train", ["stages=[finetune]"], "stages=[finetune]"),
-    ("evaluate", [], "stages=[evaluate]"),
-    ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
-])  # fmt: skip
-def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
-    arguments = stages.chosen(["recipe=demo/lvlm", *settings], command)
-    assert arguments == ["recipe=demo/lvlm", expected]
+def test_a_command_runs_the_stages_of_its_kind():
+    recipe = "recipe=demo/lvlm"
+    assert stages.chosen([recipe], "train") == [recipe, "stages=[world,language,pretrain,finetune]"]
+    assert stages.chosen([recipe, "--stages=evaluate"], "evaluate") == [recipe, "stages=[evaluate]"]
 
 
 def test_commands_hand_on_to_one_runner(monkeypatch, capsys):

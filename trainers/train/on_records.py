@@ -27,6 +27,7 @@ from ...data.families.processor import Processor
 from ...data.families.table import PICTURE_FAMILIES
 from ...data.loader import Collate, Samples, StepBatches, Subset
 from ...data.order import BucketedOrder
+from ...data.served_prompt import other_aspect
 from ...data.sources import SHARDS, AnswerCollate, AnsweredSamples, Answers
 from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import write_answers
@@ -303,6 +304,7 @@ def _save(
         "reads": {"visual_embedding": "projected", "positions": "flat"},
         "tested_with": tested_with(),
         "format": stage.format.model_dump(),
+        **other_aspect(stage.data, processor),
         "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,
     }

@@ -21,6 +21,7 @@ from ...data.conversations import end_ids
 from ...data.families.processor import Processor
 from ...data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
+from ...data.served_prompt import other_aspect
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
@@ -74,7 +75,8 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
         manifest_fields={"format": stage.format.model_dump(mode="json")}
-        | ({"pixels": limits} if limits else {}) | _text_only(stage, context, states, train),
+        | ({"pixels": limits} if limits else {}) | other_aspect(stage.data, processor)
+        | _text_only(stage, context, states, train),
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)), objective=stage.objective,
     )  # fmt: skip

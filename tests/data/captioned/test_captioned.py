@@ -172,9 +172,9 @@ def test_folders_and_classes(sources, tmp_path):
     fails_with("2 class folders without a label, first 'n02'", read, named)
 
 
-@pytest.mark.parametrize("name", ["__MACOSX", "lost+found", "n04"])
+@pytest.mark.parametrize("name", ["__MACOSX", "lost+found", "@eaDir", "n04"])
 def test_a_class_folder_without_pictures_shifts_no_label(sources, tmp_path, name):
-    (tmp_path / "classes" / name).mkdir()
+    (tmp_path / "classes" / name / "a.jpg").mkdir(parents=True)  # a Synology disk's, of a picture's thumbnails
     (tmp_path / "classes" / name / "._a.jpg").write_bytes(b"what macOS leaves")
     given, _ = sources["classes"]
     for reading in (lambda: read(given), given.class_labels):

@@ -110,8 +110,10 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert check_record(messages) == "no conversations, but messages: a chat log, which `draftsmith logs` reads"
     assert check_record({"instruction": "a", "output": "b"}) == "no conversations (it has instruction, output)"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert "role and content" in check_record({"conversations": turns})
-    assert "from" in check_record({"conversations": turns})
+    assert "role and content, as in a chat log; they have from" in check_record({"conversations": turns})
+    for key, mark in (("images", "<image>"), ("videos", "<video>"), ("images", "")):  # LLaMA-Factory's names
+        shown = {key: ["a"], "conversations": talk(f"{mark}\nWhat?", "A square.")}
+        assert f"(key {key} is not read: call it {key[:-1]}, or read the file by kind: datasets)" in check_record(shown)
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"data": ROWS}))
     assert open_records(path, tmp_path / "cache").problems[0] == "no conversations (it has data)", "an object around"

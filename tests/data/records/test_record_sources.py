@@ -391,10 +391,10 @@ def test_pictures_of_a_key_in_their_order(media, opened):
     assert torch.equal(opened(media / "plain.json")[0].pixels, by_number), "9 comes before 10"
     text = opened(tar(media, [("k.json", record_bytes(image="images/2.png"))]))
     assert text.record(0)["image"] == "images/2.png" and text[0].pixels is not None, "a file of the images folder"
-    extra = [("a/k.json", record_bytes()), ("a/k.seg.npz", b"x"), ("a/k.jpg.pkl", b"x"),
-             ("a/k.png", picture_bytes(media, 2))]  # fmt: skip
+    extra = [("v1.0/k.json", record_bytes()), ("v1.0/k.seg.npz", b"x"), ("v1.0/k.jpg.pkl", b"x"),
+             ("v1.0/k.png", picture_bytes(media, 2))]  # fmt: skip
     data = opened(tar(media, extra))
-    assert len(data) == 1 and data.record(0)["id"] == "a/k", "members of other suffixes are never read"
+    assert len(data) == 1 and data.record(0)["id"] == "v1.0/k", "members of other suffixes are never read"
 
 
 BAD_SAMPLES = {
