@@ -316,8 +316,8 @@ class Checkpoint:
         return paths
 
     def refuse_two(self) -> None:
-        """Raises `UserError` where shards stand beside a single file: readers that take the first and readers that take
-        the others run two models. Of the Hub its list tells, before a file is fetched; offline, what is here.
+        """Raises `UserError` where shards stand beside a single file: readers of each run two models. Of the Hub its list
+        tells, before a file is fetched; offline, what is here.
         """
         names = self._names()
         index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
@@ -330,12 +330,11 @@ class Checkpoint:
         folder = Path(self.source)
         if not folder.is_dir():
             from huggingface_hub import HfApi, try_to_load_from_cache
-            from huggingface_hub.errors import HFValidationError
 
             try:
                 about = HfApi().model_info(str(self.source), revision=self.revision, timeout=10)
                 return {file.rfilename for file in about.siblings or ()}
-            except HFValidationError:  # no Hub id
+            except ValueError:  # no Hub id
                 return set()
             except Exception:  # its clients have their own; what loads the files says it
                 cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
