@@ -316,15 +316,16 @@ class Checkpoint:
         return paths
 
     def refuse_two(self) -> None:
-        """Raises `UserError` where shards stand beside a single file: readers of each run two models. Of the Hub its list
-        tells, before a file is fetched; offline, what is here.
+        """Raises `UserError` where shards stand beside a single file: readers of each run two models. Of the Hub its
+        list tells, before a file is fetched; offline, what is here.
         """
         names = self._names()
         index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
         if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
             problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-            hint = "move the older of the two away; of the Hub name a revision or a folder with one of them"
-            raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
+            raise UserError(
+                problem, key=self.key, where=str(self.source), hint="move the older away, or name a revision"
+            )
 
     def _names(self) -> set[str]:
         folder = Path(self.source)
