@@ -323,9 +323,7 @@ class Checkpoint:
         index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
         if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
             problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-            raise UserError(
-                problem, key=self.key, where=str(self.source), hint="move the older away, or name a revision"
-            )
+            raise UserError(problem, key=self.key, where=str(self.source), hint="drop the older, or name a revision")
 
     def _names(self) -> set[str]:
         folder = Path(self.source)
