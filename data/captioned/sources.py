@@ -102,7 +102,7 @@ class TarSource(Source):
 
 
 def _json_caption(data: bytes, key: str) -> str:
-    try:
+    try:  # the caption alone is read: NaN beside it, as img2dataset writes what it does not know, does no harm
         caption = text_at(json.loads(data), key)
     except (ValueError, RecursionError) as error:
         raise Unusable("bad json", str(error)) from error
