@@ -316,26 +316,24 @@ class Checkpoint:
         return paths
 
     def refuse_two(self) -> None:
-        """Raises `UserError` where shards stand beside a single file: readers that take the first and readers that take
-        the others run two models. Of the Hub its list tells, before a file is fetched; offline, what is here.
+        """Raises `UserError` where shards stand beside a single file: readers of each run two models. Of the Hub its
+        list tells, before a file is fetched; offline, what is here.
         """
         names = self._names()
         index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
         if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
             problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-            hint = "move the older of the two away; of the Hub name a revision or a folder with one of them"
-            raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
+            raise UserError(problem, key=self.key, where=str(self.source), hint="drop the older, or name a revision")
 
     def _names(self) -> set[str]:
         folder = Path(self.source)
         if not folder.is_dir():
             from huggingface_hub import HfApi, try_to_load_from_cache
-            from huggingface_hub.errors import HFValidationError
 
             try:
                 about = HfApi().model_info(str(self.source), revision=self.revision, timeout=10)
                 return {file.rfilename for file in about.siblings or ()}
-            except HFValidationError:  # no Hub id
+            except ValueError:  # no Hub id
                 return set()
             except Exception:  # its clients have their own; what loads the files says it
                 cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
