@@ -186,6 +186,8 @@ class ClassFolderSource(Source):
         labels = {}
         try:
             for label, (folder_name, name) in _json_file(path).items():
+                if folder_name in labels:
+                    raise ValueError(f"two labels for {folder_name!r}")
                 labels[folder_name] = int(label), name
         except (TypeError, ValueError) as error:
             hint = 'give {"0": ["n01440764", "tench"], ...}'

@@ -170,6 +170,8 @@ def test_folders_and_classes(sources, tmp_path):
     assert [(i.label, i.caption) for i in read(named)][1:4] == [(7, "tench"), (0, "shark"), (3, "ray")]
     index.write_text(json.dumps({"7": ["n01", "tench"]}))
     fails_with("2 class folders without a label, first 'n02'", read, named)
+    index.write_text(json.dumps({"7": ["n01", "tench"], "8": ["n01", "carp"]}))
+    fails_with("not a class index: two labels for 'n01'", read, named)
 
 
 @pytest.mark.parametrize("name", ["__MACOSX", "lost+found", "@eaDir", "n04"])
