@@ -152,7 +152,7 @@ def test_a_changed_digit_in_the_resume_log_is_worked_on_again(tmp_path, capsys):
         ResumeLog(stem).add(key, value)
     path = tmp_path / "rows-0.jsonl"
     assert ResumeLog(stem).values == {"0": {"tokens": [11, 12], "total_s": 0.1}, "1": {"tokens": [21], "s": None}}
-    path.write_text(path.read_text().replace("12", "13"))
+    path.write_text(path.read_text().replace("12]", "13]"))
     assert ResumeLog(stem).values == {"1": {"tokens": [21], "s": None}}
     assert "line 1 is damaged" in capsys.readouterr().err
     # Lines of earlier versions have no checksum.
