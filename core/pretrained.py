@@ -6,6 +6,7 @@ file ends in a KeyError, a TypeError, or a bare Exception somewhere inside them,
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -20,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from . import ranks
 from .errors import UserError, first_line
 from .files import open_regular, read_json
 from .finite import check_weights
@@ -259,6 +261,23 @@ def reading_pretrained(
         raise UserError(message, key=key, where=where or str(source), hint=hint) from error
 
 
+@functools.cache
+def _published(source: str, revision: str | None) -> set[str] | None:
+    """The names of a Hub model's files, for which rank 0 asks once; None: nobody knows them."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    if not ranks.is_main():
+        return None
+    try:
+        about = HfApi().model_info(source, revision=revision, timeout=10)
+        return {file.rfilename for file in about.siblings or ()}
+    except HFValidationError:
+        raise
+    except Exception:  # its clients have their own; what loads the files says it
+        return None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's folder, or one on the Hub of which only the files that are asked for are fetched.
@@ -323,20 +342,21 @@ class Checkpoint:
         index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
         if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
             problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-            raise UserError(problem, key=self.key, where=str(self.source), hint="drop the older, or name a revision")
+            hint = "move the older away" if Path(self.source).is_dir() else "name a revision with one of them"
+            raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
 
     def _names(self) -> set[str]:
         folder = Path(self.source)
         if not folder.is_dir():
-            from huggingface_hub import HfApi, try_to_load_from_cache
+            from huggingface_hub import try_to_load_from_cache
+            from huggingface_hub.errors import HFValidationError
 
             try:
-                about = HfApi().model_info(str(self.source), revision=self.revision, timeout=10)
-                return {file.rfilename for file in about.siblings or ()}
-            except ValueError:  # no Hub id
-                return set()
-            except Exception:  # its clients have their own; what loads the files says it
+                if (names := _published(str(self.source), self.revision)) is not None:
+                    return names
                 cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
+            except HFValidationError:  # no Hub id
+                return set()
             if not isinstance(cached, str):
                 return set()
             folder = Path(cached).parent
