@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,7 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         problem = "the folder holds a PEFT adapter (LoRA or the like), not a model"
         hint = f"merge it into {base} first (merge_and_unload), and copy the tokenizer and the processor there"
         if (folder / CONFIG).is_file():
-            problem = "a PEFT adapter lies beside a model: transformers adds it to the weights, and vLLM does not"
+            problem = "a PEFT adapter lies beside a model: transformers would add it, and vLLM not"
             hint = f"if it is merged, move adapter_* away; else {hint}"
         raise UserError(problem, where=str(folder), hint=hint)
     for name in _OBJECTS:
@@ -265,17 +265,11 @@ def reading_pretrained(
 def _published(source: str, revision: str | None) -> set[str] | None:
     """The names of a Hub model's files, for which rank 0 asks once; None: nobody knows them."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
 
-    if not ranks.is_main():
-        return None
-    try:
-        about = HfApi().model_info(source, revision=revision, timeout=10)
-        return {file.rfilename for file in about.siblings or ()}
-    except HFValidationError:
-        raise
-    except Exception:  # its clients have their own; what loads the files says it
-        return None
+    with suppress(Exception):  # its clients have their own; what loads the files says it
+        if ranks.is_main():
+            return {file.rfilename for file in HfApi().model_info(source, revision=revision, timeout=10).siblings or ()}
+    return None
 
 
 @dataclass(frozen=True)
@@ -351,9 +345,9 @@ class Checkpoint:
             from huggingface_hub import try_to_load_from_cache
             from huggingface_hub.errors import HFValidationError
 
+            if (names := _published(str(self.source), self.revision)) is not None:
+                return names
             try:
-                if (names := _published(str(self.source), self.revision)) is not None:
-                    return names
                 cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
             except HFValidationError:  # no Hub id
                 return set()

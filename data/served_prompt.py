@@ -42,9 +42,7 @@ def difference(form: PromptFormat, processor: Processor, *, pictures: bool = Tru
 
 
 def other_aspect(data: ConversationData | None, processor: Processor, shown: np.ndarray) -> dict[str, str]:
-    """`aspect` of data whose pictures are cut otherwise than a server's processor cuts them; empty: of none.
-    `shown`: what is above 0 for a sample with pictures.
-    """
+    """`aspect` of data whose pictures (samples of `shown` above 0) are not cut as a server's; empty: of none."""
     served = processor.picture_family.served_aspect
     return {"aspect": data.aspect} if data and served not in (None, data.aspect) and (shown > 0).any() else {}
 

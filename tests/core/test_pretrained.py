@@ -27,7 +27,7 @@ def test_an_adapter_is_named_with_its_base(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
     assert "merge it into me/base" in fails_with("holds a PEFT adapter", check_pretrained, tmp_path).hint
     (tmp_path / "config.json").write_text("{}")
-    assert "if it is merged" in fails_with("beside a model: transformers adds it", check_pretrained, tmp_path).hint
+    assert "if it is merged" in fails_with("beside a model: transformers would add it", check_pretrained, tmp_path).hint
 
 
 @pytest.mark.parametrize(("key", "value"), [
