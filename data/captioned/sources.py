@@ -8,7 +8,6 @@ add up and a pass can go on anywhere. No more than one picture is held at a time
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -22,7 +21,7 @@ from pydantic import Field
 from ...core.errors import NotFound, UserError, encodable
 from ...core.fields import Place
 from ...core.files import LOG_BYTES, read_json, write_whole
-from ...core.json_types import JsonObject, text_at
+from ...core.json_types import JsonObject, parse, text_at
 from ...core.section import Section
 from ..records import tars
 from .items import MAX_TEXT_BYTES, Captioned, Refused, Unusable, caption_text, file_bytes, not_empty
@@ -102,9 +101,9 @@ class TarSource(Source):
 
 
 def _json_caption(data: bytes, key: str) -> str:
-    try:  # the caption alone is read: NaN beside it, as img2dataset writes what it does not know, does no harm
-        caption = text_at(json.loads(data), key)
-    except (ValueError, RecursionError) as error:
+    try:
+        caption = text_at(parse(data), key)
+    except ValueError as error:
         raise Unusable("bad json", str(error)) from error
     if caption is None:
         raise Unusable("no caption", f"{key!r} is missing or not text")

@@ -23,13 +23,13 @@ import numpy as np
 
 from ...core.errors import NotFound, UserError
 from ...core.files import open_data, parse_json, write_whole
-from ...core.json_types import Json, JsonObject, parse, value_at
+from ...core.json_types import Json, JsonObject, value_at
 from ...core.locks import locked
 from ...core.ranks import notice
 from . import scan
 from .record import check_record, num_learned, paths
 
-_FORMAT = 8  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 9  # of a kept index and of the checks it holds: count up when either changes
 
 
 # What an index holds of each record, and the type of the array.
@@ -73,7 +73,7 @@ class JsonReader(Reader):
     def read(self, offset: int, size: int) -> Json:
         with open_data(self.path) as file:
             file.seek(offset)
-            return parse(file.read(size))
+            return scan.read_record(file.read(size))
 
 
 @dataclass(frozen=True)

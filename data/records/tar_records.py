@@ -120,7 +120,7 @@ def _index(reader: TarReader) -> RecordFile:
                 else:
                     key_hashes.append(hash((start, item.key)))
                     text, record = item.members.get("json"), _record(path, item)
-                    if value_at(record, "id") is not None:  # keys, and ids after them, begin anew in each tar
+                    if str(value_at(record, "id")) == item.key:  # keys, and ids that are keys, begin anew in each tar
                         record["id"] = f"{start}/{record['id']}"
                     yield start + item.offset, text.size if text else 1, record
 

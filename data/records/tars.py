@@ -221,8 +221,9 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
             if offset or isinstance(error, ValueError):  # there is a header, and what it says is wrong
                 raise _damaged(path, offset, str(error)) from error
             # Before the mark of a tar, which one that is cut has, too.
-            kind, cure = other_kind(content(path, 0, min(257, end))) or (error, "give plain .tar files")
-            raise UserError(f"not a tar file: {kind}", where=str(path), hint=cure) from error
+            kind, cure = other_kind(content(path, 0, min(257, end))) or (error, "")
+            hint = cure if cure.startswith(("unpack", "fetch")) else "give plain .tar files"  # others are of records
+            raise UserError(f"not a tar file: {kind}", where=str(path), hint=hint) from error
         offset = file.seek(tar.offset)
         block = file.read(tarfile.BLOCKSIZE)
         if len(block) < tarfile.BLOCKSIZE:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 
 import pytest
@@ -55,6 +56,9 @@ def test_rows_come_back_from_their_file(tmp_path):
     rows = [*random_rows(5), a_row(request="x", details={"sage": [{"entropy": 0.5}]}, parts_s={"drafting": 0.1})]
     write_rows(tmp_path / "rows.jsonl", rows)
     assert read_rows(tmp_path / "rows.jsonl") == rows
+    write_rows(tmp_path / "rows.jsonl", [a_row(draft_s=math.nan, details={"tau": math.nan})])
+    (row,) = read_rows(tmp_path / "rows.jsonl")
+    assert math.isnan(row.draft_s) and row.details == {"tau": None}
 
 
 def test_a_row_of_another_version_is_refused_with_its_file(tmp_path):

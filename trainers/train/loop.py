@@ -57,7 +57,7 @@ class Training:
     # How many records supervise nothing, and why; empty: none is left out.
     left_out: Callable[[], str] = lambda: ""
     # What is at fault where the loss compares no supervised token; empty: it compares each.
-    untaught: str = ""
+    why_untaught: str = ""
 
 
 @dataclass
@@ -120,7 +120,7 @@ def train(
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
     clock, samples = time.perf_counter(), 0
-    tokens, silent, blank = None, 0, 0
+    tokens, silent, logs_without_loss = None, 0, 0
     # Each step with the next one, whose tokens must be counted before it begins.
     for current, following in pairwise(chain(loader, [None])):
         ranks.pulse().begin(f"step {step + 1} of {training.total}", is_step=True)
@@ -162,11 +162,12 @@ def train(
             compares = _report(engine, sums, samples, time.perf_counter() - clock, step, log)
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
-            blank = 0 if compares or not training.untaught else blank + 1
-            if blank == 1:
-                say(f"step {step}: the loss compares no token: {training.untaught}")
-            if blank == MOST_SILENT:
-                raise TrainingError(f"step {step}: the loss of {blank} logs compares no token", hint=training.untaught)
+            logs_without_loss = 0 if compares or not training.why_untaught else logs_without_loss + 1
+            if logs_without_loss == 1:
+                say(f"step {step}: the loss compares no token: {training.why_untaught}")
+            if logs_without_loss == MOST_SILENT:
+                problem = f"step {step}: the loss of {MOST_SILENT} logs compares no token"
+                raise TrainingError(problem, hint=training.why_untaught)
         every = training.validate_every if training.validate is not None else None
         due = every is not None and (step % every == 0 or last)
         # After the last step without a validation the result alone is left to write, which is less than a checkpoint.

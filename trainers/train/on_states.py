@@ -60,16 +60,17 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     assert config is not None
     least = config.least_supervised
     train, held_out = (part[supervised[part] >= least] for part in split(states.draws, stage.held_out))
-    few = int(((supervised > 0) & (supervised < least)).sum())
-    short = f"{few:,} samples are left out: {config.kind} learns from an answer's second token on" if few else ""
+    num_short = int(((supervised > 0) & (supervised < least)).sum())
+    why = f"{config.kind} learns from an answer's second token on"
+    short_note = f"{num_short:,} samples of one token are left out: {why}" if num_short else ""
     if not len(train) or (stage.validation is not None and not len(held_out)):
-        why = "; ".join(filter(None, (short, states.left_out()))) or None
+        why = "; ".join(filter(None, (short_note, states.left_out()))) or None
         raise UserError("no sample to train on, or none held out", where=why, hint="check the data and held_out")
     max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
     shown = f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}"
-    context.say("; ".join(filter(None, (shown, short))))
+    context.say("; ".join(filter(None, (shown, short_note))))
     # Of pictures, which a server has to be started with.
     limits = stage.data and stage.data.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
     drafter = TrainedDrafter(
@@ -95,7 +96,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         validate=drafter.validation(_held_out(stage, states, held_out), states.held_out, total),
         validate_every=stage.checked_every,
         left_out=states.left_out,
-        untaught=_NEVER_WRITTEN.format(size) if (size := dict(config).get("draft_vocab_size")) else "",
+        why_untaught=_NEVER_WRITTEN.format(size) if (size := dict(config).get("draft_vocab_size")) else "",
     )
 
 

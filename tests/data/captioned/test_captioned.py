@@ -128,10 +128,11 @@ def test_tars_with_txt_or_json_captions(sources, tmp_path):
     captioned = given.model_copy(update={"caption_key": "top_caption"})
     assert [i.caption for i in good(read(captioned))] == [f"picture {n}" for n in range(12)]
     odd = [("0.jpg", b"x"), ("0.json", b'{"caption": null}'), ("1.jpg", b"x"), ("1.json", b"[" * 10**5)]
-    odd += [("2.jpg", b"x"), ("2.json", b'{"caption": " "}'), ("3.jpg", b"x"), ("3.txt", b"\xff")]
+    odd += [("2.jpg", b"x"), ("2.json", b'{"caption": " "}'), ("3.jpg", b"x"), ("3.txt", b"\xff"),
+            ("4.jpg", b"x"), ("4.json", b'{"caption": "a", "similarity": NaN}')]  # fmt: skip
     path = str(write_tar(tmp_path / "odd.tar", odd))
     keyed = read(source(kind="webdataset", path=path, caption_key="caption"))
-    assert reasons(keyed) == {"no caption": 2, "bad json": 1, "empty caption": 1}
+    assert reasons(keyed) == {"no caption": 2, "bad json": 2, "empty caption": 1}
     assert reasons(read(source(kind="webdataset", path=path)))["caption not UTF-8"] == 1
 
 

@@ -9,8 +9,9 @@ import zipfile
 import pyarrow
 import pyarrow.parquet
 import pytest
+from draftsmith.data.records import scan
 from draftsmith.data.records.record import check_record
-from draftsmith.data.records.records import open_records
+from draftsmith.data.records.records import name_of, open_records
 from fails import fails_with
 from small_records import talk
 
@@ -62,6 +63,17 @@ def test_what_is_records_is_read_whatever_wrote_it(tmp_path, name):
     assert len(file) == 3 and not file.problems and [file.read(n) for n in range(3)] == ROWS
 
 
+@pytest.mark.parametrize("separator", [", ", "\n"])
+def test_a_record_with_nan_is_unusable_and_no_other(tmp_path, monkeypatch, separator):
+    """Under a key that nobody reads, too, and wherever a chunk ends."""
+    monkeypatch.setattr(scan, "CHUNK", 7)
+    rows = separator.join(json.dumps(row) for row in (ROWS[0], ROWS[1] | {"NaN": [float("-inf")]}, ROWS[2]))
+    (tmp_path / "a.json").write_text(rows if separator == "\n" else f"[{rows}]")
+    file = open_records(tmp_path / "a.json", tmp_path / "cache")
+    assert file.problems == {1: "-Infinity is no JSON (write null)"} and name_of(file, 1) == "record 1 (id None)"
+    assert [file.read(n) for n in (0, 2)] == [ROWS[0], ROWS[2]]
+
+
 # Name -> bytes, what the message says it is, and a part of the hint.
 TOLD = {
     "utf16.json": (LIST.encode("utf-16"), "UTF-16 text", "iconv -f UTF-16"),
@@ -88,8 +100,6 @@ TOLD = {
     "pointer.json": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS", "git lfs"),
     "pickle.json": (b"\x80\x04\x95\x10\0\0", "a Python pickle, which is not opened", "JSON lines"),
     "picture.json": (b"\x89PNG\r\n\x1a\n", "a picture", "name the file of records"),
-    "nan.json": (json.dumps([{}, {"loss": float("nan")}]).encode(), "NaN is no JSON", "repair"),
-    "nan.jsonl": (b'{"NaN": ""}\n{"loss": -Infinity}\n', "-Infinity is no JSON", "repair"),
     "empty.json": (b"", "no records", "a JSON list"),
     "cut.json": (LIST.encode()[:-40], "not valid JSON", "repair"),
 }
@@ -114,6 +124,8 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     for key, mark in (("images", "<image>"), ("videos", "<video>"), ("images", "")):  # LLaMA-Factory's names
         shown = {key: ["a"], "conversations": talk(f"{mark}\nWhat?", "A square.")}
         assert f"(key {key} is not read: call it {key[:-1]}, or read the file by kind: datasets)" in check_record(shown)
+    for count in (2, [None], []):
+        assert check_record(ROWS[0] | {"images": count}) is None, "names no picture"
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"data": ROWS}))
     assert open_records(path, tmp_path / "cache").problems[0] == "no conversations (it has data)", "an object around"

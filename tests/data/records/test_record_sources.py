@@ -425,17 +425,19 @@ def test_a_key_that_comes_twice(media, opened):
     them, begin anew in each tar.
     """
     first, other = members(records()[1], media, "a"), members(records()[0], media, "b")
-    for name, samples in (("one", [*first, *other, *first]), ("two", [*first]), ("three", [*first])):
+    named = members(records()[1] | {"id": "a"}, media, "a")
+    for name, samples in (("one", [*first, *other, *first]), ("two", named), ("three", named), ("copy", first)):
         write_tar(media / f"{name}.tar", samples)
     with pytest.raises(UserError, match=r"key comes a second time[\s\S]*one\.tar, record 2[\s\S]*hint"):
         opened(TarRecords(kind="webdataset", path=str(media / "one.tar")))
     one, *others = (str(media / f"{name}.tar") for name in ("one", "two", "three"))
     assert len(opened(TarRecords(kind="webdataset", path=tuple(others)))) == 2
-    both = TarRecords(kind="webdataset", path=(one, others[0]))
+    both = TarRecords(kind="webdataset", path=(one, str(media / "copy.tar")))
     kept = opened(both, on_error="skip")
     assert [kept.record(index)["id"] for index in range(len(kept))] == ["r1", "r0", "r1"]
     notes = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
     assert [(Path(n["file"]).name, n["record"]) for n in notes if n["record"] is not None] == [("one.tar", 2)]
+    assert "2 records repeat the id" in notes[-1]["reason"], "one of them in a true copy"
 
 
 def test_tars_that_are_damaged_or_not_there(media, opened, forms):
@@ -456,6 +458,8 @@ def test_tars_that_are_damaged_or_not_there(media, opened, forms):
     for path in ("none-{000..003}.tar", "pipe:cat x", "https://example.com/a.tar"):
         caught = fails_with("", opened, TarRecords(kind="webdataset", path=path))
         assert caught.where and caught.hint
+    (media / "forms" / "shard-001.tar").write_bytes(picture_bytes(media, 1))
+    assert fails_with("not a tar file: a picture", opened, forms["tar"]).hint == "give plain .tar files"
     write_tar(media / "empty.tar", [("readme.md", b"x")])
     with pytest.raises(UserError, match=r"no records[\s\S]*empty\.tar[\s\S]*KEY\.json"):
         opened(TarRecords(kind="webdataset", path=str(media / "empty.tar")))
