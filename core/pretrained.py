@@ -6,13 +6,12 @@ file ends in a KeyError, a TypeError, or a bare Exception somewhere inside them,
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from . import ranks
 from .errors import UserError, first_line
 from .files import open_regular, read_json
 from .finite import check_weights
 from .json_types import JsonMapping, JsonObject, listed, value_at, walk
+from .weights_identity import file_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -261,17 +260,6 @@ def reading_pretrained(
         raise UserError(message, key=key, where=where or str(source), hint=hint) from error
 
 
-@functools.cache
-def _published(source: str, revision: str | None) -> set[str] | None:
-    """The names of a Hub model's files, for which rank 0 asks once; None: nobody knows them."""
-    from huggingface_hub import HfApi
-
-    with suppress(Exception):  # its clients have their own; what loads the files says it
-        if ranks.is_main():
-            return {file.rfilename for file in HfApi().model_info(source, revision=revision, timeout=10).siblings or ()}
-    return None
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's folder, or one on the Hub of which only the files that are asked for are fetched.
@@ -332,29 +320,12 @@ class Checkpoint:
         """Raises `UserError` where shards stand beside a single file: readers of each run two models. Of the Hub its
         list tells, before a file is fetched; offline, what is here.
         """
-        names = self._names()
+        names = file_names(self.source, self.revision, SINGLE)
         index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
         if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
             problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
             hint = "move the older away" if Path(self.source).is_dir() else "name a revision with one of them"
             raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
-
-    def _names(self) -> set[str]:
-        folder = Path(self.source)
-        if not folder.is_dir():
-            from huggingface_hub import try_to_load_from_cache
-            from huggingface_hub.errors import HFValidationError
-
-            if (names := _published(str(self.source), self.revision)) is not None:
-                return names
-            try:
-                cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
-            except HFValidationError:  # no Hub id
-                return set()
-            if not isinstance(cached, str):
-                return set()
-            folder = Path(cached).parent
-        return {path.name for path in folder.iterdir()}
 
     def tensors(self, wanted: Callable[[str], bool] = bool, device: torch.device = CPU) -> dict[str, Tensor]:
         """The tensors whose names are wanted, as they are stored; an empty dict: there are none of these names.
