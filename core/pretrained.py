@@ -24,6 +24,7 @@ from .errors import UserError, first_line
 from .files import open_regular, read_json
 from .finite import check_weights
 from .json_types import JsonMapping, JsonObject, listed, value_at, walk
+from .weights_identity import file_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,7 +103,7 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         problem = "the folder holds a PEFT adapter (LoRA or the like), not a model"
         hint = f"merge it into {base} first (merge_and_unload), and copy the tokenizer and the processor there"
         if (folder / CONFIG).is_file():
-            problem = "a PEFT adapter lies beside a model: transformers adds it to the weights, and vLLM does not"
+            problem = "a PEFT adapter lies beside a model: transformers would add it, and vLLM not"
             hint = f"if it is merged, move adapter_* away; else {hint}"
         raise UserError(problem, where=str(folder), hint=hint)
     for name in _OBJECTS:
@@ -319,28 +320,12 @@ class Checkpoint:
         """Raises `UserError` where shards stand beside a single file: readers of each run two models. Of the Hub its
         list tells, before a file is fetched; offline, what is here.
         """
-        names = self._names()
+        names = file_names(self.source, self.revision, SINGLE)
         index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
         if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
             problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-            raise UserError(problem, key=self.key, where=str(self.source), hint="drop the older, or name a revision")
-
-    def _names(self) -> set[str]:
-        folder = Path(self.source)
-        if not folder.is_dir():
-            from huggingface_hub import HfApi, try_to_load_from_cache
-
-            try:
-                about = HfApi().model_info(str(self.source), revision=self.revision, timeout=10)
-                return {file.rfilename for file in about.siblings or ()}
-            except ValueError:  # no Hub id
-                return set()
-            except Exception:  # its clients have their own; what loads the files says it
-                cached = try_to_load_from_cache(str(self.source), SINGLE, revision=self.revision)
-            if not isinstance(cached, str):
-                return set()
-            folder = Path(cached).parent
-        return {path.name for path in folder.iterdir()}
+            hint = "move the older away" if Path(self.source).is_dir() else "name a revision with one of them"
+            raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
 
     def tensors(self, wanted: Callable[[str], bool] = bool, device: torch.device = CPU) -> dict[str, Tensor]:
         """The tensors whose names are wanted, as they are stored; an empty dict: there are none of these names.

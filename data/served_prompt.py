@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+
 from ..core.errors import UserError
 from .conversations import PromptFormat, encode
 from .dataset import ConversationData
@@ -39,11 +41,10 @@ def difference(form: PromptFormat, processor: Processor, *, pictures: bool = Tru
     return f"at id {same} of {len(served)}: {here} in training, {there} on a server"
 
 
-def other_aspect(data: ConversationData | None, processor: Processor) -> dict[str, str]:
-    """`aspect` of data whose pictures are cut otherwise than a server's processor cuts them; empty: of none."""
+def other_aspect(data: ConversationData | None, processor: Processor, shown: np.ndarray) -> dict[str, str]:
+    """`aspect` of data whose pictures (samples of `shown` above 0) are not cut as a server's; empty: of none."""
     served = processor.picture_family.served_aspect
-    shows = data is not None and (data.images or data.from_stage) is not None
-    return {"aspect": data.aspect} if data and shows and served not in (None, data.aspect) else {}
+    return {"aspect": data.aspect} if data and served not in (None, data.aspect) and (shown > 0).any() else {}
 
 
 def chat_template(form: PromptFormat, processor: Processor, *, pictures: bool = True) -> str | None:

@@ -104,7 +104,7 @@ def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject
 
 
 # What to do about a head that somebody stretched for long prompts, as engines run it.
-AT_EXPORT = "one stretched after training (at export) is read once both rope keys of its config.json are plain"
+AT_EXPORT = "one stretched after training (at export) is read once each rope key of its config.json is plain"
 
 
 def refuse_window(values: JsonMapping, where: str) -> None:
@@ -122,10 +122,15 @@ def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     ropes: list[JsonMapping] = []
     for rope in (values[key] for key in ("rope_parameters", "rope_scaling") if values.get(key)):
         kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
-        ropes += kinds or [rope]
-    if any(stretched(one) != stretched(ropes[0]) for one in ropes):
+        ropes += [{name: value for name, value in one.items() if value is not None} for one in kinds or [rope]]
+    named: JsonObject = {name: value for one in reversed(ropes) for name, value in one.items()}
+    # What one leaves out is yarn's default, or the other's M-RoPE.
+    said = {"beta_fast": 32, "beta_slow": 1, "truncate": True, **{n: v for n, v in named.items() if "mrope" in n}}
+    most = values.get("max_position_embeddings")
+    whole = [said | (stretched(one, most) or {}) | {n: v for n, v in one.items() if n in said} for one in ropes]
+    if any(one != whole[0] for one in whole):
         problem = f"two rotations are named, of which one is stretched otherwise: {' and '.join(map(str, ropes))}"
-        raise UserError(problem, where=str(where), hint="write into both what the head was trained with")
+        raise UserError(problem, where=str(where), hint="leave the one that the head was trained with")
     for share in (one.get("partial_rotary_factor") for one in (values, *ropes)):
         if share not in (None, 1.0):
             problem = f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head"
@@ -134,4 +139,4 @@ def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     if any(base != bases[0] for base in bases):
         problem = f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}"
         raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")
-    return dict(ropes[0] if ropes else {}) | ({"rope_theta": bases[0]} if bases else {})
+    return named | ({"rope_theta": bases[0]} if bases else {})

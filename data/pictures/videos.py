@@ -126,7 +126,7 @@ class Clip:
                 if packet.size and not packet.is_discard:
                     shown.append(packet.dts if packet.pts is None else packet.pts)
         if first is not None and (first.rotation % 90 or any(map(_mirrors, first.side_data))):
-            problem = "the clip's display matrix has it shown mirrored or tilted, and frames are turned alone"
+            problem = "the clip's display matrix has it shown mirrored or tilted: frames turn by 90, 180 or 270 degrees"
             raise UserError(problem, where=str(path), hint="write its frames as they are shown: ffmpeg -i CLIP NEW")
         if first is not None and first.rotation % 180:
             self.size = self.size[::-1]

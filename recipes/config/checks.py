@@ -11,7 +11,7 @@ from typing import Any
 from ...core.errors import UserError, counted, page
 from ...core.results import DONE, read_mark
 from ...core.section import within
-from ...data.served_prompt import difference, other_aspect
+from ...data.served_prompt import difference
 from ...eval.quality.measure import QualityConfig
 from ...eval.quality.measure import check as check_quality
 from ...trainers.run.context import Context, check_engine
@@ -54,7 +54,7 @@ def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
 def stages_findings(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], samples: int, text: str
 ) -> list[Finding]:
-    """What the stages that would run find."""
+    """What the stages that would run find. `text`: the dry run, whose warnings are of states too large for the disk."""
     findings, output = [], Path(loaded.recipe.output)
     described = dict(block.split(" ", 1) for block in text.split("\nstage ")[1:])
     restarted = built_on(planned, loaded.options.restart)
@@ -129,9 +129,6 @@ def _prompt_findings(plan: Planned, context: Context, finished: set[str]) -> lis
         trains = plan.stage.trains and stage.get("model") == "drafter" and form and form.template != "plain"
         if trains and form and processor.tokenizer.chat_template and (part := difference(form, processor)) is not None:
             findings.append(warning(key, f"prompts part from the target's chat template {part}", _ALIKE))
-        if trains and (other := other_aspect(stage.get("data"), processor)):
-            what = f"pictures are cut with aspect: {other['aspect']}, and on a server as the processor says"
-            findings.append(warning(f"stages.{plan.name}.data", what, "aspect: square, for a drafter that is served"))
     except UserError as error:
         findings.append(warning(key, f"not compared with a server's: {error.problem}", _ALIKE))
     return findings

@@ -219,24 +219,30 @@ def _with_earlier(loaded: Loaded, planned: Sequence[Planned], output: Path) -> J
     from .plan import plan
 
     path, stages = output / RECIPE, object_at(loaded.tree, "stages") or {}
-    before = (object_at(read_yaml(path, JsonObject, hint=""), "stages") or {}) if path.is_file() else {}
-    names = [name for name in before if name in stages or done(output / name) is not None]
-    if not (more := [name for name in names if name not in stages]):
+    hint = "delete it: this run writes it again"
+    before = (object_at(read_yaml(path, JsonObject, hint=hint), "stages") or {}) if path.is_file() else {}
+    marks = {name: mark for name in (*before, *stages) if (mark := done(output / name)) is not None}
+    order, stale = [*stages], built_on(planned, loaded.options.restart)
+    for name in [name for name in before if name in marks and name not in stages]:
+        reads = [*(object_at(marks[name].settings, "inputs") or {}).values()]
+        makers = {other for other, mark in marks.items() if mark.fingerprint in reads}
+        if stale & makers:  # results of what goes now
+            stale.add(name)
+        else:  # behind its last input, or first: none stands between that it would take in its stead
+            order.insert(max((place for place, other in enumerate(order, 1) if other in makers), default=0), name)
+    if not (more := [name for name in before if name in order and name not in stages]):
         return loaded.tree
-    tree = loaded.tree | {"stages": {name: stages.get(name, before.get(name)) for name in (*names, *stages)}}
-    inputs, restart = {stage.name: stage.inputs for stage in planned}, loaded.options.restart
+    tree = loaded.tree | {"stages": {name: stages.get(name, before.get(name)) for name in order}}
+    inputs = {stage.name: stage.inputs for stage in planned}
     try:
         recipe = checked(replace(loaded, tree=tree), imports=loaded.options.allow_import or not is_published(path))
         whole = plan(recipe, loaded.path)
-        fits = all(is_done(p, output) if p.name in more else p.inputs == inputs[p.name] for p in whole)
-        fits = fits and built_on(whole, restart).isdisjoint(more)
+        if all(is_done(p, output) if p.name in more else p.inputs == inputs[p.name] for p in whole):
+            return tree
     except UserError:
-        fits = False
-    if fits:
-        return tree
-    if restart is not None:
-        return loaded.tree  # results of what goes now
-    hint = "choose another output, write those stages into this recipe as they were run, or move their folders away"
+        pass
+    hint = ("choose another output, write those stages into this recipe as they were run (where the drafter is "
+            "another, the new stage has it as its own `drafter`), or move their folders away")  # fmt: skip
     problem = f"the output folder holds finished stages of another recipe: {', '.join(more)}"
     raise UserError(problem, key="output", where=str(path), hint=hint)
 

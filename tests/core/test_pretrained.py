@@ -27,7 +27,7 @@ def test_an_adapter_is_named_with_its_base(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
     assert "merge it into me/base" in fails_with("holds a PEFT adapter", check_pretrained, tmp_path).hint
     (tmp_path / "config.json").write_text("{}")
-    assert "if it is merged" in fails_with("beside a model: transformers adds it", check_pretrained, tmp_path).hint
+    assert "if it is merged" in fails_with("beside a model: transformers would add it", check_pretrained, tmp_path).hint
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -68,10 +68,17 @@ def test_a_folder_with_a_file_and_older_shards_is_refused(tmp_path, monkeypatch)
     monkeypatch.setattr("transformers.utils.cached_file", lambda _, name, **__: str(folder / name))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda _, name, **__: str(folder / name))
     siblings = [SimpleNamespace(rfilename=path.name) for path in folder.iterdir()]
-    for ask in (lambda *_, **__: SimpleNamespace(siblings=siblings), raising(OSError("offline"))):
+    asks, page = [], raising(json.JSONDecodeError("a proxy's page", "<", 0))
+    for ask in (lambda *_, **__: asks.append(1) or SimpleNamespace(siblings=siblings), raising(OSError("no")), page):
         monkeypatch.setattr("huggingface_hub.HfApi.model_info", ask)
-        for read in (Checkpoint("me/both").weights, lambda: load_pretrained(pytest.fail, "me/both")):
-            fails_with("there are model.safetensors and shards of model.safetensors.index.json", read)
+        source = f"me/both-{id(ask)}"
+        for read in (Checkpoint(source).weights, lambda source=source: load_pretrained(pytest.fail, source)):
+            error = fails_with("there are model.safetensors and shards of model.safetensors.index.json", read)
+            assert "name a revision" in error.hint
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", pytest.fail)
+    monkeypatch.setenv("RANK", "1")
+    fails_with("there are model.safetensors and shards", Checkpoint("me/other").weights)
+    assert asks == [1], "once, by rank 0"
     (folder / "model.safetensors").unlink()
     assert Checkpoint(folder).weights() == [folder / "model-00001-of-00001.safetensors"]
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from draftsmith.data.conversations import PromptFormat, encode, end_ids
 from draftsmith.data.families.llava import LLAVA
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 TEMPLATES = Path(__file__).parent / "chat_templates"
 STATISTICS = {"image_mean": (0.5,) * 3, "image_std": (0.25,) * 3}
 WORDS = ["USER: What is this? ASSISTANT: A circle.", "And on its left? You are a helpful assistant."] * 3
+SHOWN = np.ones(1)
 V1, CHAT = PromptFormat(), PromptFormat(template="chat")
 
 
@@ -86,7 +88,7 @@ def test_recipes_that_end_in_an_engine_train_on_its_prompt(name, pictures):
     if ENDS_IN_AN_ENGINE[name] is thinking:
         assert forms.pop("text").template == "qwen_vl"  # the data's answers have no thoughts
     assert forms
-    data = {n: other_aspect(s.data, processor) for n, s in stages.items() if n in forms and dict(s).get("data")}
+    data = {n: other_aspect(s.data, processor, SHOWN) for n, s in stages.items() if n in forms and dict(s).get("data")}
     assert not any(data.values()), "the server's pictures, too"
     for stage, form in forms.items():
         assert sample_ids(form, processor, pictures=pictures) == served(processor, pictures=pictures), stage

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.batch import Request
+from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling, Verified
 from draftsmith.models.decoding.cache import Cache
@@ -20,7 +21,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights, weights_of
 from draftsmith.models.targets.base import TargetStep
-from exact import prefixes, told
+from exact import TableTarget, chances, check_drawn, prefixes, told
 from test_exactness import CHAIN, FORK, NoResidual, outcomes, trees
 from test_trees import off_target
 
@@ -167,3 +168,12 @@ def test_the_enumeration_finds_a_wrong_rule(shape):
 
     off = continuation(started("grid", vocab, warp), shape, AgainstOneMember(), table(0, vocab), warp, vocab, 2, set())
     assert off > 0.01
+
+
+def test_end_to_end():
+    """`generate` with adapting weights and a sampled tree: four tokens, which take two cycles or more."""
+    warp, scores, generator = Warp(0.8), table(0, 3), torch.Generator().manual_seed(3)
+    model, drafter = TableTarget(scores, 3), ensemble_of("grid", 3)
+    decoding = Decoding(Static(FORK), Sampling(), Draw("sample"), warp, 6, ())
+    expected = chances(lambda ids: warp(scores(ids)), 4)
+    check_drawn(expected, lambda: generate(model, drafter, ASKED, decoding, generator), 1500)

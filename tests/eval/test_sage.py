@@ -205,6 +205,7 @@ class Scripted:
 
     def __call__(self, q, count):
         row, orders = q[0], []
+        assert row.any(), "nothing is drawn where nothing is proposed"
         for order in itertools.permutations(range(len(row)), count):
             chance, left = 1.0, row.double().clone()
             for place, token in enumerate(order):

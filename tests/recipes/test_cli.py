@@ -10,7 +10,7 @@ import pytest
 import yaml
 from command_line import prints
 from draftsmith.core import ranks
-from draftsmith.core.results import DONE, Mark, write_mark
+from draftsmith.core.results import BEGUN, DONE, Mark, write_mark
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
@@ -78,13 +78,8 @@ def test_a_second_recipe_in_a_folder_keeps_the_finished_stages_of_the_first(tmp_
     def run_stages(plan, *_, output, **__):
         for stage in plan:
             (output / stage.name).mkdir(exist_ok=True)
-            write_mark(output / stage.name / DONE, Mark(stage.fingerprint, FINGERPRINTS, settings=stage.settings))
-
-    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", run_stages)
-    assert main(["recipe=demo/lvlm", f"output={tmp_path / 'run'}"]) == OK
-    tree = load(["recipe=demo/lvlm"]).tree
-    names, world = [*tree["stages"]], {"elsewhere": tree["stages"]["world"]}
-    fewer = {name: stage for name, stage in tree["stages"].items() if name != "evaluate"}
+            mark = Mark(stage.fingerprint, FINGERPRINTS, settings=stage.settings)
+            write_mark(output / stage.name / (BEGUN if stage.name == "evaluate" else DONE), mark)
 
     def second(code, *words, **changed):
         (tmp_path / "second.yaml").write_text(yaml.safe_dump(tree | changed, sort_keys=False))
@@ -93,10 +88,26 @@ def test_a_second_recipe_in_a_folder_keeps_the_finished_stages_of_the_first(tmp_
         said = prints(capsys, [f"recipe={tmp_path / 'second.yaml'}", f"output={copy}", *words], code)
         return said, [*yaml.safe_load((copy / "recipe.yaml").read_text())["stages"]]
 
-    assert second(OK, stages=fewer | world)[1] == [*names, "elsewhere"]
-    assert second(OK, "restart=world", stages=fewer | world)[1] == [*fewer, "elsewhere"], "what is built on it goes"
-    said, stages = second(MISTAKE, stages=world, seed=9)
-    assert f"of another recipe: {', '.join(names)}" in said and "choose another output" in said and stages == names
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", run_stages)
+    tree = load(["recipe=demo/lvlm"]).tree
+    world, evaluate, finetune = (tree["stages"][name] for name in ("world", "evaluate", "finetune"))
+    (tmp_path / "run").mkdir()
+    names = second(OK, stages={"elsewhere": world} | tree["stages"] | {"probe": evaluate})[1]
+    (tmp_path / "run").rmdir()
+    (tmp_path / "run-2").rename(tmp_path / "run")
+    fewer = names[1:-2]
+    shared = {name: tree["stages"][name] for name in fewer}
+    assert second(OK, stages=shared)[1] == ["elsewhere", *fewer, "probe"]
+    assert second(OK, "restart=world", stages=shared)[1] == ["elsewhere", *fewer], "what is built on it alone goes"
+    more = second(OK, stages=shared | {"later": finetune, "evaluate": evaluate})[1]
+    assert more == ["elsewhere", *fewer, "probe", "later", "evaluate"], "in the recipe's order"
+    for restart in ((), ("restart=there",)):
+        said, there = second(MISTAKE, *restart, stages={"there": world}, seed=9)
+        assert f"of another recipe: elsewhere, {', '.join(fewer)}, probe" in said and there == names
+        assert "choose another output" in said and "its own `drafter`" in said
+    shutil.rmtree(tmp_path / "run" / ".locks")
+    (tmp_path / "run" / "recipe.yaml").write_text("- ")
+    assert "delete it" in prints(capsys, ["recipe=demo/lvlm", f"output={tmp_path / 'run'}"], MISTAKE)
 
 
 @pytest.mark.parametrize("words", ["recipe=demo/lvlm seed=3", "train demo/lvlm seed=3", "evaluate demo/lvlm seed=3"])

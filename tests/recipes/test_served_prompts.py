@@ -24,7 +24,7 @@ stages:
   head:
     kind: train
     format: &form {{template: v1}}
-    data: {{path: {data}, images: {images}, aspect: pad, max_length: 256}}
+    data: {{path: {data}, aspect: pad, max_length: 256}}
     source: {{kind: online}}
     steps: 1
     batch_size: 2
@@ -47,7 +47,7 @@ def made(tmp_path_factory):
     (target / "chat_template.jinja").write_text(LLAVA)
     (target / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "repetition_penalty": 1.05}))
     data, output = world.folder / "data.json", world.folder / "run"
-    text = RECIPE.format(target=target, data=data, images=data.parent, output=output)
+    text = RECIPE.format(target=target, data=data, output=output)
     (world.folder / "recipe.yaml").write_text(text)
     return world.folder
 
@@ -73,6 +73,11 @@ def test_check_compares_the_prompt_and_names_penalties(made, capsys):
     alike = ["stages.head.data.aspect=square", *(f"stages.{n}.format={{template: chat}}" for n in ("head", "evaluate"))]
     said = prints(capsys, ["check", str(made / "recipe.yaml"), f"output={made / 'other'}", *alike])
     assert "prompts part from" not in said and "pictures are cut with" not in said
+    texts = [record for record in json.loads((made / "data.json").read_text()) if "image" not in record]
+    (made / "text.json").write_text(json.dumps(texts))
+    alone = [f"stages.head.data.path={made / 'text.json'}", f"stages.head.data.images={made}"]
+    said = prints(capsys, ["check", str(made / "recipe.yaml"), f"output={made / 'other'}", *alone])
+    assert "pictures are cut with" not in said
 
 
 def test_the_log_and_the_report_name_penalties(trained):

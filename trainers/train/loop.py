@@ -237,7 +237,7 @@ def _all_reduce(engine: Engine, *values: float | torch.Tensor) -> list[float]:
 
 
 def _report(engine: Engine, sums: _Sums, samples: int, seconds: float, step: int, log: Log) -> bool:
-    """Log; returns whether the loss compared anything: there alpha, the share that is accepted, is above 0."""
+    """Log; returns whether the loss compared anything: there alpha, where it logs one, is above 0."""
     names = sorted(sums.metrics)
     values = torch.stack([sums.loss, *(sums.metrics[n].to(sums.loss) for n in names)]).double()
     dist.all_reduce(values)

@@ -90,7 +90,8 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     validation = stage.validation
 
     def finish(engine: Engine) -> None:
-        _save(stage, context, engine, processor, total, seed)
+        shown = dataset.column("images") + dataset.column("clips")
+        _save(stage, context, engine, processor, total, seed, other_aspect(stage.data, processor, shown))
 
     return Training(
         module,
@@ -290,9 +291,10 @@ def _start_weights(stage: RecordsSettings, context: Context, processor: Processo
 
 
 def _save(
-    stage: RecordsSettings, context: Context, engine: Engine, processor: Processor, total: int, seed: int
-) -> None:
-    """The result: a directory that transformers loads, written by rank 0."""
+    stage: RecordsSettings, context: Context, engine: Engine, processor: Processor, total: int, seed: int,
+    aspect: dict[str, str],
+) -> None:  # fmt: skip
+    """The result: a directory that transformers loads, written by rank 0. `aspect` as of `other_aspect`."""
     draft = context.drafter if stage.model == "drafter" else None
     manifest = {
         **({} if draft is None else {"drafter": draft.model_dump(mode="json")}),
@@ -304,7 +306,7 @@ def _save(
         "reads": {"visual_embedding": "projected", "positions": "flat"},
         "tested_with": tested_with(),
         "format": stage.format.model_dump(),
-        **other_aspect(stage.data, processor),
+        **aspect,
         "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,
     }

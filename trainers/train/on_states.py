@@ -76,7 +76,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
         manifest_fields={"format": stage.format.model_dump(mode="json")}
-        | ({"pixels": limits} if limits else {}) | other_aspect(stage.data, processor)
+        | ({"pixels": limits} if limits else {}) | other_aspect(stage.data, processor, states.lengths[train])
         | _text_only(stage, context, states, train),
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)), objective=stage.objective,
