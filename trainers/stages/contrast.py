@@ -22,6 +22,7 @@ from ...core.json_types import list_at
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
+from ...data.served_prompt import other_aspect
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget, language_section, training_of
 from ..run.context import Context
@@ -105,7 +106,8 @@ class ContrastStage(Stage):
         context.say(f"{len(features):,} pictures of {features.shape[1]} places")
         loss = self._fit(module.parts_of(model)["projector"], features, wanted, context)
         context.say(f"contrast of the last steps {loss:.3f} nats a place")
-        save_model(self, context, model, processor, self.steps, context.seed)
+        aspect = other_aspect(self.data, processor, True)
+        save_model(self, context, model, processor, self.steps, context.seed, aspect)
 
     def _words(self, dataset: ConversationDataset, index: int, processor: Processor, table: Tensor) -> Tensor:
         """Mean input embeddings [P,D] of a record's texts."""
