@@ -106,7 +106,7 @@ class ContrastStage(Stage):
         context.say(f"{len(features):,} pictures of {features.shape[1]} places")
         loss = self._fit(module.parts_of(model)["projector"], features, wanted, context)
         context.say(f"contrast of the last steps {loss:.3f} nats a place")
-        aspect = other_aspect(self.data, processor, True)
+        aspect = other_aspect(self.data, processor, dataset.column("images"))
         save_model(self, context, model, processor, self.steps, context.seed, aspect)
 
     def _words(self, dataset: ConversationDataset, index: int, processor: Processor, table: Tensor) -> Tensor:
