@@ -18,6 +18,7 @@ _BEGINNINGS = {
     b"\x1f\x8b": ("compressed with gzip", "unpack it first: gunzip"),
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it first: zstd -d"),
     b"\xfd7zXZ": ("compressed with xz", "unpack it first: xz -d"),
+    b"\x04\x22\x4d\x18": ("compressed with lz4", "unpack it first: lz4 -d"),
     b"BZh": ("compressed with bzip2", "unpack it first: bzip2 -d"),
     b"PK\x03\x04": ("a zip archive", "unpack it first: unzip"),
     b"PAR1": ("a Parquet table", _AS_LINES),

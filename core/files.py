@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import os
 import shutil
 import stat
@@ -25,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from .errors import NotFound, Refused, UserError, causes, first_line, shown_value
 from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
-from .json_types import JsonObject
+from .json_types import JsonObject, parse
 from .secrets import shortened
 
 T = TypeVar("T")
@@ -160,8 +159,8 @@ def parse_json(data: bytes, schema: type[T] | TypeAdapter[T], *, where: str, hin
     """`read_json` of bytes that are in memory; `where` names their file."""
     text = _decoded(data, where, hint)
     try:
-        value = json.loads(text, object_pairs_hook=_each_once if once else None)
-    except (ValueError, RecursionError) as error:
+        value = parse(text, _each_once if once else None)
+    except ValueError as error:
         problem = f"not valid JSON: {error}" if text.strip() else "the file is empty"
         raise UserError(problem, where=where, hint=hint) from error
     return checked(value, schema, where=where, hint=hint)

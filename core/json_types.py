@@ -6,14 +6,43 @@ Values are text, numbers, booleans, null, lists and objects again. A file of our
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
 Json = Any  # a value in such a file, or a whole tree
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # one that is only read
+NO_NUMBER = "{} is no JSON (write null)"
+# A string, which is passed over (`*+` keeps no place in it to go back to), or what Python alone takes for a number.
+_NO_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*+"|(-?Infinity|NaN)')
+
+
+class NotANumber(json.JSONDecodeError):
+    """NaN or infinity, in a text that may be JSON otherwise."""
+
+
+def parse(text: str | bytes, each: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
+    """What a text of JSON holds; `each` makes an object of its pairs. Raises `ValueError`."""
+    whole = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+
+    def refuse(constant: str) -> NoReturn:
+        place = next(match.start() for match in _NO_NUMBER.finditer(whole) if match[1])
+        raise NotANumber(NO_NUMBER.format(constant), whole, place)
+
+    try:
+        return json.loads(whole, parse_constant=refuse, object_pairs_hook=each)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+
+
+def nulls(value: object) -> Json:
+    """The value with null, which JSON has, for NaN and infinity, which it has not."""
+    return with_each(value, float, lambda number: number if math.isfinite(number) else None)
 
 
 def value_at(tree: object, *keys: str) -> Json:

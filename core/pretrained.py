@@ -24,6 +24,7 @@ from .errors import UserError, first_line
 from .files import open_regular, read_json
 from .finite import check_weights
 from .json_types import JsonMapping, JsonObject, listed, value_at, walk
+from .weights_identity import file_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,11 +59,11 @@ REGISTRATIONS: list[Callable[[], None]] = []
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 # Of `generation_config.json`: what changes scores beside temperature and truncation -> the value that changes nothing.
 _PENALTIES = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
     **dict.fromkeys((
         "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
-        "forced_eos_token_id", "exponential_decay_length_penalty", "watermarking_config",
+        "forced_eos_token_id", "exponential_decay_length_penalty", "watermarking_config", "stop_strings",
     )),
 }  # fmt: skip
 
@@ -99,12 +100,14 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         raise UserError("a GGUF is a model in one file of llama.cpp's, which recipes do not read", where=str(ggufs[0]),
                         hint=f"draftsmith import {ggufs[0]} {ggufs[0].stem} --as target")  # fmt: skip
     adapter = folder / "adapter_config.json"
-    if adapter.is_file() and not (folder / "config.json").is_file():
+    if adapter.is_file():
         base = read_json(adapter, JsonObject, hint=RESTORE).get("base_model_name_or_path")
-        raise UserError(
-            "the folder holds a PEFT adapter (LoRA or the like), not a model", where=str(folder),
-            hint=f"merge it into {base} first (merge_and_unload), and copy the tokenizer and the processor there",
-        )  # fmt: skip
+        problem = "the folder holds a PEFT adapter (LoRA or the like), not a model"
+        hint = f"merge it into {base} first (merge_and_unload), and copy the tokenizer and the processor there"
+        if (folder / CONFIG).is_file():
+            problem = "a PEFT adapter lies beside a model: transformers would add it, and vLLM not"
+            hint = f"if it is merged, move adapter_* away; else {hint}"
+        raise UserError(problem, where=str(folder), hint=hint)
     for name in _OBJECTS:
         if (folder / name).is_file():
             values = read_json(folder / name, JsonObject, hint=RESTORE, max_bytes=_MAX_BYTES)
@@ -156,14 +159,16 @@ def check_all_read(
     Args:
         info: the loading info of a `from_pretrained`.
         whole: refuse tensors that the config has no place for, too.
-        model: of whose layers they are refused in any case, unless it is quantised: a deeper model has them, or one
-            that computes more in each (norms of queries and keys, biases).
+        model: of whose layers and beside whose tensors they are refused in any case, unless it is quantised: a deeper
+            model has them, or one that computes more (norms of queries and keys, biases).
     """
-    layers = set() if model is None or getattr(model, "hf_quantizer", None) else {*map(_layers_of, model.state_dict())}
+    names = () if model is None or getattr(model, "hf_quantizer", None) else (*model.state_dict(),)
+    parts = {part for name in names for part in (_layers_of(name), name.rpartition(".")[0])} - {""}
     problems = [f"{name} is {[*shape]}, expected {[*wanted]}" for name, shape, wanted in info["mismatched_keys"]]
     problems += [f"{name} is missing" for name in info["missing_keys"]]
     unknown = [name for name in info["unexpected_keys"] if not name.endswith(_DERIVED)]
-    problems += [f"{name} is not part of this model" for name in unknown if whole or _layers_of(name) in layers - {""}]
+    unknown = [n for n in unknown if whole or _layers_of(n) in parts or n.rpartition(".")[0] in parts]
+    problems += [f"{name} is not part of this model" for name in unknown]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         problem = f"the weights do not fit config.json: {min(problems)}{more}"
@@ -297,15 +302,11 @@ class Checkpoint:
     def weights(self, wanted: Callable[[str], bool] = bool) -> list[Path]:
         """The safetensors that transformers would open, of several those with a wanted tensor; none: pickles alone.
 
-        Raises `UserError` where the index is damaged, names a file that is missing or outside the folder, or stands
-        beside a single file: readers that take the first and readers that take the others run two models.
+        Raises `UserError` where the index is damaged, names a file that is missing or outside the folder, or as
+        `refuse_two`.
         """
+        self.refuse_two()
         if single := self.file(SINGLE):
-            beside = Path(self.source) / INDEX
-            shards = {*read_json(beside, Index, hint=RESTORE).weight_map.values()} if beside.is_file() else set()
-            if any((beside.parent / name).is_file() for name in shards - {SINGLE}):
-                problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
-                raise UserError(problem, where=str(self.source), hint="move the older of the two away")
             return [single]
         if (index := self.file(INDEX)) is None:
             return []
@@ -318,6 +319,17 @@ class Checkpoint:
                 raise UserError("file not found", where=str(index.parent / name), hint=RESTORE)
             paths.append(path)
         return paths
+
+    def refuse_two(self) -> None:
+        """Raises `UserError` where shards stand beside a single file: readers of each run two models. Of the Hub its
+        list tells, before a file is fetched; offline, what is here.
+        """
+        names = file_names(self.source, self.revision, SINGLE)
+        index = self.file(INDEX) if {SINGLE, INDEX} <= names else None
+        if index and names & {*read_json(index, Index, hint=RESTORE).weight_map.values()} - {SINGLE}:
+            problem = f"there are {SINGLE} and shards of {INDEX}: transformers reads the first, vLLM the others"
+            hint = "move the older away" if Path(self.source).is_dir() else "name a revision with one of them"
+            raise UserError(problem, key=self.key, where=str(self.source), hint=hint)
 
     def tensors(self, wanted: Callable[[str], bool] = bool, device: torch.device = CPU) -> dict[str, Tensor]:
         """The tensors whose names are wanted, as they are stored; an empty dict: there are none of these names.

@@ -23,7 +23,7 @@ from pydantic import Field
 from . import ranks
 from .errors import first_line
 from .files import LOG_BYTES, append_lines, read_small, write_whole
-from .json_types import JsonObject, listed, value_at
+from .json_types import JsonObject, listed, nulls, value_at
 from .ranks import notice
 from .secrets import redact, redact_tree
 from .section import Section
@@ -97,7 +97,8 @@ class Tracker:
         """
         if not ranks.is_main():
             return
-        self._unwritten.append(json.dumps({"step": step, "time": time.time(), **values}, default=os.fspath) + "\n")
+        line = nulls({"step": step, "time": time.time(), **values})
+        self._unwritten.append(json.dumps(line, default=os.fspath) + "\n")
         with self._attempt("file"):
             append_lines(self.path, "".join(self._unwritten).encode())
             self._unwritten = []

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from . import ranks
 from .errors import UserError
 from .results import BEGUN, DONE, LOADED, Stamp
 
@@ -95,3 +97,33 @@ def _tensors(file: Any, size: int, digest: Any) -> list[int] | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return places if all(0 <= place <= size for place in places) else None
+
+
+@cache
+def _published(source: str, revision: str | None) -> set[str] | None:
+    """The names of a Hub model's files, for which rank 0 asks once; None: nobody knows them."""
+    from huggingface_hub import HfApi
+
+    with suppress(Exception):  # its clients have their own; what loads the files says it
+        if ranks.is_main():
+            return {file.rfilename for file in HfApi().model_info(source, revision=revision, timeout=10).siblings or ()}
+    return None
+
+
+def file_names(source: str | Path, revision: str | None, fetched: str) -> set[str]:
+    """The names of a model's files, in its folder or on the Hub; offline those that lie beside the `fetched` one."""
+    folder = Path(source)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        if (names := _published(str(source), revision)) is not None:
+            return names
+        try:
+            cached = try_to_load_from_cache(str(source), fetched, revision=revision)
+        except HFValidationError:  # no Hub id
+            return set()
+        if not isinstance(cached, str):
+            return set()
+        folder = Path(cached).parent
+    return {path.name for path in folder.iterdir()}

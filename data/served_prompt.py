@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+
 from ..core.errors import UserError
 from .conversations import PromptFormat, encode
+from .dataset import ConversationData
 from .families.processor import Processor, Resizing
 from .families.table import TEMPLATES
 
@@ -36,6 +39,12 @@ def difference(form: PromptFormat, processor: Processor, *, pictures: bool = Tru
         return None
     here, there = (repr(processor.tokenizer.decode(ids[same : same + 12])) for ids in (ours, served))
     return f"at id {same} of {len(served)}: {here} in training, {there} on a server"
+
+
+def other_aspect(data: ConversationData | None, processor: Processor, shown: np.ndarray) -> dict[str, str]:
+    """`aspect` of data whose pictures (samples of `shown` above 0) are not cut as a server's; empty: of none."""
+    served = processor.picture_family.served_aspect
+    return {"aspect": data.aspect} if data and served not in (None, data.aspect) and (shown > 0).any() else {}
 
 
 def chat_template(form: PromptFormat, processor: Processor, *, pictures: bool = True) -> str | None:

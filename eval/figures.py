@@ -160,7 +160,7 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
 
 
 def save_grid(path: Path, pictures: Tensor, *, columns: int | None = None) -> None:
-    """uint8 [B,3,S,S] as one PNG, row by row; small pictures are enlarged to about 96 pixels."""
+    """uint8 [B,3,S,S] as one PNG, row by row (about square by default); small ones are enlarged to about 96 pixels."""
     path.parent.mkdir(parents=True, exist_ok=True)
     side = pictures.shape[-1]
     columns = columns or math.ceil(math.sqrt(len(pictures)))

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.errors import UserError
 from ..core.files import read_json_lines
-from ..core.json_types import Json, JsonMapping, JsonObject, value_at
+from ..core.json_types import Json, JsonMapping, JsonObject, nulls, value_at
 from .loop import Generation
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Json, ...], list
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """One line for each row."""
     with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row.to_json()) + "\n" for row in rows)
+        file.writelines(json.dumps(nulls(row.to_json())) + "\n" for row in rows)
 
 
 def read_rows(path: Path) -> list[Row]:

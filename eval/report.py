@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ..core.json_types import Json, JsonMapping, JsonObject, with_each
+from ..core.json_types import JsonMapping, JsonObject, nulls
 from ..core.markdown import plain
 from ..core.secrets import redact, redact_markdown
 from . import figures
@@ -56,11 +56,6 @@ class Report:
                 for s in self.sections
             ],
         })  # fmt: skip
-
-
-def nulls(value: object) -> Json:
-    """The value with null, which JSON has, for NaN, which it has not."""
-    return with_each(value, float, lambda number: None if math.isnan(number) else number)
 
 
 def build(

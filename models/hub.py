@@ -15,7 +15,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.files import read_json
 from ..core.finite import check_module
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pretrained import check_all_read, check_quantised, reading_pretrained
+from ..core.pretrained import Checkpoint, check_all_read, check_quantised, reading_pretrained
 from .folders import PREFIX
 from .inline import inline_config
 from .stored import holds_two_tables
@@ -163,6 +163,7 @@ def load_pretrained(
     """
     arguments |= {"weights_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with reading_pretrained(source, "cannot load", key=key, hint=hint):
+        Checkpoint(source, arguments.get("revision"), key=key).refuse_two()
         model, info = load(source, **arguments)
     if not tables_only:
         check_quantised(model, info, source, key=key)

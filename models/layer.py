@@ -103,6 +103,10 @@ def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject
     return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}
 
 
+# What to do about a head that somebody stretched for long prompts, as engines run it.
+AT_EXPORT = "one stretched after training (at export) is read once each rope key of its config.json is plain"
+
+
 def refuse_window(values: JsonMapping, where: str) -> None:
     """Raises `UserError` for a published head whose layer sees a window of positions: ours sees all of the past."""
     if sees_window(values):
@@ -112,18 +116,27 @@ def refuse_window(values: JsonMapping, where: str) -> None:
 
 def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
-    base from there or from `rope_theta` beside it. Raises `UserError` where two bases are named, as readers differ on
-    which one they take (transformers 5: the inner one), or a part of each attention head turns alone.
+    base from there or from `rope_theta` beside it. Raises `UserError` where two rotations or bases are named, of which
+    readers take either (transformers 5: `rope_scaling`, and the inner base), or a part of each attention head turns.
     """
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
-    for share in (one.get("partial_rotary_factor") for one in (values, *(kinds or [rope]))):
+    ropes: list[JsonMapping] = []
+    for rope in (values[key] for key in ("rope_parameters", "rope_scaling") if values.get(key)):
+        kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
+        ropes += [{name: value for name, value in one.items() if value is not None} for one in kinds or [rope]]
+    named: JsonObject = {name: value for one in reversed(ropes) for name, value in one.items()}
+    # What one leaves out is yarn's default, or the other's M-RoPE.
+    said = {"beta_fast": 32, "beta_slow": 1, "truncate": True, **{n: v for n, v in named.items() if "mrope" in n}}
+    most = values.get("max_position_embeddings")
+    whole = [said | (stretched(one, most) or {}) | {n: v for n, v in one.items() if n in said} for one in ropes]
+    if any(one != whole[0] for one in whole):
+        problem = f"two rotations are named, of which one is stretched otherwise: {' and '.join(map(str, ropes))}"
+        raise UserError(problem, where=str(where), hint="leave the one that the head was trained with")
+    for share in (one.get("partial_rotary_factor") for one in (values, *ropes)):
         if share not in (None, 1.0):
             problem = f"partial_rotary_factor is {share}, and a head's layer turns all of each attention head"
             raise UserError(problem, where=str(where), hint="such heads are not read")
-    inner = [one["rope_theta"] for one in (kinds or [rope]) if one.get("rope_theta") is not None]
-    bases = [*inner, *([] if values.get("rope_theta") is None else [values["rope_theta"]])]
+    bases = [one["rope_theta"] for one in (*ropes, values) if one.get("rope_theta") is not None]
     if any(base != bases[0] for base in bases):
         problem = f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}"
         raise UserError(problem, where=str(where), hint="keep the one that the head was trained with")
-    return dict(kinds[0] if kinds else rope) | ({"rope_theta": bases[0]} if bases else {})
+    return named | ({"rope_theta": bases[0]} if bases else {})

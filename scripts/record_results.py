@@ -16,9 +16,9 @@ from draftsmith.core.files import read_yaml
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 CELL = (
-    "benchmark", "budget", "temperature", "method", "requests", "tau", "tau_interval", "DSR", "DSR_spread",
-    "expected_speedup", "T_q_ms", "T_q_over_T_p", "kept_depth", "mean_nodes", "drafter_ms", "identical", "exact",
-    "relaxed",
+    "benchmark", "budget", "temperature", "method", "requests", "answers", "tau", "tau_interval", "DSR",
+    "DSR_spread", "expected_speedup", "T_q_ms", "T_q_over_T_p", "kept_depth", "mean_nodes", "drafter_ms", "identical",
+    "exact", "relaxed",
 )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def speed_of_run(cell: Cell) -> str:
 
 def same(cell: Cell) -> str:
     """How many outputs equal plain decoding's, where they must."""
-    return f"{cell['identical']}/{cell['requests']}" if cell["exact"] else "-"
+    return f"{cell['identical']}/{cell.get('answers', cell['requests'])}" if cell["exact"] else "-"
 
 
 def named(cell: Cell) -> str:
@@ -173,7 +173,7 @@ def distilled() -> Rows:
     rows = [["benchmark", "learned from the target", "learned from the data", "difference", "verdict"]]
     for where, compared in runs_of("lvlm-distilled")[0]["comparison"].items():
         place = where.removesuffix(", mode M")
-        requests = cells_of("lvlm-distilled", "M", benchmark=place)[0]["requests"] // 6  # of six drafts
+        requests = cells_of("lvlm-distilled", "M", benchmark=place)[0]["requests"]
         by_drafter = taus_by_drafter("lvlm-distilled", "M", place)
         sides = [[value for name, (value, *_) in by_drafter.items() if name.startswith(way)]
                  for way in ("distill", "finetune")]  # fmt: skip

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-from draftsmith.core.errors import UserError
 from draftsmith.scripts import bench
+from fails import fails_with
 from peers import specforge_steps, steps
 
 ARGUMENTS = argparse.Namespace(pairs=1, lengths=(32, 40))
@@ -94,10 +94,8 @@ def test_specforges_algorithms_are_read_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     steps.specforge(tmp_path, "common")
     assert importlib.import_module("specforge.algorithms.common.model").METHOD == "DFlash"
-    with pytest.raises(AssertionError, match="registers every method"):
-        importlib.import_module("specforge.algorithms.other")
+    fails_with("registers every method", importlib.import_module, "specforge.algorithms.other", error=AssertionError)
 
 
 def test_a_missing_clone_is_named(tmp_path):
-    with pytest.raises(UserError, match="SpecForge is no folder"):
-        steps.specforge(tmp_path, "common")
+    fails_with("SpecForge is no folder", steps.specforge, tmp_path, "common")

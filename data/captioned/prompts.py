@@ -6,7 +6,6 @@ MS-COCO's caption JSON, PartiPrompts' TSV, text and JSON lines, our own shards a
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pydantic import Field, model_validator
 
 from ...core.errors import UserError, encodable
 from ...core.fields import Place, Seed
-from ...core.files import LOG_BYTES, read_text
+from ...core.files import LOG_BYTES, parse_json, read_text
 from ...core.json_types import JsonObject, object_at, text_at
 from ...core.section import Section
 from .sources import CaptionedSource, CocoSource, TarSource, read, usable
@@ -102,13 +101,11 @@ def _lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
 
 def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
     for number, line in _filled(path):
-        try:
-            record = object_at(json.loads(line)) or {}
-        except (ValueError, RecursionError):
-            record = {}
+        where = f"{path}, line {number + 1}"
+        record = object_at(parse_json(line.encode(), object, where=where, hint="fix the line")) or {}
         if (prompt := _prompt_of(record)) is None:
             problem = "not an object with a caption or prompt (whole text) or a label (a number from 0)"
-            raise UserError(problem, where=f"{path}, line {number + 1}", hint="fix the line")
+            raise UserError(problem, where=where, hint="fix the line")
         yield ImagePrompt(str(record.get("id", f"line-{number}")), *prompt)
 
 

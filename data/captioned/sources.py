@@ -102,7 +102,7 @@ class TarSource(Source):
 
 
 def _json_caption(data: bytes, key: str) -> str:
-    try:
+    try:  # the caption alone is read: NaN beside it, as img2dataset writes what it does not know, does no harm
         caption = text_at(json.loads(data), key)
     except (ValueError, RecursionError) as error:
         raise Unusable("bad json", str(error)) from error
@@ -175,7 +175,7 @@ class ClassFolderSource(Source):
         if not folders:
             raise UserError("no class folders", where=str(root), hint="check `folder` of the data section")
         for folder in folders:  # as torchvision does: one that is none (__MACOSX, lost+found) would shift the labels
-            if not any(_is_picture(name) and not name.startswith(".") for name in os.listdir(folder)):
+            if not any(_is_picture(name) and (folder / name).is_file() for name in _file_names(folder)):
                 hint = "labels count the folders in their order: remove this one, or give it pictures"
                 raise UserError("a class folder without pictures", where=str(folder), hint=hint)
         if self.class_index is None:
@@ -186,6 +186,8 @@ class ClassFolderSource(Source):
         labels = {}
         try:
             for label, (folder_name, name) in _json_file(path).items():
+                if folder_name in labels:
+                    raise ValueError(f"two labels for {folder_name!r}")
                 labels[folder_name] = int(label), name
         except (TypeError, ValueError) as error:
             hint = 'give {"0": ["n01440764", "tench"], ...}'

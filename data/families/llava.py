@@ -242,7 +242,7 @@ class LlavaFamily(PictureFamily):
         return LLAVA.processor(tokenizer, images, patch_size, "a new processor")
 
 
-LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker="LlavaProcessor")
+LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker="LlavaProcessor", served_aspect="square")
 LLAVA_NEXT = LlavaFamily(
     "llava_next", "LlavaNextProcessor", (PLAIN, V1), usual=next_resolutions, maker="LlavaNextProcessor"
 )

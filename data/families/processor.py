@@ -95,6 +95,7 @@ class PictureFamily:
     # The number of a picture's tokens follows from its size, whatever the data section's aspect.
     sizes_decide: bool = False
     loads_plainly: bool = True  # transformers' `AutoProcessor` loads the files without torchvision
+    served_aspect: Aspect | None = None  # that a server's processor has, of pictures in one tile
 
     @property
     def template(self) -> str | None:

@@ -117,7 +117,7 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
         if isinstance(error, UnidentifiedImageError):  # its own text names an address in memory
             kind = other_kind(head)
             problem = f"{kind[0] if kind else 'damaged in its head'}, or none of {', '.join(FORMATS)}"
-        if "PngImagePlugin.MAX_TEXT" in problem:
+        if "MAX_TEXT_" in problem:
             problem, hint = f"a PNG with over {MAX_METADATA:,} bytes of text or colour profile", "write it without them"
             raise BadMedia(problem, reason="too much metadata", where=str(file), hint=hint) from error
         raise BadMedia(f"corrupt image: {problem}", reason=reason, where=str(file), hint=_REPLACE) from error

@@ -103,7 +103,7 @@ class Clip:
 
     Its frames are those that a player shows: what an edit list hides is no frame, a gap in time shows the frame before
     it, and the display matrix of a phone turns them. Raises `UserError`: missing, no regular file, broken, without
-    pictures, too large, or too short.
+    pictures, mirrored, too large, or too short.
     """
 
     def __init__(self, path: MediaFile, settings: VideoSettings):
@@ -125,6 +125,9 @@ class Clip:
                     stored += 1
                 if packet.size and not packet.is_discard:
                     shown.append(packet.dts if packet.pts is None else packet.pts)
+        if first is not None and (first.rotation % 90 or any(map(_mirrors, first.side_data))):
+            problem = "the clip's display matrix has it shown mirrored or tilted: frames turn by 90, 180 or 270 degrees"
+            raise UserError(problem, where=str(path), hint="write its frames as they are shown: ffmpeg -i CLIP NEW")
         if first is not None and first.rotation % 180:
             self.size = self.size[::-1]
         self.total, dated = len(shown), None not in shown
@@ -181,6 +184,11 @@ class Clip:
         if len(frames) < len(wanted):
             raise _broken(self.path, f"{len(frames)} of {len(wanted)} frames can be decoded")
         return frames
+
+
+def _mirrors(data: Any) -> bool:
+    """Whether a frame's side data are a display matrix that swaps left and right."""
+    return data.type.name == "DISPLAYMATRIX" and np.linalg.det(np.frombuffer(data, "i4").reshape(3, 3)[:2, :2]) < 0
 
 
 @contextmanager

@@ -22,11 +22,11 @@ from pathlib import Path
 from ...core.errors import UserError, encodable
 from ...core.file_kinds import HEAD, MARK, other_kind
 from ...core.files import new_folder, open_data
-from ...core.json_types import Json, JsonObject, all_are, listed, object_at, text_at, value_at
+from ...core.json_types import Json, JsonObject, all_are, listed, object_at, parse, text_at, value_at
 from ...core.pictures import IMAGE_MARK
 from ..families.prompt_templates import SYSTEM_ROLES
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .logged_requests import CARRIED, LeftOut, check_end, parse, read_line, unpacked
+from .logged_requests import CARRIED, LeftOut, check_end, read_line, unpacked
 from .record import check_record, num_learned
 
 MOST_BYTES = 256 << 20  # of a line, its pictures included

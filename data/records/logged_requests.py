@@ -7,12 +7,10 @@ of it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NoReturn
 
-from ...core.json_types import Json, JsonObject, all_are, list_at, listed, object_at, text_at, value_at
+from ...core.json_types import Json, JsonObject, all_are, list_at, listed, object_at, parse, text_at, value_at
 from .logged_pictures import Unusable
 
 _REGENERATE = "let the target write it: a regenerate stage"
@@ -68,18 +66,6 @@ class Exchange:
     choices: list[JsonObject]  # each with a `message`; none: a question alone
     model: str | None  # that answered, where the line names one
     used: int | None  # tokens of the answer, where it says so
-
-
-def parse(text: str | bytes) -> Json:
-    """What a text of JSON holds. Raises `ValueError`, as for NaN, which Python alone would read."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def read_line(line: JsonObject, ignored: Collection[str] = ()) -> Exchange:

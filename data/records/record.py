@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...core.errors import UserError, encodable
-from ...core.json_types import Json, JsonObject, list_at, object_at, text_at
+from ...core.json_types import Json, JsonObject, list_at, listed, object_at, text_at
 from ...core.pictures import IMAGE_MARK, MARKS, VIDEO_MARK
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
 from ..pictures.media_files import Embedded
@@ -42,8 +42,11 @@ def check_record(record: object) -> str | None:
         if any(encodable(name) != name for name in names if isinstance(name, str)):
             return f"{key} {_BROKEN}"
     problem = _check_turns(turns, len(images), len(clips))
-    others = [key for key in ("images", "videos") if record.get(key)]
-    if problem and not (images or clips) and others and " marks for " in problem:
+    others = [
+        k for k in ("images", "videos") if any(n and isinstance(n, str | dict | list) for n in listed(record.get(k)))
+    ]
+    if others and not (images or clips) and (problem is None or " marks for " in problem):
+        problem = problem or "its pictures would not be shown"
         problem += f" (key {others[0]} is not read: call it {others[0][:-1]}, or read the file by kind: datasets)"
     return problem
 

@@ -29,7 +29,7 @@ from ...core.ranks import notice
 from . import scan
 from .record import check_record, num_learned, paths
 
-_FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 9  # of a kept index and of the checks it holds: count up when either changes
 
 
 # What an index holds of each record, and the type of the array.
@@ -73,7 +73,7 @@ class JsonReader(Reader):
     def read(self, offset: int, size: int) -> Json:
         with open_data(self.path) as file:
             file.seek(offset)
-            return json.loads(file.read(size))
+            return scan.read_record(file.read(size))
 
 
 @dataclass(frozen=True)

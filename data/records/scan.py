@@ -12,7 +12,8 @@ from typing import Any
 from ...core.errors import UserError
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data
-from ...core.json_types import Json
+from ...core.json_types import NO_NUMBER, Json, NotANumber, parse
+from .record import Unreadable
 
 CHUNK = 16 << 20  # read at a time
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
@@ -51,13 +52,21 @@ def _lines(path: Path, file: Any) -> Iterator[Entry]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                value = json.loads(line)
+                value = read_record(line)
             except UnicodeDecodeError as error:
                 raise _not_utf8(f"{path}, line {number}", error) from error
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise _broken(path, f"line {number}", _ZEROS if b"\0" in line else error) from error
             yield offset, len(line), value
         offset += len(line)
+
+
+def read_record(text: bytes) -> Json:
+    """The record; with a NaN in it, an `Unreadable`. Raises `ValueError` for other text that is no JSON."""
+    try:
+        return parse(text)
+    except NotANumber as error:
+        return Unreadable(error.msg)
 
 
 _ZEROS = "zero bytes, which a crash or a full disk leaves"
@@ -65,7 +74,8 @@ _ZEROS = "zero bytes, which a crash or a full disk leaves"
 
 def _list(path: Path, file: Any, offset: int) -> Iterator[Entry]:
     """Decode what follows a list's bracket, holding one chunk at a time."""
-    decoder = json.JSONDecoder()
+    constants: list[str] = []  # NaN and infinity of one record
+    decoder = json.JSONDecoder(parse_constant=constants.append)
     text, position, count = "", 0, 0
     while True:
         gap = _GAP.match(text, position)
@@ -76,6 +86,7 @@ def _list(path: Path, file: Any, offset: int) -> Iterator[Entry]:
             if more := (text[position + 1 :] + file.read(CHUNK)).strip():
                 raise _broken(path, f"record {count}", _ZEROS if "\0" in more else "more follows the end of the list")
             return
+        constants.clear()
         try:
             value, end = decoder.raw_decode(text, position)
         except RecursionError as error:
@@ -88,7 +99,7 @@ def _list(path: Path, file: Any, offset: int) -> Iterator[Entry]:
             continue
         record = text[position:end]
         size = len(record) if record.isascii() else len(record.encode())
-        yield offset, size, value
+        yield offset, size, Unreadable(NO_NUMBER.format(constants[0])) if constants else value
         offset, position, count = offset + size, end, count + 1
 
 

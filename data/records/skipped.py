@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, open_data, parse_json, read_small
-from ...core.json_types import JsonMapping
+from ...core.json_types import JsonMapping, nulls
 from ...core.locks import locked
 from ...core.ranks import notice
 
@@ -65,7 +65,7 @@ class SkippedLog:
             with open_data(self.path) as log:
                 log.seek(self._read)
                 self._lines.update(log.readlines())
-            fresh = [line for note in notes if (line := json.dumps(note).encode() + b"\n") not in self._lines]
+            fresh = [line for note in notes if (line := json.dumps(nulls(note)).encode() + b"\n") not in self._lines]
             if fresh:
                 append_lines(self.path, b"".join(fresh))
             self._lines.update(fresh)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.fields import Place
-from ...core.json_types import Json, listed, object_at
+from ...core.json_types import Json, listed, object_at, parse, value_at
 from ...core.section import Section
 from ..pictures.media_files import Embedded
 from . import tars
@@ -32,7 +31,7 @@ MAX_RECORD_BYTES = 16 << 20
 _SUFFIXES = frozenset({"json", *tars.IMAGE_SUFFIXES, *tars.CLIP_SUFFIXES})
 _NO_FILE_NAME = re.compile(r"[^\w.-]")
 _NUMBERS = re.compile(r"(\d+)")
-_REPEATED = "its key comes a second time: the members of one key must follow each other, in one tar"
+_REPEATED = "its key comes a second time: the members of one key must follow each other"
 
 
 class TarRecords(Section):
@@ -119,9 +118,11 @@ def _index(reader: TarReader) -> RecordFile:
                     key_hashes.append(0)
                     yield start, 0, Unreadable(f"member {item.name!r}: {item.reason} ({item.detail})")
                 else:
-                    key_hashes.append(hash(item.key))
-                    text = item.members.get("json")
-                    yield start + item.offset, text.size if text else 1, _record(path, item)
+                    key_hashes.append(hash((start, item.key)))
+                    text, record = item.members.get("json"), _record(path, item)
+                    if str(value_at(record, "id")) == item.key:  # keys, and ids that are keys, begin anew in each tar
+                        record["id"] = f"{start}/{record['id']}"
+                    yield start + item.offset, text.size if text else 1, record
 
     index = indexed(reader, entries(), "pack a KEY.json with a LLaVA record for each sample")
     index.problems.update({int(number): _REPEATED for number, _ in duplicates(np.array(key_hashes))})
@@ -145,8 +146,8 @@ def _record(path: Path, sample: tars.TarSample) -> Json:
             reason += f"; {tars.DOTTED}: write the names without others"
         return Unreadable(f"key {sample.key!r}: {reason} (members: {members})")
     try:
-        fields = object_at(json.loads(tars.content(path, text.offset, text.size)))
-    except (ValueError, RecursionError) as error:
+        fields = object_at(parse(tars.content(path, text.offset, text.size)))
+    except ValueError as error:
         return Unreadable(f"key {sample.key!r}: bad json: {error}")
     if fields is None:
         return Unreadable(f"key {sample.key!r}: its json is not an object with conversations")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import NotFound, UserError
+from ...core.file_kinds import other_kind
 from ...core.files import open_data
 from ...core.json_types import listed
 from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
@@ -219,8 +220,10 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             if offset or isinstance(error, ValueError):  # there is a header, and what it says is wrong
                 raise _damaged(path, offset, str(error)) from error
-            hint = "give plain .tar files; unpack compressed ones first (gunzip)"
-            raise UserError(f"not a tar file: {error}", where=str(path), hint=hint) from error
+            # Before the mark of a tar, which one that is cut has, too.
+            kind, cure = other_kind(content(path, 0, min(257, end))) or (error, "")
+            hint = cure if cure.startswith(("unpack", "fetch")) else "give plain .tar files"  # others are of records
+            raise UserError(f"not a tar file: {kind}", where=str(path), hint=hint) from error
         offset = file.seek(tar.offset)
         block = file.read(tarfile.BLOCKSIZE)
         if len(block) < tarfile.BLOCKSIZE:

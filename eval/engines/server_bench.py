@@ -28,7 +28,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import numpy as np
 
 from ...core.errors import UserError, first_line
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, parse
 from ...data.records.logged_pictures import Conversation
 from ..measured_rows import PLAIN
 from .served_results import cell_of
@@ -77,7 +77,7 @@ class ChatServer:
     def model(self) -> str:
         """The model's name in requests. Raises `UserError` where the server has several, or not the asked one."""
         with self._open("/v1/models") as response, self._understood():
-            names = [str(model["id"]) for model in json.loads(response.read(_MOST_BYTES))["data"]]
+            names = [str(model["id"]) for model in parse(response.read(_MOST_BYTES))["data"]]
         if self.asked_model in names or (self.asked_model is None and len(names) == 1):
             return self.asked_model or names[0]
         raise UserError(f"the server has the models {', '.join(names)}", where=self.url, hint="name one with --model")
@@ -87,7 +87,7 @@ class ChatServer:
         """vLLM with its version; of others "server"."""
         try:
             with self._open("/version") as response, self._understood():
-                return f"vLLM {json.loads(response.read(_MOST_BYTES))['version']}"
+                return f"vLLM {parse(response.read(_MOST_BYTES))['version']}"
         except UserError:
             return "server"
 
@@ -154,7 +154,7 @@ class ChatServer:
                 if data == "[DONE]":
                     return
                 if data.startswith("{"):
-                    chunk = json.loads(data)
+                    chunk = parse(data)
                     if error := chunk.get("error"):
                         raise self._error(f"the server ends an answer: {error.get('message', error)}")
                     yield chunk

@@ -128,6 +128,8 @@ class DrafterConfig(Kinded):
     trains_on: ClassVar[str | None] = None
     # Whether a `train` stage's `objective` (the terms of a head's loss) takes the place of the section's own loss.
     takes_objective: ClassVar[bool] = False
+    # A sample needs this many supervised tokens before its loss compares any.
+    least_supervised: ClassVar[int] = 1
     # Settings that say nothing of which states it reads in training: a cache serves every value of them.
     beside_states: ClassVar[frozenset[str]] = frozenset({"path", "revision"})
     # Which targets it drafts for: those that answer in words, those that draw images.

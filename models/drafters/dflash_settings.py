@@ -98,6 +98,7 @@ class DflashSettings(MirroringDrafter):
         "kv_heads", "intermediate_size", "norm_eps", "rope_theta", "rope", "loss", "confidence", "cut_below",
     }  # fmt: skip
     for_images: ClassVar[bool] = True
+    least_supervised: ClassVar[int] = 2
     unread_for_images: ClassVar[frozenset[str]] = frozenset({
         "sliding_window", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions", "rope_theta", "rope",
         "confidence", "cut_below",

@@ -22,7 +22,7 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, Checkpoint
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
-from ..layer import LayerShape, refuse_window, stretched, written_rope
+from ..layer import AT_EXPORT, LayerShape, refuse_window, stretched, written_rope
 from ..targets.base import Target, TargetShape
 from .base import DrafterConfig
 from .head_module import StateHead
@@ -169,7 +169,8 @@ def check_layer(folder: Path, shape: LayerShape, *, generator: bool = False) -> 
     elif not generator:
         scaling = stretched(written_rope(written, path), written.get("max_position_embeddings"))
         if scaling != shape.rope_scaling:
-            refuse("its rotation (drafter.rope)", scaling or "plain", shape.rope_scaling or "plain", path)
+            refuse("its rotation (drafter.rope)", scaling or "plain", shape.rope_scaling or "plain", path,
+                   more=f"; {AT_EXPORT}")  # fmt: skip
 
 
 class _Written(BaseModel):

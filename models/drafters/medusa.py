@@ -55,6 +55,7 @@ class MedusaConfig(ModuleDrafter):
         "num_heads", "num_layers", "draft_vocab_size", "loss"
     }  # fmt: skip
     for_images: ClassVar[bool] = True
+    least_supervised: ClassVar[int] = 2
     unread_for_images: ClassVar[frozenset[str]] = frozenset({"draft_vocab_size"})
     starts_outside: ClassVar[bool] = True
 

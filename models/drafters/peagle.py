@@ -62,6 +62,7 @@ class PeagleConfig(Eagle3Config):
 
     beside_states: ClassVar[frozenset[str]] = Eagle3Config.beside_states | {"parallel_tokens", "mask_token_id", "loss"}
     takes_objective: ClassVar[bool] = False
+    least_supervised: ClassVar[int] = 2
 
     def check_settings(self, draws_images: bool) -> None:
         super().check_settings(draws_images)

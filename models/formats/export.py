@@ -176,8 +176,10 @@ def export_drafter(
         made, write = replace(made, notes=tuple(notes)), draft.save_pretrained
         name_accelerator()
     penalties = Checkpoint(whose.place, whose.revision).penalties()
-    pixels = object_at(read_manifest(folder), "pixels") if prompts == "all" else None
-    all_notes = (*made.notes, *([penalties] if penalties else []))
+    trained = read_manifest(folder) if prompts == "all" else {}
+    pixels, aspect = object_at(trained, "pixels"), trained.get("aspect")
+    cut = f"pictures were trained with aspect: {aspect}, and a server cuts them as the processor says: aspect: square"
+    all_notes = (*made.notes, *([penalties] if penalties else []), *([cut] if aspect else []))
     made = replace(made, notes=all_notes, unpenalised=bool(penalties), prompt=prompt is not None, pixels=pixels or {})
     served = {name: vars(made)[name] for name in _SERVED} | {"overrides": dict(made.overrides)}
     about = {"engine": engine, "prompts": prompts, "notes": made.notes, "tested_with": tested_with(), "served": served}

@@ -27,7 +27,7 @@ from ..drafters.medusa import MedusaConfig
 from ..drafters.outside import find_start
 from ..folders import CONFIG, State, opened_target, read_values
 from ..hub import config_value, read_config, rope_of
-from ..layer import LayerShape, stretched, written_rope
+from ..layer import AT_EXPORT, LayerShape, stretched, written_rope
 from ..targets.base import TargetShape, language_shape
 from ..targets.table import IMAGE_SECTIONS, family_named
 
@@ -264,8 +264,8 @@ def layer_settings(values: JsonObject, text: PreTrainedConfig, where: str) -> tu
     rope, targets = written_rope(values, Path(where) / CONFIG), rope_of(text)
     ours, theirs = stretched(rope, values.get("max_position_embeddings")), stretched(targets)
     if ours not in (None, theirs):
-        raise UserError(f"the head's positions are stretched ({ours['rope_type']}), the target's otherwise or not",
-                        where=where, hint="name the target that it was trained for")  # fmt: skip
+        problem = f"its config.json stretches the head's positions ({ours}), and the target's are {theirs or 'plain'}"
+        raise UserError(problem, where=where, hint=f"name a target that is stretched so; {AT_EXPORT}")
     said = {
         "norm_eps": float(values.get("rms_norm_eps", 1e-6)),
         # EAGLE's code takes 10,000 where a config says nothing, whatever its target has.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...core.errors import OK, UserError
 from ...core.files import write_whole
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, nulls
 from ...core.secrets import redact, redact_markdown
 from ..config.launch import say
 from ..config.load import load
@@ -25,7 +25,6 @@ _NOTE = (
 def _run(options: argparse.Namespace) -> int:
     from ...eval.engines.served_results import cells_section
     from ...eval.engines.server_bench import ChatServer, ServerBench
-    from ...eval.report import nulls
     from ...eval.tables import Items, ReportSection, html_page, markdown
     from ...trainers.evaluate.engine_conversations import conversations
 

@@ -246,10 +246,11 @@ class Lasting:
 @contextlib.contextmanager
 def lasting_output() -> Iterator[Lasting]:
     """What runs in here goes on when stdout or stderr cannot be written. Gives stdout."""
-    out, errors = Lasting(sys.stdout), Lasting(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):  # type: ignore[type-var]
-        try:
-            yield out
-        finally:
-            out.flush(last=True)
-            errors.flush(last=True)
+    with open(os.devnull, "w", encoding="utf-8") as null:  # for a stream that was closed before the start (`>&-`)
+        out, errors = Lasting(sys.stdout or null), Lasting(sys.stderr or null)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):  # type: ignore[type-var]
+            try:
+                yield out
+            finally:
+                out.flush(last=True)
+                errors.flush(last=True)

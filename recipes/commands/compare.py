@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...core.errors import OK, UserError
 from ...core.files import write_whole
+from ...core.json_types import nulls
 from ...core.secrets import redact, redact_markdown
 from ..config.launch import say
 from .command import Argument, Command
@@ -17,7 +18,6 @@ PAGE, CURVES = "compare.html", "curves.png"
 
 def _run(options: argparse.Namespace) -> int:
     from ...eval.figures import draw_curves
-    from ...eval.report import nulls
     from ...eval.run_reports import read_runs
     from ...eval.tables import for_terminal, html_page
     from . import comparison

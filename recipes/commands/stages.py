@@ -125,7 +125,7 @@ TRAIN = Command(
         ('draftsmith train llava15-68m "stages=[finetune]"', "this stage alone"),
         ("draftsmith train llava15-68m restart=finetune", "again; the old results are kept aside"),
         ("draftsmith train llava15-68m dry_run=true", "what it would do, and no more"),
-        ("deepspeed --quiet --num_gpus 8 --module draftsmith train llava15-68m", "on eight GPUs"),
+        ("deepspeed --log_level critical --num_gpus 8 --module draftsmith train llava15-68m", "on eight GPUs"),
     ),
     arguments=(NAME, SETTINGS),
     run=_runner("train"),

@@ -54,7 +54,7 @@ def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
 def stages_findings(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], samples: int, text: str
 ) -> list[Finding]:
-    """What the stages that would run find."""
+    """What the stages that would run find. `text`: the dry run, whose warnings are of states too large for the disk."""
     findings, output = [], Path(loaded.recipe.output)
     described = dict(block.split(" ", 1) for block in text.split("\nstage ")[1:])
     restarted = built_on(planned, loaded.options.restart)

@@ -38,7 +38,7 @@ def check_models(recipe: Recipe) -> None:
 
 @uncollected()
 def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> str:
-    """The report. Models are built on the meta device from pinned or inline configs."""
+    """The report; `stages` None: of all. Models are built on the meta device from pinned or inline configs."""
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
     with building("target"):
         lines += ["", "target", *target_lines(recipe)]

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from ...core.import_paths import code_of, kinds_within
 from ...core.interpolation import resolved
 from ...core.json_types import JsonObject, object_at
 from ...core.secrets import redact, redact_output, redact_tree
-from .load import Loaded, blamed, leave_at_once, load, read_words
+from .files import is_published
+from .load import Loaded, blamed, checked, leave_at_once, load, read_words
 
 if TYPE_CHECKING:
     from ...trainers.run.stage import Planned
@@ -123,7 +125,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
         hf_logging.disable_progress_bar()
     if makes:
-        ranks.on_main(_write_provenance, loaded, output, command)
+        ranks.on_main(_write_provenance, loaded, planned, output, command)
     maker = functools.partial(make_context, loaded, command)
     run_stages(planned, maker, output=output, chosen=options.stages, restart=restart, say=say, words=words)
     ranks.leave(said=False)
@@ -207,7 +209,44 @@ def _refuse_foreign(output: Path) -> None:
         raise UserError("the output folder holds a file that no run wrote", where=str(foreign), hint=hint)
 
 
-def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
+def _with_earlier(loaded: Loaded, planned: Sequence[Planned], output: Path) -> JsonObject:
+    """The recipe's tree, with the finished stages that it lacks of the recipe that stands in the folder: several may
+    share one, and a publication knows those of `recipe.yaml` alone. Raises `UserError` where they do not fit together.
+    """
+    from ...trainers.run.matching import done, is_done
+    from ...trainers.run.restart import built_on
+    from .plan import plan
+
+    path, stages = output / RECIPE, object_at(loaded.tree, "stages") or {}
+    hint = "delete it: this run writes it again"
+    before = (object_at(read_yaml(path, JsonObject, hint=hint), "stages") or {}) if path.is_file() else {}
+    marks = {name: mark for name in (*before, *stages) if (mark := done(output / name)) is not None}
+    order, stale = [*stages], built_on(planned, loaded.options.restart)
+    for name in [name for name in before if name in marks and name not in stages]:
+        reads = [*(object_at(marks[name].settings, "inputs") or {}).values()]
+        makers = {other for other, mark in marks.items() if mark.fingerprint in reads}
+        if stale & makers:  # results of what goes now
+            stale.add(name)
+        else:  # behind its last input, or first: none stands between that it would take in its stead
+            order.insert(max((place for place, other in enumerate(order, 1) if other in makers), default=0), name)
+    if not (more := [name for name in before if name in order and name not in stages]):
+        return loaded.tree
+    tree = loaded.tree | {"stages": {name: stages.get(name, before.get(name)) for name in order}}
+    inputs = {stage.name: stage.inputs for stage in planned}
+    try:
+        recipe = checked(replace(loaded, tree=tree), imports=loaded.options.allow_import or not is_published(path))
+        whole = plan(recipe, loaded.path)
+        if all(is_done(p, output) if p.name in more else p.inputs == inputs[p.name] for p in whole):
+            return tree
+    except UserError:
+        pass
+    hint = ("choose another output, write those stages into this recipe as they were run (where the drafter is "
+            "another, the new stage has it as its own `drafter`), or move their folders away")  # fmt: skip
+    problem = f"the output folder holds finished stages of another recipe: {', '.join(more)}"
+    raise UserError(problem, key="output", where=str(path), hint=hint)
+
+
+def _write_provenance(loaded: Loaded, planned: Sequence[Planned], output: Path, command: str) -> None:
     """The recipe as it is written, the command, versions and git state, before anything else is written.
 
     A publication holds what is written here: nothing of it may change from start to start of a command.
@@ -215,6 +254,7 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     from ...core.results import DONE, read_mark
     from .alike import versions
 
+    tree = _with_earlier(loaded, planned, output)
     output.mkdir(parents=True, exist_ok=True)
     before = read_yaml(output / ABOUT, JsonObject, hint="") if (output / ABOUT).is_file() else {}
     name = loaded.path.name
@@ -231,4 +271,4 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
                 say(f"warning: the code of {kind} has changed since this run was started last; finished stages are "
                     f"not run again{goes_on} restart=STAGE makes a stage anew")  # fmt: skip
     write_whole(output / ABOUT, yaml.safe_dump(about, sort_keys=False).encode())
-    write_whole(output / RECIPE, yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())
+    write_whole(output / RECIPE, yaml.safe_dump(redact_tree(tree), sort_keys=False).encode())

@@ -23,6 +23,7 @@ from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
 from ...data.records.mixture import Name
 from ...data.records.skipped import Listed
+from ...data.served_prompt import other_aspect
 from ...data.sources import answered
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.targets.base import ShapeAlone, Taps
@@ -113,6 +114,10 @@ def records_findings(
     if listed != Listed():
         about = f"{listed}; {about}"
     findings = [graded(listed == Listed(), subject, about, "fix them, or set on_error: strict to stop at the first")]
+    served = data.key == "data" and plan.stage.trains and dict(plan.stage).get("model") == "drafter"
+    if served and data.form.template != "plain" and (other := other_aspect(data.section, processor, kind_of)):
+        what = f"pictures are cut with aspect: {other['aspect']}, and on a server as the processor says"
+        findings.append(warning(subject, what, "aspect: square, for a drafter that is served"))
     if not plan.recipe.target.draws_images:
         look = functools.partial(_stage_forward, data, plan, processor, list(kinds.values()), largest)
         findings.append(tried(f"forward of {subject}", look, _CURE))

@@ -34,6 +34,7 @@ DAMAGES = {
     "a field of another kind": (GOOD.replace(b"3", b'"x"'), "^step: .*expected a valid integer.*, found 'x'"),
     "deeper": (GOOD.replace(b" 5", b'"x"'), "^files.a.pt.bytes: .*expected a valid integer.*, found 'x'"),
     "two of them": (b'{"step": "x"}', r"found 'x' \(and 1 more\)"),
+    "NaN": (GOOD.replace(b"3,", b'3, "NaN":\n -Infinity,'), "-Infinity is no JSON.*line 2 column 2"),
     "nested without end": (b"[" * 200_000, "not valid JSON"),
     "a number without end": (b'{"step": ' + b"9" * 5000 + b', "files": {}}', "not valid JSON"),
     "huge": (b" " * (files.SMALL_BYTES + 1), "larger than 67,108,864 bytes"),

@@ -59,6 +59,7 @@ def test_what_is_no_id_is_refused_with_file_and_key(tmp_path, ends):
     ({}, None), ({"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": []}, None),
     ({"temperature": 0.6, "top_p": 0.9, "do_sample": True}, None),
     ({"repetition_penalty": 1.05}, "repetition_penalty 1.05,"),
+    ({"num_beams": 4, "stop_strings": ["."]}, r"num_beams 4, stop_strings \['\.'\], which"),
     ({"no_repeat_ngram_size": 3, "suppress_tokens": [7]}, r"no_repeat_ngram_size 3, suppress_tokens \[7\], which"),
 ])  # fmt: skip
 def test_penalties_are_named_that_no_loop_here_applies(folder, values, named):

@@ -1,6 +1,9 @@
 """Readers of a value's shape, and the walk over a tree: what has another shape is None, and nothing is passed over."""
 
+import tracemalloc
+
 import pytest
+from draftsmith.core import json_types
 from draftsmith.core.json_types import all_are, list_at, listed, object_at, parts, text_at, value_at, walk, with_each
 
 TREE = {"a": {"b": [{"c": "text"}, 2]}, "n": None}
@@ -14,6 +17,15 @@ def test_a_path_leads_through_objects_and_lists():
 @pytest.mark.parametrize("path", ["x", "n", "n.x", "a.b.2", "a.b.-1", "a.b.c", "a.b.1.c", "a.b.0.c.0"])
 def test_a_path_that_leads_nowhere_is_none(path):
     assert value_at(TREE, *path.split(".")) is None
+
+
+def test_nan_behind_a_long_text_is_named_within_little_memory():
+    tracemalloc.start()
+    text = '{"picture": "' + r"NaN\n\"" * 10**5 + '", "score": NaN}'
+    with pytest.raises(ValueError, match=rf"NaN is no JSON .write null.: line 1 column {len(text) - 3} "):
+        json_types.parse(text)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
 
 
 def test_another_shape_is_none():

@@ -46,12 +46,12 @@ def test_lines_of_the_file(tmp_path):
     mine = tracker(tmp_path / "new")
     mine.log({"loss": 2.5, "lr": 1e-3}, 10)
     mine.log({"loss": 2.0, "lr": 9e-4}, 20)
-    mine.log({"val_loss": 2.1}, 20)
+    mine.log({"val_loss": float("nan")}, 20)
     mine.finish()
     result = rows(tmp_path / "new")
     times = [row.pop("time") for row in result]
     assert result == [{"step": 10, "loss": 2.5, "lr": 1e-3}, {"step": 20, "loss": 2.0, "lr": 9e-4},
-                      {"step": 20, "val_loss": 2.1}]  # fmt: skip
+                      {"step": 20, "val_loss": None}]  # fmt: skip
     assert times == sorted(times)
 
 
@@ -62,7 +62,7 @@ def test_rewind_drops_later_lines_and_a_torn_one(tmp_path):
     for step in range(1, 7):
         mine.log({"loss": float(step)}, step)
     with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 7, "lo')
+        file.write('{"step": 1')  # half a number is not a number, though the step is kept
     again = tracker(tmp_path)
     again.rewind(4)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
@@ -70,13 +70,6 @@ def test_rewind_drops_later_lines_and_a_torn_one(tmp_path):
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)][-2:] == [(4, 4.0), (5, 50.0)]
     again.rewind(0)
     assert rows(tmp_path) == [] and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_a_torn_line_of_a_step_that_is_kept_goes_too(tmp_path):
-    """Its head may look whole: half a number is not a number."""
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 1')
-    tracker(tmp_path).rewind(5)
-    assert rows(tmp_path) == [{"step": 1, "loss": 1.0}]
 
 
 def test_tags_reach_wandb_as_they_are_written(tmp_path, wandb):

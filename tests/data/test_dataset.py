@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.records import records, scan
@@ -208,44 +207,6 @@ def test_ids_that_cannot_tell_records_apart(folder, open_data, processor):
 def test_records_without_ids_are_no_duplicates(folder, open_data):
     rows = [{k: v for k, v in record(n).items() if k != "id"} for n in range(5)]
     assert len(open_data(write(folder / "data.jsonl", rows))) == 5
-
-
-ROWS = [
-    record(0),
-    record(1, conversations=talk("<image>\nWhich — “é” 日本?", 'It is\n"picture" 1 \\ 日.')),
-    {"id": "text", "conversations": talk("Which?", "None, {}, [] and ]}.")},
-    record(3, image=["images/3.png", "images/4.png"], conversations=talk("<image>\n<image>\nWhich?", "Both.")),
-    record(5),
-]
-WRITINGS = {
-    "compact": lambda rows: json.dumps(rows, separators=(",", ":")),
-    "indented": lambda rows: json.dumps(rows, indent=2),
-    "unicode": lambda rows: json.dumps(rows, ensure_ascii=False),
-    "crlf": lambda rows: "\r\n" + json.dumps(rows, indent=1).replace("\n", "\r\n") + "\r\n",
-    "lines.jsonl": lambda rows: "".join(json.dumps(r) + "\n" for r in rows),
-    "gaps.jsonl": lambda rows: "\n".join(json.dumps(r, ensure_ascii=False) + "\r\n" for r in rows).rstrip(),
-    "lines.json": lambda rows: "".join(json.dumps(r) + "\n" for r in rows),
-}
-
-
-@pytest.mark.parametrize("chunk", [None, 400])
-@pytest.mark.parametrize("writing", WRITINGS)
-def test_every_writing_gives_the_same_samples(folder, open_data, monkeypatch, writing, chunk):
-    """Also where a file is read in many small chunks."""
-    form = PromptFormat(system="", image_rule="verbatim")
-    expected = open_data(write(folder / "plain.json", ROWS), form=form)
-    if chunk:
-        monkeypatch.setattr(scan, "CHUNK", chunk)
-    path = folder / f"other{Path(writing).suffix or '.json'}"
-    path.write_bytes(WRITINGS[writing](ROWS).encode())
-    actual = open_data(path, form=form)
-    assert len(actual) == len(expected) == 5
-    assert actual.lengths.tolist() == expected.lengths.tolist()
-    for index in range(5):
-        a, b = expected[index], actual[index]
-        assert (a.ids, a.loss_mask, a.modality) == (b.ids, b.loss_mask, b.modality)
-        assert (a.pixels is None) == (b.pixels is None)
-        assert a.pixels is None or torch.equal(a.pixels, b.pixels)
 
 
 def test_an_index_notes_what_is_wrong_and_which_ids_repeat(folder):

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from draftsmith.data.conversations import PromptFormat, encode, end_ids
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.processor import Resizing
 from draftsmith.data.families.qwen import QWEN2_5_VL
-from draftsmith.data.served_prompt import chat_template, difference, sample_ids
+from draftsmith.data.served_prompt import chat_template, difference, other_aspect, sample_ids
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.recipes.config.files import FOLDER
 from draftsmith.recipes.config.load import load
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 TEMPLATES = Path(__file__).parent / "chat_templates"
 STATISTICS = {"image_mean": (0.5,) * 3, "image_std": (0.25,) * 3}
 WORDS = ["USER: What is this? ASSISTANT: A circle.", "And on its left? You are a helpful assistant."] * 3
+SHOWN = np.ones(1)
 V1, CHAT = PromptFormat(), PromptFormat(template="chat")
 
 
@@ -47,6 +49,14 @@ def qwen():
     return processor
 
 
+def thinking():
+    """A server begins each answer with a thought, as Qwen3.5's template says."""
+    processor = qwen()
+    tokenizer, mark = processor.tokenizer, "assistant\\n' -}}{%- endif"
+    tokenizer.chat_template = tokenizer.chat_template.replace(mark, mark.replace("'", "<think>\\n'"))
+    return processor
+
+
 def served(processor, *, pictures: bool) -> list[int]:
     """What `apply_chat_template` makes of the sample's messages, a picture's token as often as its layout has it."""
     content = [{"type": "image"}] * pictures + [{"type": "text", "text": "What is this?"}]
@@ -65,6 +75,7 @@ ENDS_IN_AN_ENGINE = {
     "video/eagle-llava15-7b": llava, "video/eagle3-llava15-7b": llava, "video/dflash-llava15-7b": llava,
     "lvlm/llava15-68m-served": llava, "video/eagle3-qwen2.5-vl-7b": qwen, "video/peagle-qwen2.5-vl-7b": qwen,
     "video/dflash-qwen2.5-vl-7b": qwen, "video/adapt-eagle3-qwen2.5-vl-7b": qwen,
+    "video/eagle3-qwen3.5-9b": thinking, "video/mtp-qwen3.5-9b": thinking,
 }  # fmt: skip
 
 
@@ -74,7 +85,11 @@ def test_recipes_that_end_in_an_engine_train_on_its_prompt(name, pictures):
     processor = ENDS_IN_AN_ENGINE[name]()
     stages = load([f"recipe={FOLDER / name}.yaml"]).recipe.stages
     forms = {n: s.format for n, s in stages.items() if "format" in dict(s) and s.format.template != "plain"}
+    if ENDS_IN_AN_ENGINE[name] is thinking:
+        assert forms.pop("text").template == "qwen_vl"  # the data's answers have no thoughts
     assert forms
+    data = {n: other_aspect(s.data, processor, SHOWN) for n, s in stages.items() if n in forms and dict(s).get("data")}
+    assert not any(data.values()), "the server's pictures, too"
     for stage, form in forms.items():
         assert sample_ids(form, processor, pictures=pictures) == served(processor, pictures=pictures), stage
         assert difference(form, processor, pictures=pictures) is None
@@ -95,9 +110,10 @@ def test_a_prompt_of_llavas_code_is_not_the_servers_and_can_be_written_for_it(fo
 
 
 @pytest.mark.parametrize("system", [None, "", "Be brief."])
-def test_a_template_of_qwens_can_be_written(system):
-    processor, form = qwen(), PromptFormat(template="qwen_vl", image_rule="next", system=system)
-    assert (difference(form, processor) is None) == (system is None)
+@pytest.mark.parametrize("of", [qwen, thinking])
+def test_a_template_of_qwens_can_be_written(system, of):
+    processor, form = of(), PromptFormat(template="qwen_vl", image_rule="next", system=system)
+    assert (difference(form, processor) is None) == (system is None and of is qwen)
     processor.tokenizer.chat_template = chat_template(form, processor)
     assert difference(form, processor) is None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
+from fails import fails_with
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = {
@@ -90,5 +90,4 @@ def test_a_run_without_a_commit_or_a_report_is_refused(recording, tmp_path, stat
     folder = run(tmp_path / "a", 0, **({} if state == "nothing" else state))
     if state == "nothing":
         (folder / "evaluate" / "report.json").unlink()
-    with pytest.raises(UserError, match=r"nothing was measured here|its code is not that of a commit"):
-        recording.record([folder])
+    fails_with(r"nothing was measured here|its code is not that of a commit", recording.record, [folder])

@@ -6,6 +6,11 @@ from draftsmith.eval.cells import MethodInfo
 from draftsmith.eval.measured_rows import Row
 
 CELL = {"benchmark": "photos", "method": "M", "temperature": 0.0, "max_new_tokens": 64, "medium": "image"}
+REPORTED = {
+    "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M",
+    "requests": 12, "answers": 12, "tau": 4.0, "tau_interval": [3.9, 4.3], "DSR": 1.4, "DSR_spread": [1.2, 1.6],
+    "ESR": 1.2, "identical": 12, "exact": True, "relaxed": False, "expected_speedup": 1.5, "drafters": ["finetune"],
+}  # fmt: skip
 TIMES = {
     "plain_prefill_s": 0.1, "plain_total_s": 1.0, "plain_cycle_s": 0.02, "prefill_s": 0.1, "total_s": 0.8,
     "draft_s": 0.005, "draft_cycle_s": 0.02, "verify_s": 0.02, "rule_s": 0.001, "cycle_s": 0.045,

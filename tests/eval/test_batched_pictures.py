@@ -3,12 +3,12 @@
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.batched import draw_pictures, even_batches
 from draftsmith.models.decoding.warp import Warp
+from fails import fails_with
 from visual_tiny import anole, llamagen, request, target
 
 WARPS = [Warp(), Warp(1.0), Warp(0.7, top_k=9, top_p=0.8)]
@@ -81,8 +81,7 @@ def test_scores_of_a_batch_are_each_pictures_own(name):
 
 def test_texts_with_special_ids_are_refused_in_a_batch_too():
     requests = [ImageRequest(torch.tensor([25])), ImageRequest(torch.tensor([25, 22]))]
-    with pytest.raises(UserError, match="special ones"):
-        draw_pictures(anole(), requests, Warp(), seeds=[0, 1])
+    fails_with("special ones", draw_pictures, anole(), requests, Warp(), seeds=[0, 1])
 
 
 def test_batches_are_even_and_as_few_as_there_can_be():

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.eval.block import Block
 from draftsmith.eval.policies import Chain
 from draftsmith.eval.rules import Sampling, Verified, inverse_cdf
 from draftsmith.models.decoding.tree import ROOT, Tree, chain, no_tree
+from fails import fails_with
 from test_exactness import chi_square, distributions, draws, jumps, wanted
 
 REFUSES = 1 - 1e-12  # a uniform that only a certain step accepts
@@ -201,10 +201,8 @@ def test_five_thousand_draws():
 def test_what_it_cannot_verify_is_refused():
     p = torch.full((3, 4), 0.25)
     branching = Tree(torch.tensor([0, 1]), (ROOT, ROOT), (-1, -1), p[:1], (0, 0))
-    with pytest.raises(UserError, match="a tree that branches"):
-        Block()(branching, p, [0.5] * 3)
-    with pytest.raises(UserError, match="not drawn"):
-        Block()(chain(torch.tensor([0, 1])), p, [0.5] * 3)
+    fails_with("a tree that branches", Block(), branching, p, [0.5] * 3)
+    fails_with("not drawn", Block(), chain(torch.tensor([0, 1])), p, [0.5] * 3)
 
 
 def test_nothing_proposed():

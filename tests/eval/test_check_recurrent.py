@@ -7,10 +7,10 @@ from dataclasses import replace
 import draftsmith
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.drafters.plain_module import ModuleDrafter
+from fails import fails_with
 from own_package import forget, write_package
 
 
@@ -82,10 +82,9 @@ def checked(page, *, training=None, proposal=None, **members):
 
 def fault(page, **changed):
     """The lines of what it finds."""
-    with pytest.raises(UserError) as caught:
-        checked(page, **changed)
-    assert "help(draftsmith.models.drafters.base.Drafter)" in caught.value.hint
-    return caught.value.problem.splitlines()[1:]
+    caught = fails_with("", checked, page, **changed)
+    assert "help(draftsmith.models.drafters.base.Drafter)" in caught.hint
+    return caught.problem.splitlines()[1:]
 
 
 @pytest.mark.parametrize("name", PROPOSALS)

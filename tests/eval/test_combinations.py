@@ -271,14 +271,16 @@ def test_a_cut_that_reads_what_is_drawn_and_a_walk_that_says_another_q_are_not_e
         ("vispec", "sage online", "top-k"), ("eagle3, all taps", "sage dynamic", "top-k"),
         ("eagle3", "chain", "sample"), ("dflash, cut by confidence", "chain", "sample"),
         ("dspark, rnn, masks alone", "chain", "sample"), ("dspark, cut by confidence", "chain", "sample"),
-        ("dflash2", "chain", "sample"),
+        ("dflash2", "chain", "sample"), ("pruned sibling", "sage online", "top-k"),
+        ("pruned sibling", "sage template", "sample"),
     ],
 )  # fmt: skip
 def test_end_to_end(big, name, tree_name, draw):
-    """Five tokens over several cycles, of which the first three are counted; test_specvlm.py has the pruned ones."""
+    """Five tokens over several cycles, of which the first three are counted."""
     asked, drafter, warp = ask(1, 1), drafter_of(name, big), Warp(1.0, top_k=2)
     decoding, generator = Decoding(TREES[tree_name](), Sampling(), Draw(draw), warp, 5, ()), torch.Generator()
     generator.manual_seed(0)
     expected = chances(lambda ids: warp(family.all_logits(big, family.longer(asked, ids))[-1]), 3)
     results = check_drawn(expected, lambda: generate(big, drafter, asked, decoding, generator), 500)
     assert accepted_of_drafted(results)[0] > 0
+    assert not tree_name.startswith("sage") or max(len(result.cycles) for result in results) > 2

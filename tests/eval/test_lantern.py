@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.eval.lantern import Lantern, LanternConfig, moved_jsd
 from draftsmith.eval.policies import Draw, Static
 from draftsmith.eval.rules import Codes, Greedy, Sampling
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours, nearest
 from draftsmith.models.decoding.tree import ROOT, Tree, no_tree
 from draftsmith.models.decoding.warp import Warp
+from fails import fails_with
 from pydantic import ValidationError
 from test_exactness import distributions, emitted_distribution, outcomes
 from test_verify_vectors import check_conditional, check_draws, check_walk, recorded_tree, tried_in_turn, walk
@@ -152,8 +152,7 @@ def test_the_table_is_kept_and_computed_again_for_another_codebook(tmp_path, mon
     (lambda: rule("code", 24, 0.1), "k is at most 23"),
 ])  # fmt: skip
 def test_impossible_tables_are_refused(make, why):
-    with pytest.raises(UserError, match=why):
-        make()
+    fails_with(why, make)
 
 
 # The set, one token at a time.
@@ -489,5 +488,4 @@ def test_nothing_proposed(greedy):
     {"delta": 0.1, "metric": "euclid"}, {"delta": 0.1, "depth": 2},
 ])  # fmt: skip
 def test_settings_that_would_not_be_honoured(wrong):
-    with pytest.raises(ValidationError):
-        LanternConfig(kind="lantern", **wrong)
+    fails_with("", LanternConfig, kind="lantern", error=ValidationError, **wrong)

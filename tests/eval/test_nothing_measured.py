@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.policies import StaticTree
 from draftsmith.eval.report import build, write
 from draftsmith.eval.run_reports import cells, overview, read_runs
@@ -16,6 +15,7 @@ from draftsmith.recipes.commands import comparison
 from draftsmith.recipes.commands.comparison import boards, entries, over_seeds
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.train.drafter import TrainedDrafter
+from fails import fails_with
 
 from .rows import METHODS, empty_row, random_rows
 
@@ -108,6 +108,5 @@ def test_a_decoding_check_of_nothing_stops_where_the_best_tau_is_to_be_chosen():
     assert TrainedDrafter.decode(trained, None, 1) == {}
     assert "is the template right?" in said[0]
     trained.stage.select = "tau"
-    with pytest.raises(UserError, match="tau was not measured") as caught:
-        TrainedDrafter.decode(trained, None, 1)
-    assert caught.value.key == "stages.head.select"
+    caught = fails_with("tau was not measured", TrainedDrafter.decode, trained, None, 1)
+    assert caught.key == "stages.head.select"

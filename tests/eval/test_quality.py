@@ -25,6 +25,7 @@ from draftsmith.eval.quality.extractors import (
 )
 from draftsmith.eval.quality.measure import QualityConfig, check, measure
 from draftsmith.eval.quality.metric_weights import NEEDS, SOURCES, load_state
+from fails import fails_with
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -115,8 +116,7 @@ def test_inception_score_equals_the_obvious_sum(rng):
     (lambda x: statistics.inception_score(x), "mean over 10 parts, and there are 5 images"),
 ])  # fmt: skip
 def test_too_few_images_are_refused(call, message):
-    with pytest.raises(UserError, match=message):
-        call(torch.randn(5, 2))
+    fails_with(message, call, torch.randn(5, 2))
 
 
 # Pictures
@@ -154,8 +154,7 @@ def test_folder_reads_pictures_in_the_order_of_their_names(tmp_path, rng):
     assert len(folder) == 3
     for actual, expected in zip(folder, [images[1], images[0], images[2]], strict=True):
         assert (actual == expected).all()
-    with pytest.raises(UserError, match="no pictures"):
-        Folder(tmp_path / "nowhere")
+    fails_with("no pictures", Folder, tmp_path / "nowhere")
 
 
 # CLIP, HPS v2.1 and the aesthetic score
@@ -412,9 +411,8 @@ def test_a_metric_without_weights_says_which_and_from_where(metric, tmp_path):
     there.mkdir()
     for name in NEEDS[metric]:
         others = {other: str(there) for other in NEEDS[metric] if other != name}
-        with pytest.raises(UserError) as caught:
-            check(QualityConfig(metrics=(metric,), weights=others))
-        message = str(caught.value)
+        caught = fails_with("", check, QualityConfig(metrics=(metric,), weights=others))
+        message = str(caught)
         assert f"the metric '{metric}' needs {' from '.join(SOURCES[name])}" in message
         assert f"weights.{name}" in message and f"set weights: {{{name}: <its path>}}" in message
         with pytest.raises(UserError, match=r"there is nothing at .*nowhere"):
@@ -424,17 +422,14 @@ def test_a_metric_without_weights_says_which_and_from_where(metric, tmp_path):
 def test_weights_of_another_kind_are_refused(clip_folder, tmp_path):
     page = tmp_path / "page.pt"
     page.write_text("<html>404</html>")
-    with pytest.raises(UserError, match=r"page.pt cannot be read as TorchScript[\s\S]*nvlabs"):
-        load_inception(page, "cpu")
+    fails_with(r"page.pt cannot be read as TorchScript[\s\S]*nvlabs", load_inception, page, "cpu")
     with pytest.raises(UserError, match=r"page.pt cannot be read as a file of weights[\s\S]*weights.vgg16"):
         vgg_features(page, "cpu", Vgg16((1, 1, 1, 1, 1), 2, 32))
     other = tmp_path / "other.pth"
     torch.save({"layers.0.weight": torch.zeros(4, 8), "layers.3.weight": torch.zeros(1, 4)}, other)
-    with pytest.raises(UserError, match="other layers than a linear predictor"):
-        aesthetic_scores(other, clip_folder, "cpu")
+    fails_with("other layers than a linear predictor", aesthetic_scores, other, clip_folder, "cpu")
     torch.save({"weight": torch.zeros(1, 9), "bias": torch.zeros(1)}, other)
-    with pytest.raises(UserError, match="embeddings of 9 numbers, and CLIP gives 8"):
-        aesthetic_scores(other, clip_folder, "cpu")
+    fails_with("embeddings of 9 numbers, and CLIP gives 8", aesthetic_scores, other, clip_folder, "cpu")
     with pytest.raises(UserError, match=r"size mismatch for weight: .*\[1, 9\].*\[2, 9\]"):
         load_state(nn.Linear(9, 2, bias=False), {"weight": torch.zeros(1, 9)}, other, "hpsv2")
 
@@ -442,12 +437,10 @@ def test_weights_of_another_kind_are_refused(clip_folder, tmp_path):
 def test_a_folder_without_tokenizer_or_tower_is_refused(clip_folder, tmp_path):
     model = CLIPModel.from_pretrained(clip_folder)
     model.save_pretrained(tmp_path / "silent")
-    with pytest.raises(UserError, match="tokenizer"):
-        clip_pair(tmp_path / "silent", "cpu")
+    fails_with("tokenizer", clip_pair, tmp_path / "silent", "cpu")
     state = {k: v for k, v in model.state_dict().items() if k != "visual_projection.weight"}
     model.save_pretrained(tmp_path / "blind", state_dict=state)
-    with pytest.raises(UserError, match=r"visual_projection.weight is missing[\s\S]*clip-vit-base-patch32"):
-        clip_pair(tmp_path / "blind", "cpu")
+    fails_with(r"visual_projection.weight is missing[\s\S]*clip-vit-base-patch32", clip_pair, tmp_path / "blind", "cpu")
 
 
 @pytest.mark.parametrize(("metric", "arguments", "message"), [
@@ -457,7 +450,5 @@ def test_a_folder_without_tokenizer_or_tower_is_refused(clip_folder, tmp_path):
 ])  # fmt: skip
 def test_missing_inputs_are_refused(metric, arguments, message, rng):
     extractors = {metric: Extractor("none", as_is, lambda images: images, lambda texts: torch.zeros(1))}
-    with pytest.raises(UserError, match=message):
-        measure(QualityConfig(metrics=(metric,)), pictures(rng, 2), extractors=extractors, **arguments)
-    with pytest.raises(UserError, match="no generated images"):
-        measure(QualityConfig(metrics=(metric,)), [], extractors=extractors, **arguments)
+    fails_with(message, measure, QualityConfig(metrics=(metric,)), pictures(rng, 2), extractors=extractors, **arguments)
+    fails_with("no generated images", measure, QualityConfig(metrics=(metric,)), [], extractors=extractors, **arguments)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.replaced import Replaced, ReplacedConfig
@@ -11,6 +10,7 @@ from draftsmith.eval.rules import Codes
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.trainers.evaluate.methods import Method
+from fails import fails_with
 from visual_tiny import EAGLE, anole, llamagen, request, target
 
 CODEBOOK = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
@@ -54,7 +54,5 @@ def test_no_draft_is_accepted_and_ids_stay_codes():
 def test_where_it_has_no_meaning_it_is_refused():
     method = Method.model_validate({"rule": {"kind": "replaced", "k": 25}})
     assert method.allowed(1.0) and not method.allowed(0.0)
-    with pytest.raises(UserError, match="words have no such neighbours"):
-        method.check("text", 1.0)
-    with pytest.raises(UserError, match="k is 25, in a codebook of 24"):
-        method.rule.check_codebook(24)
+    fails_with("words have no such neighbours", method.check, "text", 1.0)
+    fails_with("k is 25, in a codebook of 24", method.rule.check_codebook, 24)

@@ -5,8 +5,8 @@ import types
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.eval.text_quality import QUALITY_MODULES, contains, meteor, scorers
+from fails import fails_with
 
 
 def record(*references, **more):
@@ -40,9 +40,8 @@ def test_accuracy_needs_no_library(monkeypatch):
 def test_a_missing_library_is_named_with_its_extra(name, library, monkeypatch):
     for module in QUALITY_MODULES.values():
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    with pytest.raises(UserError, match=f"needs {library}") as caught:
-        scorers([name])
-    assert "draftsmith[metrics]" in caught.value.hint
+    caught = fails_with(f"needs {library}", scorers, [name])
+    assert "draftsmith[metrics]" in caught.hint
 
 
 def test_rouge_is_asked_as_the_library_documents_it(monkeypatch):
@@ -75,9 +74,8 @@ def test_meteor_takes_words_and_says_when_wordnet_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "nltk", types.SimpleNamespace())
     monkeypatch.setitem(sys.modules, "nltk.tokenize", tokenize)
     missing = True
-    with pytest.raises(UserError, match="WordNet") as caught:
-        meteor()
-    assert "nltk.downloader" in caught.value.hint
+    caught = fails_with("WordNet", meteor)
+    assert "nltk.downloader" in caught.hint
     missing = False
     assert meteor()("The Cat", {"references": ["A Cat", "dogs"]}) == 0.5
     assert asked[-1] == ([["a", "cat"], ["dogs"]], ["the", "cat"])

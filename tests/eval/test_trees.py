@@ -33,6 +33,7 @@ from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT, ancestor_mask
 from draftsmith.models.decoding.warp import Warp
 from exact import Expands, prefixes, told
+from fails import fails_with
 from fakes import Wrapped
 from pydantic import TypeAdapter, ValidationError
 from test_contract import greedy, not_vacuous
@@ -560,8 +561,7 @@ def test_bad_sections(given, message):
 
 
 def test_bad_combinations():
-    with pytest.raises(UserError, match="no grid"):
-        tree(kind="adt", preset="anole").build()
+    fails_with("no grid", tree(kind="adt", preset="anole").build)
     check = lambda **given: check_combination(**({"prunes_by_token": False} | given))  # noqa: E731
     for temperature in (0, 1):
         check(temperature=temperature, draw="top-k", policy="dynamic", prunes_by_token=True, rule="lantern")
@@ -576,8 +576,7 @@ def test_bad_combinations():
         ({"temperature": 1, "draw": "top-k", "policy": "chain", "rule": "block"}, "one sampled chain"),
         ({"temperature": 1, "draw": "sample", "policy": "static", "rule": "block"}, "one sampled chain"),
     ):
-        with pytest.raises(UserError, match=why):
-            check(**wrong)
+        fails_with(why, check, **wrong)
 
 
 def test_sampled_children_follow_from_the_requests_seed():

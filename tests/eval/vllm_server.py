@@ -1,4 +1,4 @@
-"""vLLM's server on this CPU: `target` in a folder, with the chat template in `chat.jinja` beside it."""
+"""vLLM's server on this CPU: `target` of a folder, with the chat template beside it. Marks of tests in a real vLLM."""
 
 import json
 import os
@@ -7,8 +7,13 @@ import subprocess
 import time
 from urllib.request import urlopen
 
-from draftsmith.eval.engines.program import find_python
+import pytest
+from draftsmith.eval.engines.program import PYTHON, find_python
 
+IN_VLLM = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
+]
 SERVER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 

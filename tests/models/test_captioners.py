@@ -17,6 +17,7 @@ from draftsmith.models.drafters.captioners import (
     load_captioner,
 )
 from draftsmith.models.targets.llava.model import LlavaDecoder
+from fails import fails_with
 from PIL import Image
 from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, llava, reference, request
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -172,16 +173,14 @@ def test_florence_is_asked_in_words(saved):
 
 
 def test_mistakes_are_named(saved, tmp_path):
-    with pytest.raises(UserError, match="about 1 pictures and given 0"):
-        load("blip", saved).captions(replace(asked(pictures(1)), originals=()))
+    fails_with("about 1 pictures and given 0", load("blip", saved).captions, replace(asked(pictures(1)), originals=()))
     with pytest.raises(UserError, match="cannot load a captioner"):
         load_captioner(BlipCaptions(kind="blip", path=str(tmp_path / "none")), torch.device("cpu"))
     # Weights of another layout must not leave the model random, silently.
     broken = blip()
     state = {k.replace("vision_model", "eyes"): v for k, v in broken.state_dict().items()}
     broken.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(UserError, match="lacks weights"):
-        load_captioner(BlipCaptions(kind="blip", path=str(tmp_path)), torch.device("cpu"))
+    fails_with("lacks weights", load_captioner, BlipCaptions(kind="blip", path=str(tmp_path)), torch.device("cpu"))
 
 
 # --- a LLaVA of our own ---

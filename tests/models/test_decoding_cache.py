@@ -3,6 +3,7 @@
 import pytest
 import torch
 from draftsmith.models.decoding.model_cache import ModelCache
+from fails import fails_with
 
 ROWS, HEADS, WIDTH, CAPACITY, LAYERS = 2, 3, 4, 12, 2
 
@@ -65,18 +66,15 @@ def test_places_hold_inside_their_context_alone(cache, ends):
     if ends == "whole":
         forward()
     else:
-        with pytest.raises(KeyError):
-            forward()
+        fails_with("", forward, error=KeyError)
     assert all(keys.shape[2] == 6 and keys[0, 0, 5, 0] == 5 for keys, _ in write(cache, 5))
 
 
 def test_more_than_its_capacity_is_refused(cache):
-    with pytest.raises(AssertionError, match="cache of 12 positions asked to hold 13"):
-        write(cache, *range(8))
+    fails_with("cache of 12 positions asked to hold 13", write, cache, *range(8), error=AssertionError)
 
 
 def test_positions_are_noted_from_the_first_place_on(cache):
-    with pytest.raises(AssertionError, match="filled without positions"):
-        cache.place(torch.tensor([[5]]), ROWS)
+    fails_with("filled without positions", cache.place, torch.tensor([[5]]), ROWS, error=AssertionError)
     cache.empty()
     assert cache.place(torch.tensor([[3, 4]]), ROWS).tolist() == [[3, 4]] * ROWS

@@ -18,6 +18,7 @@ from draftsmith.models.formats.export import files_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
+from fails import fails_with
 from heads_tiny import config_of
 from published_tiny import exported, published
 from tensors import same_weights
@@ -174,8 +175,7 @@ def test_others_draft_the_same_from_an_exported_folder_and_it_comes_back(model, 
     again = config.load(tmp_path / "there", big)  # `path:` in a recipe
     assert same_weights(head, again)
     other = Dflash2Config.model_validate(config.model_dump() | {"selector_top_k": 5})
-    with pytest.raises(UserError, match="selector_top_k is 4, expected 5"):
-        other.load(tmp_path / "there", big)
+    fails_with("selector_top_k is 4, expected 5", other.load, tmp_path / "there", big)
 
 
 def theirs(big, head, **changed):
@@ -218,8 +218,7 @@ def test_training_starts_from_a_folder_of_others(big, tmp_path):
     begun = load_start(config, tmp_path / "theirs", big, identity, load_published)
     assert all(torch.equal(value, state[name].float()) for name, value in begun.state_dict().items())
     longer = config_of(**SMALL | SECOND | {"sliding_window": 6, "block_size": 6})
-    with pytest.raises(UserError, match="block_size is 5, expected 6"):
-        load_start(longer, tmp_path / "theirs", big, identity, load_published)
+    fails_with("block_size is 5, expected 6", load_start, longer, tmp_path / "theirs", big, identity, load_published)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +239,7 @@ def test_training_starts_from_a_folder_of_others(big, tmp_path):
 def test_what_runs_otherwise_is_refused_by_name(model, big, tmp_path, changed, words):
     _, head = draft(big, **SECOND)
     published(tmp_path / "theirs", *theirs(big, head, **changed))
-    with pytest.raises(UserError, match=words):
-        import_head("dflash2", str(tmp_path / "theirs"), model.config.get_text_config(), embedding=None)
+    fails_with(words, import_head, "dflash2", str(tmp_path / "theirs"), model.config.get_text_config(), embedding=None)
 
 
 @pytest.mark.parametrize("changed", [
@@ -265,8 +263,7 @@ def test_speculators_layout_is_held_to_the_same(model, big, tmp_path, changed, w
     )
     path = tmp_path / "there" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    with pytest.raises(UserError, match=words):
-        import_head("dflash2", str(tmp_path / "there"), model.config.get_text_config(), embedding=None)
+    fails_with(words, import_head, "dflash2", str(tmp_path / "there"), model.config.get_text_config(), embedding=None)
 
 
 @pytest.mark.parametrize("asked", ["dflash", "dspark"])

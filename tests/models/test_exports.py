@@ -22,6 +22,7 @@ from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from published_tiny import (
     LONG,
     VOCAB,
@@ -157,8 +158,7 @@ def test_sglang_turns_by_three_positions(tmp_path):
 def test_speculators(tmp_path):
     """Every key that vLLM and the package validate; what their defaults disagree on is written."""
     _, folder, head = made(tmp_path, "qwen2_5_vl", **READ)
-    with pytest.raises(UserError, match="names the target by its Hub id"):
-        export_drafter(folder, tmp_path / "out", "speculators")
+    fails_with("names the target by its Hub id", export_drafter, folder, tmp_path / "out", "speculators")
     whose = Target(target_config("qwen2_5_vl"), "org/tiny-qwen")
     values, state = files_of("speculators", read_source(folder, whose))
     assert values["speculators_model_type"] == "eagle3" and values["architectures"] == ["Eagle3Speculator"]
@@ -247,8 +247,7 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
     result = back(kind, tmp_path / "out", "llama_long")
     assert result.config.rope == "plain" and result.head.shape.rope_scaling is None
     assert any("rope: plain" in note for note in result.notes)
-    with pytest.raises(UserError, match="positions are stretched"):
-        export_drafter(out.folder, tmp_path / "third", "eagle")
+    fails_with("positions are stretched", export_drafter, out.folder, tmp_path / "third", "eagle")
 
 
 # ---- refused
@@ -298,9 +297,8 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
 )  # fmt: skip
 def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says):
     _, folder, _ = made(tmp_path, family, **settings)
-    with pytest.raises(UserError) as caught:
-        export_drafter(folder, tmp_path / "out", engine)
-    assert says in str(caught.value) and str(folder) in str(caught.value)
+    caught = fails_with("", export_drafter, folder, tmp_path / "out", engine)
+    assert says in str(caught) and str(folder) in str(caught)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["head", "target"]
 
 
@@ -329,18 +327,16 @@ def test_a_head_that_only_pictures_would_confuse(tmp_path, settings):
 def test_heads_of_image_generators(tmp_path, method, manifest, says):
     method.save(method.build(drawing(llamagen("text"))), tmp_path / "head", manifest)
     for engine in ("vllm", "sglang"):
-        with pytest.raises(UserError, match=says) as caught:
-            export_drafter(tmp_path / "head", tmp_path / "out", engine)
-        assert "no engine" in str(caught.value)
+        caught = fails_with(says, export_drafter, tmp_path / "head", tmp_path / "out", engine)
+        assert "no engine" in str(caught)
 
 
 def test_weights_of_another_shape_name_their_file(tmp_path):
     _, folder, head = made(tmp_path, **READ)
     state = dict(head.state_dict())
     save_file(state | {"fc.weight": state["fc.weight"][:4].clone()}, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"fc\.weight") as caught:
-        export_drafter(folder, tmp_path / "out", "vllm")
-    assert caught.value.where == str(folder / "model.safetensors")
+    caught = fails_with(r"fc\.weight", export_drafter, folder, tmp_path / "out", "vllm")
+    assert caught.where == str(folder / "model.safetensors")
 
 
 def test_a_published_folder_that_was_changed(tmp_path):
@@ -349,20 +345,16 @@ def test_a_published_folder_that_was_changed(tmp_path):
     export_drafter(folder, tmp_path / "out", "vllm")
     with open(folder / "model.safetensors", "ab") as file:
         file.write(b"!")
-    with pytest.raises(UserError, match=r"model\.safetensors is not as it was published"):
-        export_drafter(folder, tmp_path / "other", "vllm")
+    fails_with(r"model\.safetensors is not as it was published", export_drafter, folder, tmp_path / "other", "vllm")
 
 
 def test_folders_that_are_no_drafters(tmp_path):
-    with pytest.raises(UserError, match="no directory"):
-        export_drafter(tmp_path / "nowhere", tmp_path / "out", "vllm")
+    fails_with("no directory", export_drafter, tmp_path / "nowhere", tmp_path / "out", "vllm")
     _, folder, _ = made(tmp_path, **READ)
     (folder / "draftsmith.json").unlink()
-    with pytest.raises(UserError, match="does not say which drafter"):
-        export_drafter(folder, tmp_path / "out", "vllm")
+    fails_with("does not say which drafter", export_drafter, folder, tmp_path / "out", "vllm")
     (tmp_path / "out").mkdir()
-    with pytest.raises(UserError, match="the destination exists"):
-        export_drafter(folder, tmp_path / "out", "vllm")
+    fails_with("the destination exists", export_drafter, folder, tmp_path / "out", "vllm")
 
 
 # ---- whole drafts
@@ -389,8 +381,7 @@ def test_a_draft_with_a_tower(tmp_path):
         export_drafter(tmp_path / "draft", tmp_path / "out", "sglang", target=str(target))
     with pytest.raises(UserError, match="--mode says what a draft LVLM is shown"):
         export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text", mode="T")
-    with pytest.raises(UserError, match="--target runs/x/target"):
-        export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", prompts="text")
+    fails_with("--target runs/x/target", export_drafter, tmp_path / "draft", tmp_path / "out", "vllm", prompts="text")
     with pytest.raises(UserError, match="layout is for heads"):
         export_drafter(tmp_path / "draft", tmp_path / "out", "speculators", target=str(target))
     exported = export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text")
@@ -457,17 +448,15 @@ def test_a_folder_that_is_not_as_its_stage_wrote_it_is_not_exported(tmp_path):
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     changed = f"{file.name} of stage {folder.name} was changed after it was written"
-    with pytest.raises(UserError, match=changed) as caught:
-        export_drafter(folder, tmp_path / "out", "vllm")
-    assert caught.value.where == str(file) and f"restart={folder.name}" in caught.value.hint
+    caught = fails_with(changed, export_drafter, folder, tmp_path / "out", "vllm")
+    assert caught.where == str(file) and f"restart={folder.name}" in caught.hint
     file.write_bytes(whole)
     (folder / "more.safetensors").write_bytes(whole)
     with pytest.raises(UserError, match=r"more\.safetensors of stage .* is not one of its files"):
         export_drafter(folder, tmp_path / "out", "vllm")
     (folder / "more.safetensors").unlink()
     (folder / DONE).unlink()
-    with pytest.raises(UserError, match=f"stage {folder.name} has not finished"):
-        export_drafter(folder, tmp_path / "out", "vllm")
+    fails_with(f"stage {folder.name} has not finished", export_drafter, folder, tmp_path / "out", "vllm")
     assert not (tmp_path / "out").exists()
 
 
@@ -617,8 +606,7 @@ def test_a_causal_draft_of_speculators_is_refused(tmp_path, key, words):
     _, folder, _ = made(tmp_path, **DFLASH, sliding_window=8)
     values, state = files_of("speculators", read_source(folder, Target(target_config(), "a/b")))
     write_folder(tmp_path / "there", values | {key: not values[key]}, state)
-    with pytest.raises(UserError, match=words):
-        import_head("dflash", str(tmp_path / "there"), target_config().get_text_config(), embedding=None)
+    fails_with(words, import_head, "dflash", str(tmp_path / "there"), target_config().get_text_config(), embedding=None)
 
 
 def test_peagle_for_vllm_and_speculators(tmp_path):
@@ -630,8 +618,7 @@ def test_peagle_for_vllm_and_speculators(tmp_path):
     assert values["speculators_model_type"] == "peagle" and values["mask_token_id"] == 41
     write_folder(tmp_path / "speculators", values, state)
     assert back("peagle", tmp_path / "speculators").config.parallel_tokens == 5
-    with pytest.raises(UserError, match="holds a head of kind peagle"):
-        back("eagle3", tmp_path / "out")
+    fails_with("holds a head of kind peagle", back, "eagle3", tmp_path / "out")
 
 
 # ---- The target

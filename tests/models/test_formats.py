@@ -11,6 +11,7 @@ from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.targets.base import ShapeAlone, language_shape
+from fails import fails_with
 from heads_tiny import config_of
 from published_tiny import VOCAB, WIDTH, block_folder, exported, head_folder, target_config, target_folder
 from safetensors.torch import load_file
@@ -104,13 +105,11 @@ def test_medusa_heads_come_back_bit_for_bit(tmp_path, family):
     assert back.config.num_heads == 3 and back.config.num_layers == 2
     assert all(torch.equal(value, back.head.state_dict()[name]) for name, value in head.state_dict().items())
     write_folder(tmp_path / "own", values, state | {"lm_heads.0.weight": ROWS})
-    with pytest.raises(UserError, match="LM heads of their own"):
-        import_head("medusa", str(tmp_path / "own"), text, embedding=None)
+    fails_with("LM heads of their own", import_head, "medusa", str(tmp_path / "own"), text, embedding=None)
     write_folder(tmp_path / "lost", values, {n: v for n, v in state.items() if n != "blocks.0.layers.1.weight"})
     with pytest.raises(UserError, match=r"not Medusa heads for this target(.|\n)*heads.0.1.linear.weight is missing"):
         import_head("medusa", str(tmp_path / "lost"), text, embedding=None)
-    with pytest.raises(UserError, match="alone has Medusa"):
-        export_drafter(tmp_path / "head", tmp_path / "sglang", "sglang")
+    fails_with("alone has Medusa", export_drafter, tmp_path / "head", tmp_path / "sglang", "sglang")
 
 
 def test_medusa_heads_of_some_ids_come_back_bit_for_bit(tmp_path):
@@ -134,8 +133,7 @@ def test_medusa_heads_of_some_ids_come_back_bit_for_bit(tmp_path):
         assert back.config.draft_vocab_size == 20
         assert all(torch.equal(value, back.head.state_dict()[name]) for name, value in head.state_dict().items())
     write_folder(tmp_path / "lost", values, state | {"lm_head.weight": whole[:19]})
-    with pytest.raises(UserError, match="token_map names 20 ids"):
-        import_head("medusa", str(tmp_path / "lost"), text, embedding=None)
+    fails_with("token_map names 20 ids", import_head, "medusa", str(tmp_path / "lost"), text, embedding=None)
 
 
 def medusa_folder(folder, target, family, dtype, **settings):

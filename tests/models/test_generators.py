@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.llamagen import SiblingConfig
@@ -14,6 +13,7 @@ from draftsmith.models.targets.llamagen.files import values_of
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen.transformer import LlamaGenConfig
 from draftsmith.models.targets.table import mirrored_in
+from fails import fails_with
 from pydantic import ValidationError
 from visual_tiny import EAGLE, code_batch, llamagen, step_of, target
 
@@ -31,9 +31,8 @@ def test_labels_outside_the_classes_are_refused(label):
         lambda: CLASSES.sample_condition()(sample),
         lambda: CLASSES.check_labels([("a cat", 0), ("a dog", label)]),
     ):
-        with pytest.raises(UserError, match=f"label {label}, and the target has classes 0 to 2") as caught:
-            ask()
-        assert "'a dog'" in str(caught.value)
+        caught = fails_with(f"label {label}, and the target has classes 0 to 2", ask)
+        assert "'a dog'" in str(caught)
 
 
 def test_labels_of_the_classes_are_taken():
@@ -43,8 +42,7 @@ def test_labels_of_the_classes_are_taken():
         sample = SimpleNamespace(info={"caption": "", "label": label})
         assert source("", label).tolist() == of_sample(sample).tolist() == label
     CLASSES.check_labels([("", label) for label in range(3)])
-    with pytest.raises(UserError, match="without a label"):
-        source("a dog", None)
+    fails_with("without a label", source, "a dog", None)
     published = LlamaGenTargetConfig(kind="llamagen", size="B", condition="class", image_size=256, vq="vq")
     assert published.conditions({}, device=torch.device("cpu"))("", 999).item() == 999
     # Captions need no label, and whatever stands there is not read.
@@ -71,17 +69,14 @@ def sections(scale: float):
 def test_scales_between_0_and_1_are_refused_with_the_hint(scale):
     """Decoding would leave them out, where losses over pairs of rows would apply them."""
     for make in sections(scale):
-        with pytest.raises(ValidationError, match=r"use 1 \(or 0\) for no guidance, or a scale above 1"):
-            make()
-    with pytest.raises(AssertionError):
-        Guidance(scale)
+        fails_with(r"use 1 \(or 0\) for no guidance, or a scale above 1", make, error=ValidationError)
+    fails_with("", Guidance, scale, error=AssertionError)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1.001, 7.5])
 def test_other_scales_are_taken(scale):
     assert all(make().cfg_scale == scale for make in sections(scale))
-    with pytest.raises(ValidationError):
-        AnoleTargetConfig(kind="anole", cfg_scale=-0.1)
+    fails_with("", AnoleTargetConfig, kind="anole", cfg_scale=-0.1, error=ValidationError)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0])
@@ -107,5 +102,4 @@ def test_published_weights_say_which_image_generator_they_are(tmp_path):
     """By `config.json`; a language model's say that they are none."""
     kind, shape = mirrored_in(tmp_path, values_of(LlamaGenConfig(num_layers=1, num_heads=2, dim=8, grid=4)))
     assert kind == "llamagen" and (shape.grid, shape.hidden_size, shape.draws_images) == (4, 8, True)
-    with pytest.raises(UserError, match="'llama' is no image generator's"):
-        mirrored_in(tmp_path, {"model_type": "llama"})
+    fails_with("'llama' is no image generator's", mirrored_in, tmp_path, {"model_type": "llama"})

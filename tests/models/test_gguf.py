@@ -151,17 +151,13 @@ def test_a_recipes_target_opens_it(tmp_path, capsys):
 
 def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
     file = write(tmp_path / "tiny.gguf", model())
-    with pytest.raises(UserError, match="the file is no GGUF"):
-        to_ours(tmp_path / "none.gguf", tmp_path / "out")
+    fails_with("the file is no GGUF", to_ours, tmp_path / "none.gguf", tmp_path / "out")
     (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:900])
-    with pytest.raises(UserError, match="transformers cannot read"):
-        to_ours(tmp_path / "cut.gguf", tmp_path / "out")
+    fails_with("transformers cannot read", to_ours, tmp_path / "cut.gguf", tmp_path / "out")
     other = write(tmp_path / "other.gguf", model(), architecture="rwkv7")
-    with pytest.raises(UserError, match="rwkv7"):
-        to_ours(other, tmp_path / "out")
+    fails_with("rwkv7", to_ours, other, tmp_path / "out")
     endless = write(tmp_path / "endless.gguf", model(), ends=())
-    with pytest.raises(UserError, match="names no token that ends an answer"):
-        to_ours(endless, tmp_path / "out")
+    fails_with("names no token that ends an answer", to_ours, endless, tmp_path / "out")
     assert not (tmp_path / "out").exists() and file.read_bytes()[:4] == b"GGUF"
     config = TypeAdapter(TargetConfig).validate_python({"kind": "causal_lm", "path": str(file)})
     with pytest.raises(UserError, match=r"draftsmith import .*tiny.gguf tiny --as target"):

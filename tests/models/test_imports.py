@@ -14,9 +14,11 @@ from draftsmith.models.drafters.head_files import manifest_of
 from draftsmith.models.formats import lantern, lvlm
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import llama_values
+from draftsmith.models.layer import written_rope
 from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from heads_tiny import Tables, config_of
 from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, target_config, target_folder
 from safetensors.torch import load_file, save_file
@@ -107,8 +109,12 @@ TWO_BASES = r"two rotary bases.*500000.*10000|two rotary bases.*10000.*500000"
 
 @pytest.mark.parametrize(("said", "problem"), [
     ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, TWO_BASES),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "two rotations"),
     ({"rope_theta": 1e4, "rope_scaling": {"rope_theta": 5e5, "type": "mrope", "mrope_section": [1, 1, 2]}}, TWO_BASES),
     ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}}, TWO_BASES),
+    ({"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 8.0}}},
+     "two rotations"),
+    ({"rope_parameters": {"mrope_section": [2, 1, 1]}, "rope_scaling": {"mrope_section": [1, 1, 2]}}, "two rotations"),
     ({"sliding_window": 64}, "sees a window"),
     ({"layer_types": ["sliding_attention"], "sliding_window": 64, "use_sliding_window": True}, "sees a window"),
     ({"partial_rotary_factor": 0.5}, "turns all of each attention head"),
@@ -120,6 +126,13 @@ def test_a_layer_that_ours_is_not_is_refused(tmp_path, said, problem):
     with pytest.raises(UserError, match=problem) as refusal:
         read("msd", published(tmp_path / "theirs", values | said, state))
     assert problem != TWO_BASES or "config.json" in str(refusal.value)
+
+
+def test_two_rotations_that_say_the_same_are_one():
+    said = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32}
+    both = {"rope_parameters": said, "rope_scaling": {"type": "yarn", "factor": 4}, "max_position_embeddings": 64}
+    assert written_rope(both, "config.json") == {"type": "yarn", **said}
+    fails_with("two rotations", written_rope, both | {"max_position_embeddings": 32}, "config.json")
 
 
 @pytest.mark.parametrize("inside", ["rope_parameters", "rope_scaling"])
@@ -176,7 +189,7 @@ def test_what_is_no_such_head(tmp_path):
     refused("not one Llama layer", values=values | {"num_hidden_layers": 2})
     refused("several layers", state=state | {"layers.1.mlp.up_proj.weight": torch.ones(1)})
     linear = {"rope_scaling": {"type": "linear", "factor": 2.0}}
-    refused(r"stretched \(linear\), the target's otherwise", values=values | linear)
+    refused(r"stretches.*linear.*the target's are plain[\s\S]*at export.*once each rope key", values=values | linear)
     refused("holds a head of kind vispec, and eagle3 is asked for", "eagle3", image="placeholder")
     plain = {name: value for name, value in state.items() if not name.startswith(("imadpt", "img_fc"))}
     refused("holds a head of kind eagle, and eagle3 is asked for", "eagle3", state=plain, image="placeholder")
@@ -288,8 +301,9 @@ def test_what_eagle3_files_do_not_say(tmp_path):
     with pytest.raises(UserError, match="name different layers"):
         read3(published(tmp_path / "e", values | TOP | {"eagle_config": TOP}, state))
     mrope = {"rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]}}
-    turned = read3(published(tmp_path / "f", values | mrope, state))
-    assert turned.config.positions == "mrope" and turned.head.shape.mrope_section == (2, 1, 1)
+    for beside in ({}, {"rope_parameters": {"rope_type": "default"}}):
+        turned = read3(published(tmp_path / f"f{len(beside)}", values | mrope | beside, state))
+        assert turned.config.positions == "mrope" and turned.head.shape.mrope_section == (2, 1, 1)
 
 
 # ---- LANTERN

@@ -3,6 +3,7 @@
 import pytest
 from draftsmith.core.errors import Refused
 from draftsmith.models.inline import check_sizes, new_config
+from fails import fails_with
 
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 2, "image_size": 48, "patch_size": 16}  # fmt: skip
@@ -13,8 +14,7 @@ def test_a_patch_is_as_large_as_the_picture_at_most(patch):
     if patch <= 48:
         assert new_config(CLIP | {"patch_size": patch}).patch_size == patch
         return
-    with pytest.raises(Refused, match="49 is more than image_size, 48"):
-        new_config(CLIP | {"patch_size": patch})
+    fails_with("49 is more than image_size, 48", new_config, CLIP | {"patch_size": patch}, error=Refused)
 
 
 @pytest.mark.parametrize("value", [0, 257, 10**6])
@@ -26,9 +26,8 @@ def test_sizes_inside_a_part_are_held_to_the_same_limits(value):
         ({"text_config": {"num_hidden_layers": value}}, "text_config.num_hidden_layers"),
         ({"a": {"b": {"num_hidden_layers": value}}}, "a.b.num_hidden_layers"),
     ):
-        with pytest.raises(Refused, match="should be 1 to 256") as caught:
-            check_sizes(values)
-        assert caught.value.key == key
+        caught = fails_with("should be 1 to 256", check_sizes, values, error=Refused)
+        assert caught.key == key
 
 
 def test_a_misspelt_key_inside_a_part_is_refused():
@@ -38,6 +37,5 @@ def test_a_misspelt_key_inside_a_part_is_refused():
     whole = {"model_type": "llava", "text_config": small, "vision_config": CLIP}
     assert new_config(whole).text_config.hidden_size == 64
     for part, wrong in (("text_config", "hidden_sizes"), ("vision_config", "patch_sizes")):
-        with pytest.raises(Refused, match="has no such key") as caught:
-            new_config(whole | {part: whole[part] | {wrong: 64}})
-        assert caught.value.key == f"{part}.{wrong}"
+        caught = fails_with("has no such key", new_config, whole | {part: whole[part] | {wrong: 64}}, error=Refused)
+        assert caught.key == f"{part}.{wrong}"

@@ -8,12 +8,13 @@ import json
 
 import pytest
 import tiny_qwen
-from draftsmith.core.errors import Refused, UserError
+from draftsmith.core.errors import Refused
 from draftsmith.models.inline import new_config
 from draftsmith.recipes.commands.recipes import resolved
 from draftsmith.recipes.config.files import find_recipe
 from draftsmith.recipes.config.load import Written, checked, load
 from draftsmith.recipes.config.schema import Recipe
+from fails import fails_with
 from tiny_qwen import KINDS, text_config, vision_config
 
 ROPE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
@@ -89,9 +90,8 @@ def test_a_misspelt_key_is_refused_at_every_level_with_the_nearest(name):
                 at = at[part]
             misspelt = f"{key}{key[-1]}"
             at[misspelt] = at.pop(key)
-            with pytest.raises(UserError) as caught:
-                validated(name, wrong)
-            told = str(caught.value)
+            caught = fails_with("", validated, name, wrong)
+            told = str(caught)
             if inner[-1:] in (("rope_parameters",), ("rope_scaling",)):  # transformers says it
                 assert ".".join((place, *inner[:-1])) in told and ("rope_parameters" in told or misspelt in told), told
             else:
@@ -111,9 +111,8 @@ def test_the_sections_themselves_are_taken(name):
 def test_a_language_model_of_another_family_is_refused(model_type):
     tree = tree_of("qwen3_vl")
     tree["target"]["language_model"] = {"model_type": model_type}
-    with pytest.raises(UserError, match=r"target\.language_model\.model_type: .*qwen3_vl") as caught:
-        validated("qwen3_vl", tree)
-    assert "qwen3_vl_text or qwen3_vl_moe_text" in str(caught.value)
+    caught = fails_with(r"target\.language_model\.model_type: .*qwen3_vl", validated, "qwen3_vl", tree)
+    assert "qwen3_vl_text or qwen3_vl_moe_text" in str(caught)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +123,7 @@ def test_a_language_model_of_another_family_is_refused(model_type):
 def test_a_qwen_tower_is_of_its_family(tower, key):
     tree = tree_of("qwen2_5_vl")
     tree["target"]["vision_tower"] |= tower
-    with pytest.raises(UserError, match=rf"target\.vision_tower.*{key}"):
-        validated("qwen2_5_vl", tree)
+    fails_with(rf"target\.vision_tower.*{key}", validated, "qwen2_5_vl", tree)
 
 
 # ---- rotary positions
@@ -178,8 +176,7 @@ def test_a_rotation_for_each_type_of_layer_has_its_keys_checked_too():
         ("full_attention", {"rope_type": "linear", "factor": 8.0, "fctor": 8.0}, "fctor"),
         ("full_atention", own["full_attention"], "rope_parameters.full_atention"),
     ):
-        with pytest.raises(Refused, match=key):
-            new_config(gemma | {"rope_parameters": own | {layer: value}})
+        fails_with(key, new_config, gemma | {"rope_parameters": own | {layer: value}}, error=Refused)
 
 
 def test_what_transformers_fills_up_does_not_reach_the_recipe():
@@ -192,6 +189,5 @@ def test_what_transformers_fills_up_does_not_reach_the_recipe():
 @pytest.mark.parametrize("model_type", ["gemma4", "gemma4_text", "dots3_note", "gemma4_assistant", "nougat"])
 def test_models_whose_layers_differ_are_refused_by_name(model_type):
     """Reading one of their sizes, or making one of defaults alone, raises an error of transformers' own."""
-    with pytest.raises(Refused) as caught:
-        new_config({"model_type": model_type})
-    assert caught.value.key == "model_type"
+    caught = fails_with("", new_config, {"model_type": model_type}, error=Refused)
+    assert caught.key == "model_type"

@@ -19,6 +19,7 @@ from draftsmith.models.hub import is_tied
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.made_for_engines import reading_of
 from draftsmith.models.targets.llava.model import LlavaDecoder, LlavaTraining, assemble, llava_config
+from fails import fails_with
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaForConditionalGeneration
@@ -76,8 +77,7 @@ def test_the_targets_projector_is_copied_and_stays(target):
     assert all(p.grad is None for p in draft.model.multi_modal_projector.target.parameters())
     assert draft.model.multi_modal_projector.linear_1.weight.grad.abs().sum() > 0
     assert draft.model.multi_modal_projector.linear_1.weight.shape == (24, 32)
-    with pytest.raises(UserError, match="trains the tower under them"):
-        LlavaTraining(draft, ["vision_tower"], gradient_checkpointing=False)
+    fails_with("trains the tower under them", LlavaTraining, draft, ["vision_tower"], gradient_checkpointing=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -110,8 +110,7 @@ def test_training_and_decoding_see_the_same(target):
     assert len(proposer.views(request)[0].request.ids) == len(request.ids) - 1
     seen = Request(torch.tensor([IMAGE_ID] * TOKENS + [5]), torch.tensor([IMAGE] * TOKENS + [TEXT], dtype=torch.int8),
                    given.pixels, "b")  # fmt: skip
-    with pytest.raises(UserError, match="begins with a picture"):
-        proposer.start(seen, None, Warp(1.0), capacity=8)
+    fails_with("begins with a picture", proposer.start, seen, None, Warp(1.0), capacity=8)
 
 
 def saved(draft, folder, **more):
@@ -220,5 +219,4 @@ def test_an_exports_tables_are_tied_as_the_drafts_own_are(target, tmp_path, thei
 
 @pytest.mark.parametrize("settings", [{"vision_tower": "openai/clip"}, {"newline": True}])
 def test_projected_features_are_of_the_targets_own_tower(settings):
-    with pytest.raises(ValidationError, match="wants vision_tower: target"):
-        section(**settings)
+    fails_with("wants vision_tower: target", section, error=ValidationError, **settings)

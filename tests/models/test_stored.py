@@ -8,6 +8,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pretrained import Checkpoint
 from draftsmith.models.stored import resolved_dtype
+from fails import fails_with
 from safetensors.torch import save_file
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -99,8 +100,7 @@ def test_pickles_and_hub_ids_are_what_their_config_says(tmp_path, monkeypatch, c
     monkeypatch.setattr(Checkpoint, "file", fetch)
     for source in (tmp_path, "some/model"):
         if expected is None:
-            with pytest.raises(UserError, match="says no type that auto knows"):
-                resolved_dtype(auto(), source, GPU, key="target")
+            fails_with("says no type that auto knows", resolved_dtype, auto(), source, GPU, key="target")
         else:
             assert resolved_dtype(auto(), source, GPU, key="target") == expected
             assert ("some/model", "model.safetensors") not in fetched, "no weights are fetched for the question"
@@ -108,5 +108,4 @@ def test_pickles_and_hub_ids_are_what_their_config_says(tmp_path, monkeypatch, c
 
 def test_a_hub_id_that_cannot_be_asked_is_told(monkeypatch):
     monkeypatch.setattr(Checkpoint, "file", lambda self, name: None)
-    with pytest.raises(UserError, match=r"cannot read config.json of 'some/model'"):
-        resolved_dtype(auto(), "some/model", GPU, key="target")
+    fails_with(r"cannot read config.json of 'some/model'", resolved_dtype, auto(), "some/model", GPU, key="target")

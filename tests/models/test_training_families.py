@@ -5,7 +5,6 @@ import tiny_qwen
 import torch
 from decodings import greedy
 from draftsmith.core.batch import Request
-from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps, feature_places
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain
@@ -16,6 +15,7 @@ from draftsmith.models.targets.llava.model import LlavaDecoder
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.qwen.section import QwenTarget
 from draftsmith.models.targets.table import training_of
+from fails import fails_with
 from tiny_qwen import (
     CLIP_ID,
     EOS,
@@ -93,8 +93,7 @@ def test_an_inline_target_is_made_and_comes_back(kind, tmp_path):
     torch.testing.assert_close(actual, expected)
     assert actual[:, [IMAGE_ID, CLIP_ID]].isinf().all()
     other = "qwen2_vl" if kind != "qwen2_vl" else "qwen3_vl"
-    with pytest.raises(UserError, match="write kind: qwen"):
-        load_target(tiny_qwen.section(other, path=str(tmp_path)), tmp_path, **settings)
+    fails_with("write kind: qwen", load_target, tiny_qwen.section(other, path=str(tmp_path)), tmp_path, **settings)
 
 
 def test_a_target_of_text(tmp_path):
@@ -107,8 +106,7 @@ def test_a_target_of_text(tmp_path):
     module = training_of(made, ["language_model"], gradient_checkpointing=False)
     module(batch).loss_sum.backward()
     assert {*module.parts()} == {"language_model"}
-    with pytest.raises(UserError, match="reads text alone"):
-        training_of(made, ["projector"], gradient_checkpointing=False)
+    fails_with("reads text alone", training_of, made, ["projector"], gradient_checkpointing=False)
     made.save_pretrained(tmp_path)
     own = load_target(section, tmp_path, num_token_ids=TOKENS, image_token_id=-1, device=torch.device("cpu"))
     assert isinstance(own, CausalTarget)
@@ -125,8 +123,7 @@ def test_a_target_of_text(tmp_path):
         drafted = generate(own, draft, one, greedy(Chain(3), 12, (EOS,)))
         assert drafted.tokens == expected
         assert all(c.num_accepted == c.num_drafted for c in drafted.cycles[:-1])
-    with pytest.raises(UserError, match="a model of text alone"):
-        own.prefill(request("qwen2_vl"), Taps(), capacity=1)
+    fails_with("a model of text alone", own.prefill, request("qwen2_vl"), Taps(), capacity=1)
 
 
 def test_models_that_are_more_than_embed_decode_and_score_are_refused():
@@ -139,5 +136,4 @@ def test_models_that_are_more_than_embed_decode_and_score_are_refused():
         (MistralForCausalLM(windows), "see a window alone"),
         (GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2)), "no decoder"),
     ):
-        with pytest.raises(UserError, match=reason):
-            CausalTarget(made, num_token_ids=TOKENS)
+        fails_with(reason, CausalTarget, made, num_token_ids=TOKENS)

@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.models.targets.anole.vqgan import VqGan, encode_images, load_encoder, load_vqgan
 from draftsmith.models.targets.llamagen.vq import VqConfig
+from fails import fails_with
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
@@ -130,8 +130,7 @@ def test_pictures_to_codes_and_back(tmp_path):
     assert decoder.decode(codes).shape == images.shape
     # One by one.
     torch.testing.assert_close(decoder.decode(codes)[3:4], decoder.decode(codes[3:4]), atol=1e-4, rtol=0)
-    with pytest.raises(AssertionError):
-        decoder.decode(codes[:, :60])
+    fails_with("", decoder.decode, codes[:, :60], error=AssertionError)
 
 
 def test_the_models_own_encoder(tmp_path):
@@ -192,16 +191,13 @@ def test_files_that_do_not_fit_are_refused(tmp_path, harm, problem):
     state = published_state()
     harm(state)
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=re.escape(problem)):
-        load_vqgan(tmp_path)
+    fails_with(re.escape(problem), load_vqgan, tmp_path)
 
 
 def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "vqgan.ckpt").write_bytes(b"nothing")
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     for source in (tmp_path / "vqgan.ckpt", tmp_path):
-        with pytest.raises(UserError, match=r"more than tensors|cannot be read"):
-            load_vqgan(source)
+        fails_with(r"more than tensors|cannot be read", load_vqgan, source)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="file not found"):
-        load_vqgan(tmp_path / "empty")
+    fails_with("file not found", load_vqgan, tmp_path / "empty")

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.metric_weights import read_state
@@ -21,6 +20,7 @@ from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.targets.load import load_lvlm, load_weights
+from fails import fails_with
 from published_tiny import load_captioner
 from safetensors.torch import load_file, save_file
 from tiny import llava
@@ -113,10 +113,9 @@ def test_weights_that_are_not_finite_are_refused_by_tensor_and_file(tmp_path, na
     spoilt = next((key for key in names if "embed_tokens" in key), names[0])
     state[spoilt].view(-1)[-1] = math.inf if name == "head" else math.nan
     save_file(state, path, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"weight .* holds NaN or infinity") as caught:
-        read(tmp_path)
-    assert caught.value.where == str(path)
-    assert spoilt.rpartition(".")[0].rpartition(".")[2] in caught.value.problem
+    caught = fails_with(r"weight .* holds NaN or infinity", read, tmp_path)
+    assert caught.where == str(path)
+    assert spoilt.rpartition(".")[0].rpartition(".")[2] in caught.problem
 
 
 def test_a_language_model_that_lacks_a_layer_is_refused(tmp_path):
@@ -124,6 +123,5 @@ def test_a_language_model_that_lacks_a_layer_is_refused(tmp_path):
     causal(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    with pytest.raises(UserError, match=r"model.layers.1\S+ is missing") as caught:
-        language(tmp_path)
-    assert caught.value.where == str(tmp_path)
+    caught = fails_with(r"model.layers.1\S+ is missing", language, tmp_path)
+    assert caught.where == str(tmp_path)

@@ -11,6 +11,7 @@ import yaml
 from command_line import prints
 from draftsmith.core import ranks
 from draftsmith.core.errors import CRASH, MISTAKE, OK, STOPPED
+from draftsmith.core.results import BEGUN, DONE, Mark, write_mark
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.command import NAME
@@ -18,6 +19,7 @@ from draftsmith.recipes.commands.recipes import shown
 from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.launcher import num_ranks
+from draftsmith.trainers.run.matching import FINGERPRINTS
 from fails import raising
 
 
@@ -70,6 +72,44 @@ def test_a_runs_own_files_are_written_again(tmp_path, monkeypatch):
     assert (killed / "recipe.yaml").is_file()
 
 
+def test_a_second_recipe_in_a_folder_keeps_the_finished_stages_of_the_first(tmp_path, monkeypatch, capsys):
+    """It wrote `recipe.yaml` over: a publication knew nothing of what ran before."""
+
+    def run_stages(plan, *_, output, **__):
+        for stage in plan:
+            (output / stage.name).mkdir(exist_ok=True)
+            mark = Mark(stage.fingerprint, FINGERPRINTS, settings=stage.settings)
+            write_mark(output / stage.name / (BEGUN if stage.name == "evaluate" else DONE), mark)
+
+    def second(code, *words, **changed):
+        (tmp_path / "second.yaml").write_text(yaml.safe_dump(tree | changed, sort_keys=False))
+        copy = tmp_path / f"run-{len([*tmp_path.iterdir()])}"  # a run's lock is its process's
+        shutil.copytree(tmp_path / "run", copy, ignore=shutil.ignore_patterns(".*"))
+        said = prints(capsys, [f"recipe={tmp_path / 'second.yaml'}", f"output={copy}", *words], code)
+        return said, [*yaml.safe_load((copy / "recipe.yaml").read_text())["stages"]]
+
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", run_stages)
+    tree = load(["recipe=demo/lvlm"]).tree
+    world, evaluate, finetune = (tree["stages"][name] for name in ("world", "evaluate", "finetune"))
+    (tmp_path / "run").mkdir()
+    names = second(OK, stages={"elsewhere": world} | tree["stages"] | {"probe": evaluate})[1]
+    (tmp_path / "run").rmdir()
+    (tmp_path / "run-2").rename(tmp_path / "run")
+    fewer = names[1:-2]
+    shared = {name: tree["stages"][name] for name in fewer}
+    assert second(OK, stages=shared)[1] == ["elsewhere", *fewer, "probe"]
+    assert second(OK, "restart=world", stages=shared)[1] == ["elsewhere", *fewer], "what is built on it alone goes"
+    more = second(OK, stages=shared | {"later": finetune, "evaluate": evaluate})[1]
+    assert more == ["elsewhere", *fewer, "probe", "later", "evaluate"], "in the recipe's order"
+    for restart in ((), ("restart=there",)):
+        said, there = second(MISTAKE, *restart, stages={"there": world}, seed=9)
+        assert f"of another recipe: elsewhere, {', '.join(fewer)}, probe" in said and there == names
+        assert "choose another output" in said and "its own `drafter`" in said
+    shutil.rmtree(tmp_path / "run" / ".locks")
+    (tmp_path / "run" / "recipe.yaml").write_text("- ")
+    assert "delete it" in prints(capsys, ["recipe=demo/lvlm", f"output={tmp_path / 'run'}"], MISTAKE)
+
+
 @pytest.mark.parametrize("words", ["recipe=demo/lvlm seed=3", "train demo/lvlm seed=3", "evaluate demo/lvlm seed=3"])
 def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
     """A subcommand runs other words than those that were typed; secrets are hidden."""
@@ -111,15 +151,10 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     assert "is a folder, and no recipe" in prints(capsys, ["show", str(tmp_path / "other")], MISTAKE)
 
 
-@pytest.mark.parametrize(("command", "settings", "expected"), [
-    ("train", [], "stages=[world,language,pretrain,finetune]"),
-    ("train", ["stages=[finetune]"], "stages=[finetune]"),
-    ("evaluate", [], "stages=[evaluate]"),
-    ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
-])  # fmt: skip
-def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
-    arguments = stages.chosen(["recipe=demo/lvlm", *settings], command)
-    assert arguments == ["recipe=demo/lvlm", expected]
+def test_a_command_runs_the_stages_of_its_kind():
+    recipe = "recipe=demo/lvlm"
+    assert stages.chosen([recipe], "train") == [recipe, "stages=[world,language,pretrain,finetune]"]
+    assert stages.chosen([recipe, "--stages=evaluate"], "evaluate") == [recipe, "stages=[evaluate]"]
 
 
 def test_commands_hand_on_to_one_runner(monkeypatch, capsys):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import redact_tree
 from draftsmith.recipes.commands.recipes import shown
 from draftsmith.recipes.config.launch import _write_provenance, make_context
@@ -68,7 +67,7 @@ def test_the_recipe_that_a_run_writes_and_tracks_has_the_text(recipe, tmp_path):
     loaded = load([recipe(settings), "stages.finetune.about=for ${oc.env:PROJECT}"])
     assert loaded.recipe.stages["pretrain"].steps == 17 and loaded.recipe.stages["finetune"].about == f"for {VALUE}"
     planned = plan(loaded.recipe, loaded.path)
-    _write_provenance(loaded, tmp_path / "run", "the command")
+    _write_provenance(loaded, planned, tmp_path / "run", "the command")
     written = [(tmp_path / "run" / name).read_text() for name in ("recipe.yaml", "run.yaml")]
     context = make_context(loaded, "x", planned[0], tmp_path, {})
     for text in (*written, shown(loaded, defaults=False), json.dumps(redact_tree(context.recipe))):
@@ -77,9 +76,8 @@ def test_the_recipe_that_a_run_writes_and_tracks_has_the_text(recipe, tmp_path):
 
 
 def test_a_missing_variable_is_named_with_its_key_and_place(recipe):
-    with pytest.raises(UserError, match=r"output: .*variable 'NOT_SET' not found") as caught:
-        load([recipe("output: '${oc.env:NOT_SET}'\n")])
-    assert "mine.yaml" in str(caught.value.where) and "${oc.env:NOT_SET,DEFAULT}" in caught.value.hint
+    caught = fails_with(r"output: .*variable 'NOT_SET' not found", load, [recipe("output: '${oc.env:NOT_SET}'\n")])
+    assert "mine.yaml" in str(caught.where) and "${oc.env:NOT_SET,DEFAULT}" in caught.hint
     fails_with("command line: output=", load, [recipe(""), "output=${oc.env:NOT_SET}"])
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.recipes.config.dry_run import dry_run
 from draftsmith.recipes.config.files import recipe_names
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
+from fails import fails_with
 from recorded import first_of_each_folder
 
 
@@ -58,8 +58,7 @@ def test_null_takes_what_has_a_name_away(tmp_path):
 def test_circles_are_named(tmp_path):
     written(tmp_path, "a", "extends: b\n")
     written(tmp_path, "b", "extends: c\n")
-    with pytest.raises(UserError, match="a circle: a -> b -> c -> a"):
-        load([written(tmp_path, "c", "extends: a\n").replace("c.yaml", "a.yaml")])
+    fails_with("a circle: a -> b -> c -> a", load, [written(tmp_path, "c", "extends: a\n").replace("c.yaml", "a.yaml")])
 
 
 ORDERED = "extends: llava15-68m\nstages: {look: {kind: publish}}\norder: [%s]\n"
@@ -85,5 +84,4 @@ def test_stages_run_in_the_order_that_is_named(tmp_path):
     ],
 )
 def test_an_order_names_every_stage_once(order, told, tmp_path):
-    with pytest.raises(UserError, match=told):
-        load([written(tmp_path, "mine", ORDERED % order)])
+    fails_with(told, load, [written(tmp_path, "mine", ORDERED % order)])

@@ -8,13 +8,9 @@ import yaml
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
 from draftsmith.eval.run_reports import read_runs
 from draftsmith.recipes.commands.comparison import boards, entries
+from rows import REPORTED
 from safetensors.torch import save_file
 
-CELL = {
-    "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M",
-    "requests": 12, "answers": 12, "tau": 4.0, "tau_interval": [3.9, 4.3], "DSR": 1.4, "DSR_spread": [1.2, 1.6],
-    "ESR": 1.2, "identical": 12, "exact": True, "relaxed": False, "expected_speedup": 1.5, "drafters": ["finetune"],
-}  # fmt: skip
 STAGES = {
     "target": {"kind": "train", "model": "target", "from": "scratch", "batch_size": 4},
     "pretrain": {"kind": "train", "model": "drafter", "from": "scratch", "batch_size": 8},
@@ -35,7 +31,7 @@ def run(folder, *cells, weights=1.0, about=None, ranks=2, gpus=0):
         write_mark(stage / DONE, Mark("f", seconds=1800.0, ranks=ranks, gpus=gpus, files=files))
     (folder / "evaluate").mkdir()
     about = {"target": "trained in this run", "device": "CPU"} | (about or {})
-    report = {"version": 2, "about": about, "cells": [CELL | cell for cell in cells]}
+    report = {"version": 2, "about": about, "cells": [REPORTED | cell for cell in cells]}
     (folder / "evaluate" / "report.json").write_text(json.dumps(report))
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"stages": STAGES}, sort_keys=False))
     return folder

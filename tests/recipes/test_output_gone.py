@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from draftsmith.recipes.commands.cli import Lasting
+from draftsmith.recipes.commands.cli import Lasting, main
 from stages_run import TINY_DATASET
 
 FULL = Path("/dev/full")
@@ -43,3 +43,13 @@ def test_a_run_goes_on_without_its_output(stdout, tmp_path):
     code, said = ended(["recipe=demo/lvlm-from-nothing", f"output={tmp_path}/run", *settings], stdout, tmp_path)
     assert code == 0 and "Traceback" not in said and "ignored" not in said
     assert all((tmp_path / "run" / stage / "done.json").is_file() for stage in ("world", "seeing"))
+
+
+def test_what_only_prints_ends_with_its_reader(tmp_path):
+    for words in (["--help"], ["show", "demo/lvlm"]):
+        assert ended(words, "gone", tmp_path) == (0, ""), words
+
+
+def test_output_that_was_closed_before_the_start(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `>&-`
+    assert main(["--version"]) == 0

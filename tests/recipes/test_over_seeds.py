@@ -6,19 +6,14 @@ import pytest
 import yaml
 from draftsmith.eval.run_reports import read_runs
 from draftsmith.recipes.commands.comparison import over_seeds
-
-CELL = {
-    "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M",
-    "requests": 12, "answers": 12, "tau": 4.0, "tau_interval": [3.9, 4.3], "DSR": 1.4, "DSR_spread": [1.2, 1.6],
-    "ESR": 1.2, "identical": 12, "exact": True, "relaxed": False, "expected_speedup": 1.5, "drafters": ["finetune"],
-}  # fmt: skip
+from rows import REPORTED
 
 
 def run(folder, seed, *cells, **settings):
     (folder / "evaluate").mkdir(parents=True)
     recipe = {"seed": seed, "output": str(folder), "stages": {"evaluate": {"kind": "evaluate"}}} | settings
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    report = {"version": 2, "about": {}, "cells": [CELL | cell for cell in cells]}
+    report = {"version": 2, "about": {}, "cells": [REPORTED | cell for cell in cells]}
     (folder / "evaluate" / "report.json").write_text(json.dumps(report))
     return folder
 

@@ -99,10 +99,8 @@ def test_a_subclass_of_a_section_of_several_kinds_says_which(package):
 def test_its_class_takes_no_kind_of_another(package):
     mine = importlib.import_module("her_package.others").Two
     for kind in ("json:JSONDecoder", "her_package.others:Same", "chain", "not_there:Two"):
-        with pytest.raises(ValueError, match="is not this class"):
-            mine(kind=kind)
-        with pytest.raises(ValueError, match="is not this class"):
-            mine.model_validate({"kind": kind})
+        fails_with("is not this class", mine, kind=kind, error=ValueError)
+        fails_with("is not this class", mine.model_validate, {"kind": kind}, error=ValueError)
     sys.modules["her_package"].Two = mine
     for kind in ("her_package.others:Two", "her_package:Two"):
         assert mine(kind=kind).kind == kind
@@ -182,7 +180,7 @@ def test_a_run_that_goes_on_with_other_code_says_what_that_means(package, tmp_pa
     loaded, output = recipe(), tmp_path / "run"
 
     def started():
-        _write_provenance(loaded, output, "command")
+        _write_provenance(loaded, [], output, "command")
         return capsys.readouterr().out
 
     assert "warning" not in started() + started()

@@ -33,9 +33,10 @@ def test_llava15_trains_in_two_stages_with_a_frozen_vision_encoder(name):
     pretrain, finetune = (recipe.stages[phase] for phase in ("pretrain", "finetune"))
     assert [*recipe.stages][:2] == ["pretrain", "finetune"]
     assert pretrain.trainable == ["projector"] and finetune.trainable == ["projector", "language_model"]
-    written = "chat" if name == "llava15-68m-served" else "v1"  # vLLM's prompt
+    served = name == "llava15-68m-served"
+    written, aspect = ("chat", "square") if served else ("v1", "pad")  # vLLM's prompt and pictures
     assert (pretrain.format.template, finetune.format.template) == ("plain", written)
-    assert (pretrain.data.aspect, finetune.data.aspect) == ("square", "pad") and finetune.group_by_modality
+    assert (pretrain.data.aspect, finetune.data.aspect) == ("square", aspect) and finetune.group_by_modality
     assert pretrain.data.path.endswith("blip_laion_cc_sbu_558k.json") and pretrain.expected.samples == 558_128
     assert finetune.data.path.endswith("llava_v1_5_mix665k.json") and finetune.expected.samples == 665_298
     assert recipe.drafter.language_model == f"JackFram/llama-{'160m' if '160m' in name else '68m'}"

@@ -24,7 +24,7 @@ stages:
   head:
     kind: train
     format: &form {{template: v1}}
-    data: &data {{path: {data}, aspect: square, max_length: 256}}
+    data: {{path: {data}, aspect: pad, max_length: 256}}
     source: {{kind: online}}
     steps: 1
     batch_size: 2
@@ -46,7 +46,8 @@ def made(tmp_path_factory):
     target = world.folder / "target"
     (target / "chat_template.jinja").write_text(LLAVA)
     (target / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "repetition_penalty": 1.05}))
-    text = RECIPE.format(target=target, data=world.folder / "data.json", output=world.folder / "run")
+    data, output = world.folder / "data.json", world.folder / "run"
+    text = RECIPE.format(target=target, data=data, output=output)
     (world.folder / "recipe.yaml").write_text(text)
     return world.folder
 
@@ -68,9 +69,15 @@ def test_check_compares_the_prompt_and_names_penalties(made, capsys):
     (line,) = re.findall(r"warning +stages\.head\.format .*", said)
     assert re.search(r"prompts part from the target's chat template at id 0 of \d+: '.*' in training, '.*' on a", line)
     assert len(re.findall(rf"warning +target +{re.escape(PENALTY)}", said)) == 1
-    alike = ["stages.head.format={template: chat}", "stages.evaluate.format={template: chat}"]
+    assert re.search(r"warning +stages\.head\.data +pictures are cut with aspect: pad", said)
+    alike = ["stages.head.data.aspect=square", *(f"stages.{n}.format={{template: chat}}" for n in ("head", "evaluate"))]
     said = prints(capsys, ["check", str(made / "recipe.yaml"), f"output={made / 'other'}", *alike])
-    assert "prompts part from" not in said
+    assert "prompts part from" not in said and "pictures are cut with" not in said
+    texts = [record for record in json.loads((made / "data.json").read_text()) if "image" not in record]
+    (made / "text.json").write_text(json.dumps(texts))
+    alone = [f"stages.head.data.path={made / 'text.json'}", f"stages.head.data.images={made}"]
+    said = prints(capsys, ["check", str(made / "recipe.yaml"), f"output={made / 'other'}", *alone])
+    assert "pictures are cut with" not in said
 
 
 def test_the_log_and_the_report_name_penalties(trained):
@@ -102,6 +109,7 @@ def test_a_drafter_of_the_servers_prompt_needs_no_template_and_keeps_its_limits(
     write_manifest(copy, manifest | {"pixels": {"min_pixels": 3136, "max_pixels": 9000}})
     said = prints(capsys, ["export", str(copy), str(tmp_path / "out"), "--to", "vllm"])
     assert "--chat-template" not in said and "prompts of training" not in said
+    assert "note     pictures were trained with aspect: pad" in said
     assert """--mm-processor-kwargs '{"max_pixels": 9000, "min_pixels": 3136}'""" in said
     write_manifest(copy, manifest | {"format": manifest["format"] | {"image_rule": "llava15"}})
     said = prints(capsys, ["export", str(copy), str(tmp_path / "two"), "--to", "vllm"])

@@ -12,6 +12,7 @@ from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.publish.lineage import data_of, finished, trained_by
 from draftsmith.trainers.stages.publish import PublishStage
 from draftsmith.trainers.train.settings import trained_drafter
+from fails import fails_with
 
 LVLM = ("llava-ov-160m", "llava-ov-68m", "llava-ov-68m-anyres", "llava15-160m", "llava15-160m-distilled",
         "llava15-68m", "llava15-68m-distilled")  # fmt: skip
@@ -84,9 +85,8 @@ def planned(*settings: str, recipe: str = "demo/visual-ar") -> dict:
 
 def test_one_of_several_finished_drafters_must_be_named():
     """The latest was published: of demo/visual-ar the head without dropout, which is there to be compared with."""
-    with pytest.raises(UserError, match=r"head \(one of 2 finished drafters\)") as caught:
-        planned("stages.publish={kind: publish}")
-    assert "stages.publish" in caught.value.key and "from=STAGE" in caught.value.hint
+    caught = fails_with(r"head \(one of 2 finished drafters\)", planned, "stages.publish={kind: publish}")
+    assert "stages.publish" in caught.key and "from=STAGE" in caught.hint
     assert planned("stages.publish={kind: publish, from: head}")["publish"].inputs["drafter"] == "head"
     lvlm = planned("stages.publish={kind: publish}", recipe="demo/lvlm")["publish"]
     assert lvlm.inputs["drafter"] == "finetune", "language and pretrain were trained on"
@@ -125,9 +125,8 @@ def test_a_method_without_drafter_takes_the_recipes_own():
     assert planned(*settings)["again"].inputs["drafter"] == "head_without_dropout"
     first = "world, pictures, vq, reader, codes, target, features"
     order = f"order=[{first}, medusa, again, head, head_without_dropout, evaluate]"
-    with pytest.raises(UserError, match=r"medusa \(trains a drafter of its own, of kind medusa") as caught:
-        planned(*settings, order)
-    assert "methods: {NAME: {drafter: STAGE}}" in caught.value.hint
+    caught = fails_with(r"medusa \(trains a drafter of its own, of kind medusa", planned, *settings, order)
+    assert "methods: {NAME: {drafter: STAGE}}" in caught.hint
 
 
 def test_a_stage_without_from_trains_on_the_recipes_own_drafter():
@@ -164,9 +163,8 @@ def test_a_draft_lvlm_of_its_own_is_trained_beside_the_recipes():
 ])  # fmt: skip
 def test_weights_of_another_draft_lvlm_are_refused(setting, message, hint):
     """A folder's draft reads what it was built to read, whatever the stage's section says."""
-    with pytest.raises(UserError, match=message) as caught:
-        of_compare(setting)
-    assert hint in (caught.value.hint or "")
+    caught = fails_with(message, of_compare, setting)
+    assert hint in (caught.hint or "")
 
 
 def test_shards_without_what_a_model_reads_are_passed_over():

@@ -1,6 +1,7 @@
 """Which of the weights of a training are kept as the best."""
 
 import json
+import math
 
 from damage import DAMAGES, told
 from draftsmith.trainers.train.drafter import Best
@@ -15,7 +16,7 @@ def test_the_best_by_each_score_stay_and_others_are_not_even_copied(tmp_path):
         (folder / "weights").write_text(f"{head} of step {step}")
 
     best = Best(tmp_path, save)
-    scores = [(2, 0.3, None), (4, 0.5, 1.5), (6, 0.4, None), (8, 0.5, 1.2), (10, 0.1, 1.6)]
+    scores = [(2, 0.3, math.nan), (4, 0.5, 1.5), (6, 0.4, None), (8, 0.5, math.nan), (10, 0.1, 1.6)]
     for step, top1, tau in scores:
         best.keep({"top1": top1, "tau": tau}, step, lambda step=step: copied.append(step) or f"weights {step}")
     assert copied == [2, 4, 4, 10], "once for each score that is better than all before; an equal one is not"

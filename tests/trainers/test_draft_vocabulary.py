@@ -1,12 +1,15 @@
-"""EAGLE-1 and Medusa heads with a vocabulary of their own, from a recipe to its report and the exports' refusal."""
+"""Heads with a vocabulary of their own, from a recipe to its report; what teaches a head nothing is said."""
 
 import json
 
 import pytest
+from draftsmith.core.errors import TrainingError
 from draftsmith.recipes.commands.cli import main
 from fails import fails_with
+from heads_tiny import config_of
 from safetensors.torch import load_file
-from text_run import made, recipe, run
+from states_run import context, losses, parsed, section, synthetic
+from text_run import QUESTIONS, made, recipe, run
 
 SIZE = 40
 
@@ -27,3 +30,34 @@ def test_a_head_of_few_ids_is_trained_measured_and_refused_by_engines(tmp_path, 
     engine = {"eagle": "vllm", "medusa": "sglang"}[kind]
     assert main(["export", str(output / "train"), str(tmp_path / "there"), "--to", engine]) != 0
     assert {"eagle": "draft_vocab_size", "medusa": "vLLM 0.32 alone has Medusa"}[kind] in capsys.readouterr().err
+
+
+# Losses that compare with what the target writes: cross-entropy takes the answer's own token.
+WITH_TARGET = {"loss": {"token_divergence": "kl"}}
+SETTINGS = {
+    "eagle": {}, "eagle3": {"taps": (1, 2, 3)}, "medusa": WITH_TARGET,
+    "dflash": {"taps": (1, 2, 3), "block_size": 4, "mask_token_id": 5, **WITH_TARGET},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_ids_that_the_target_never_writes_are_told_and_soon_an_error(tmp_path, kind, capfd):
+    """Answers that are not the target's: its own tokens have another id than the draft's one."""
+    made = synthetic(tmp_path)
+    asked = context(made, tmp_path / "train", config_of(kind=kind, draft_vocab_size=2, **SETTINGS[kind]))
+    stage = parsed(asked.target, asked.drafter, section(made, source={"kind": "online"}, held_out=0, steps=9))
+    error = fails_with("step 8: the loss of 8 logs compares no token", stage.run, asked, error=TrainingError)
+    assert "drafter.draft_vocab_size: 2" in error.hint
+    assert asked.say.lines[1].startswith("step 1: the loss compares no token: the target writes none")
+    assert "the draft's own 2 ids are 28.0% of the supervised tokens" in capfd.readouterr().err
+
+
+def test_answers_of_one_token_teach_a_head_or_are_left_out(tmp_path):
+    """In batches of one. Medusa's levels, and blocks, begin with an answer's second token."""
+    source, stages = recipe(made(tmp_path)), ["answers", "states", "train"]
+    source["stages"]["answers"]["max_new_tokens"] = source["stages"]["train"]["batch_size"] = 1
+    run(source, tmp_path / "run", stages=stages)
+    assert all(losses(tmp_path / "run" / "train").values())
+    source["drafter"] = {"kind": "medusa"}
+    fails_with(rf"no sample to train on(.|\n)*{QUESTIONS} samples of one token are left out: medusa learns from an",
+               run, source, tmp_path / "medusa", stages=stages)  # fmt: skip

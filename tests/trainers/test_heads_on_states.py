@@ -32,6 +32,7 @@ from draftsmith.trainers.run.stage_records import open_records
 from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.train import on_states as train
 from draftsmith.trainers.train import states_source as sources
+from fails import fails_with
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from states_run import RECORDS, cached, losses, parsed, section, stage, synthetic
@@ -262,8 +263,7 @@ def test_a_head_of_text_alone_starts_any_variant(made, tmp_path):
         assert all(torch.allclose(v, first[n], atol=1e-9) for n, v in weights(asked.folder).items())
         assert "text_only" not in json.loads((asked.folder / "draftsmith.json").read_text())
     asked = context(made, tmp_path / "again", configs[0], {"drafter": tmp_path / "next-1"})
-    with pytest.raises(UserError, match="made otherwise: ivsb is False, expected True"):
-        stage(made, data=data, steps=1).run(asked)
+    fails_with("made otherwise: ivsb is False, expected True", stage(made, data=data, steps=1).run, asked)
     # Text after pictures is not text alone.
     asked = context(made, tmp_path / "behind", configs[1], {"drafter": tmp_path / "next-1"})
     stage(made, data=data, held_out=0.0, steps=1).run(asked)
@@ -277,8 +277,7 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
     order = train.training_order(chosen, states.lengths, 0)
     assert isinstance(order, RisingVisualOrder) and len(order) == int((states.lengths > 0).sum())
     assert not (states.lengths[order(0)] > 0).any() and (states.lengths[order(3)] > 0).all()
-    with pytest.raises(UserError, match="pictures and samples without"):
-        train.training_order(chosen, np.array([3, 4]), 0)
+    fails_with("pictures and samples without", train.training_order, chosen, np.array([3, 4]), 0)
     chosen.run(asked)
     assert len(losses(asked.folder)) == 4 * -(-len(order) // 4)
 
@@ -359,8 +358,7 @@ def test_drafts_by_level_train_and_draft_what_the_target_says(made, tmp_path, co
         assert drafted.tokens == decode(None).tokens
         drafted_tokens += sum(cycle.num_drafted for cycle in drafted.cycles)
     assert drafted_tokens > 0
-    with pytest.raises(UserError, match="tokenizer_sha256"):
-        config.load(asked.folder, target, identity=TargetIdentity({}, "another"))
+    fails_with("tokenizer_sha256", config.load, asked.folder, target, identity=TargetIdentity({}, "another"))
 
 
 def test_an_id_behind_the_targets_last_one_is_told_where_ids_are_counted():

@@ -275,9 +275,8 @@ def test_heads_of_another_kind_target_or_making_are_refused(made, tmp_path):
     """Each with the file's folder and what to write instead."""
 
     def refused(says, kind, folder, **changes):
-        with pytest.raises(UserError, match=says) as error:
-            start(made, kind, folder, tmp_path / f"run{len(list(tmp_path.iterdir()))}", **changes)
-        return error.value
+        error = fails_with(says, start, made, kind, folder, tmp_path / f"run{len(list(tmp_path.iterdir()))}", **changes)
+        return error
 
     eagle_folder = published(made, "eagle", tmp_path / "eagle", pickled=False)
     ttt_folder = published(made, "eagle3", tmp_path / "eagle3")

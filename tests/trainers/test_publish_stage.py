@@ -245,9 +245,8 @@ def test_a_manifest_of_wrong_kinds_is_told_by_its_name(change, published, folder
     WRONG[change](manifest)
     (folder / "draftsmith.json").write_text(json.dumps(manifest))
     write_sums(folder)
-    with pytest.raises(UserError) as error:
-        open_published(folder, target=published / "target")
-    assert "draftsmith.json" in str(error.value) and error.value.hint
+    error = fails_with("", open_published, folder, target=published / "target")
+    assert "draftsmith.json" in str(error) and error.hint
 
 
 @pytest.mark.parametrize("size", [10**7, -1, 2.5e9])
@@ -328,9 +327,8 @@ def test_a_damaged_index_of_several_files_is_told(published, tmp_path):
     }
     for name, problem in named.items():
         index.write_text(json.dumps(whole | {"weight_map": whole["weight_map"] | {tensor: name}}))
-        with pytest.raises(UserError, match=re.escape(problem)) as error:
-            load()
-        assert str(draft) in str(error.value) and error.value.hint
+        error = fails_with(re.escape(problem), load)
+        assert str(draft) in str(error) and error.hint
 
 
 @pytest.mark.parametrize(("change", "says"), [("cut", "is [4, 32], expected [32, 32]"), ("take", "is missing")])
@@ -343,9 +341,8 @@ def test_weights_of_another_shape_are_named_even_with_a_list_that_agrees(change,
         del state[name]
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_sums(folder)
-    with pytest.raises(UserError) as caught:
-        open_published(folder, target=published / "target")
-    assert "the weights do not fit config.json" in caught.value.problem and says in caught.value.problem
+    caught = fails_with("", open_published, folder, target=published / "target")
+    assert "the weights do not fit config.json" in caught.problem and says in caught.problem
 
 
 def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):

@@ -12,6 +12,7 @@ from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.fit import OptimConfig
 from draftsmith.trainers.train.loop import train
+from fails import fails_with
 from training import Samples, engine, loader, module, run, training_of
 
 STEPS = 8  # three to an epoch, so that stops fall inside, at and after epoch borders
@@ -60,13 +61,12 @@ def test_asked_to_stop_at_every_step(alone, step, tmp_path):
         if now == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped) as stopped:
-        run(tmp_path, steps=STEPS, zero=zero, log=terminate)
+    stopped = fails_with("", run, tmp_path, steps=STEPS, zero=zero, log=terminate, error=Stopped)
     # The flag travels with the all-reduce of the next step, which is then the last one.
-    assert stopped.value.step == step + 1
+    assert stopped.step == step + 1
     seen, result, told = run(tmp_path, steps=STEPS, zero=zero)
     assert any("resuming from" in line for line in told)
-    assert seen == {at: loss for at, loss in losses.items() if at > stopped.value.step}
+    assert seen == {at: loss for at, loss in losses.items() if at > stopped.step}
     assert equal(result, weights)
 
 
@@ -114,9 +114,8 @@ def test_asked_to_stop_before_the_first_step_it_does_one(alone, tmp_path):
             return super().__getitem__(index)
 
     handler = signal.getsignal(number)
-    with pytest.raises(Stopped) as stopped:
-        run(tmp_path, steps=STEPS, zero=zero, samples=Interrupting())
-    assert stopped.value.step == 1
+    stopped = fails_with("", run, tmp_path, steps=STEPS, zero=zero, samples=Interrupting(), error=Stopped)
+    assert stopped.step == 1
     assert signal.getsignal(number) is handler
     seen, result, _ = run(tmp_path, steps=STEPS, zero=zero)
     assert seen == {step: loss for step, loss in losses.items() if step > 1}

@@ -1,6 +1,7 @@
 """The suite of an evaluate stage, end to end at tiny size: two turns, resumed runs, trees, drafts by path, quality."""
 
 import json
+import math
 import shutil
 
 import datasets
@@ -147,12 +148,12 @@ def test_what_several_ranks_kept_is_read_by_all(tmp_path, monkeypatch):
 def test_a_changed_digit_in_the_resume_log_is_worked_on_again(tmp_path, capsys):
     """It is valid JSON still: only the line's own checksum tells."""
     stem = tmp_path / "rows"
-    for key, value in (("0", {"tokens": [11, 12], "total_s": 0.1}), ("1", {"tokens": [21]})):
+    for key, value in (("0", {"tokens": [11, 12], "total_s": 0.1}), ("1", {"tokens": [21], "s": math.nan})):
         ResumeLog(stem).add(key, value)
     path = tmp_path / "rows-0.jsonl"
-    assert ResumeLog(stem).values == {"0": {"tokens": [11, 12], "total_s": 0.1}, "1": {"tokens": [21]}}
-    path.write_text(path.read_text().replace("12", "13"))
-    assert ResumeLog(stem).values == {"1": {"tokens": [21]}}
+    assert ResumeLog(stem).values == {"0": {"tokens": [11, 12], "total_s": 0.1}, "1": {"tokens": [21], "s": None}}
+    path.write_text(path.read_text().replace("12]", "13]"))
+    assert ResumeLog(stem).values == {"1": {"tokens": [21], "s": None}}
     assert "line 1 is damaged" in capsys.readouterr().err
     # Lines of earlier versions have no checksum.
     path.write_text('["0", {"tokens": [1]}]\n')

@@ -35,6 +35,7 @@ from draftsmith.recipes.config.load import load
 from draftsmith.trainers.run.context import EngineConfig
 from draftsmith.trainers.stages.train import TrainCodes
 from draftsmith.trainers.train import on_codes as training_codes
+from fails import fails_with
 from safetensors.torch import load_file, save_file
 from stages_run import list_anew
 from states_run import parsed
@@ -409,8 +410,7 @@ def test_a_head_of_another_target_is_told_before_it_is_trained_on_or_drawn_with(
     output = branch(demo, tmp_path / "run", without=("evaluate",))
     shutil.copy(tmp_path / "head" / "draftsmith.json", output / "head")
     list_anew(output / "head")
-    with pytest.raises(UserError, match="num_layers is 2, expected 1"):
-        run(output, stages=["evaluate"])
+    fails_with("num_layers is 2, expected 1", run, output, stages=["evaluate"])
 
 
 # What cannot be trained
@@ -494,27 +494,20 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
         stage = settings(model=model, data={"path": shards[data], **changes})
         stage.run(context(tmp_path / "out", given, made, drafter=head))
 
-    with pytest.raises(UserError, match="hold pixels and no codes"):
-        train("target", "pictures")
-    with pytest.raises(UserError, match="hold codes and no pixels"):
-        train("vq", "codes")
-    with pytest.raises(UserError, match="hold codes and no features"):
-        train("drafter", "codes")
+    fails_with("hold pixels and no codes", train, "target", "pictures")
+    fails_with("hold codes and no pixels", train, "vq", "codes")
+    fails_with("hold codes and no features", train, "drafter", "codes")
     # A target whose text encoder is a published one is trained on its features, and a class-conditional one on labels.
     published = target.model_copy(update={"text_encoder": "google/flan-t5-xl"})
-    with pytest.raises(UserError, match="hold codes and no features"):
-        train("target", "codes", published)
+    fails_with("hold codes and no features", train, "target", "codes", published)
     classes = target.model_copy(update={"condition": "class", "text_encoder": None})
-    with pytest.raises(UserError, match="without a label"):
-        train("target", "codes", classes)
+    fails_with("without a label", train, "target", "codes", classes)
     with pytest.raises(UserError, match="images of 16 codes, the target's have 64"):
         train("target", "codes", target.model_copy(update={"image_size": 2 * SIDE}))
-    with pytest.raises(UserError, match="model: target for anole"):
-        train("target", "codes", AnoleTargetConfig(kind="anole"))
+    fails_with("model: target for anole", train, "target", "codes", AnoleTargetConfig(kind="anole"))
     with pytest.raises(UserError, match="no manifest"):
         settings(model="vq", data={"path": str(tmp_path)}).run(context(tmp_path / "out", target, made))
-    with pytest.raises(Refused, match="names none"):
-        parsed(target, None, section(data={"path": shards["features"]}))
+    fails_with("names none", parsed, target, None, section(data={"path": shards["features"]}), error=Refused)
 
 
 @pytest.mark.parametrize(
@@ -541,8 +534,7 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        parsed(IMAGES, EAGLE, section(**changes))
+    fails_with(words, parsed, IMAGES, EAGLE, section(**changes), error=ValueError)
 
 
 def test_dead_codes_are_revived_in_most_of_the_forwards_of_a_rank(tmp_path):

@@ -98,7 +98,7 @@ def number_type(recipe: WholeRecipe) -> torch.dtype:
 
 
 def engine_parts(total: int, trained: int, stage: TrainSettings, recipe: WholeRecipe) -> dict[str, float]:
-    """Weights, gradients and optimizer on each rank, following the ZeRO paper's table (section 3)."""
+    """Weights, gradients and optimizer of so many parameters on each rank, by the ZeRO paper's table (section 3)."""
     count, zero, width = num_ranks(recipe), recipe.engine.zero_stage, number_type(recipe).itemsize
     several = stage.batch_size > micro_of(stage, recipe) * count
     # Under bf16 micro-batches are summed in float32, by ZeRO's stages or where there are several.
@@ -114,7 +114,7 @@ def engine_parts(total: int, trained: int, stage: TrainSettings, recipe: WholeRe
 def lvlm_parts(
     stage: RecordsSettings, recipe: WholeRecipe, config: PreTrainedConfig, trained: int, patches: int
 ) -> dict[str, float]:
-    """Bytes of a draft LVLM's training, a captioner's or a tiny target's, by what holds them."""
+    """Bytes of a draft LVLM's training, a captioner's or a tiny target's; its tower reads `patches` for a row."""
     parts = engine_parts(sum(parameter_counts(config).values()), trained, stage, recipe)
     rows, length = _rows(stage, recipe, stage.data.max_length)
     held, whole, top = held_dtype(recipe.target), config.get_text_config().num_hidden_layers, 0

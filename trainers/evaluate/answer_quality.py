@@ -11,7 +11,7 @@ from typing import Any
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, nulls
 from ...data.conversations import end_ids
 from ...data.records.record import paths
 from ...eval import text_quality
@@ -45,7 +45,7 @@ def measure_quality(
     names = [f"{model}{blind}" for model in models for blind in ("", BLIND)]
     built = text_quality.build(measured, score, sets=config.sets, models=names, samples=config.samples)
     if ranks.is_main():
-        (folder / "quality.json").write_text(json.dumps(built, indent=1))
+        (folder / "quality.json").write_text(json.dumps(nulls(built), indent=1))
         page = text_quality.markdown(built, lambda record: _shown(record, run.suite.folder, folder / "samples"))
         (folder / "quality.md").write_text(page)
     return built

@@ -97,7 +97,7 @@ def draw_untimed(
     measuring: Measuring, generator: Generator, prompts: Sequence[ImagePrompt], batch_size: int
 ) -> Pictures:
     """What a table of quality needs, drawn without the clock: plain decoding's pictures, `batch_size` side by side,
-    then those of each method, at every temperature.
+    then those of each method whose drafter `measuring` has, at every temperature.
     """
     target, stage, context = generator.target, measuring.stage, measuring.context
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, nulls
 from ...core.results import CODES
 from ...data.captioned.prompts import ImagePrompt
 from ...data.pictures.videos import visual_tokens as num_visual_tokens
@@ -77,7 +77,7 @@ def probe(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportS
         sections += [*_shares(measuring, sets, data), _in_the_target(measuring, clips, data)]
     if settings.importance is not None:
         sections.append(_importance(measuring, settings.importance, sets, data))
-    (measuring.context.folder / "probes.json").write_text(json.dumps(data, indent=1))
+    (measuring.context.folder / "probes.json").write_text(json.dumps(nulls(data), indent=1))
     return sections
 
 
@@ -214,7 +214,7 @@ def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet]) -> l
                 place = (requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method)
                 name = "-".join(part for part in place if part).replace("/", "-")
                 data = {request: asdict(trace) for request, trace in traces.items()}
-                (folder / f"{name}.json").write_text(json.dumps(data))
+                (folder / f"{name}.json").write_text(json.dumps(nulls(data)))
     return [ReportSection("Weights over time", (f"Traces of {count} requests of each set are in weights/.",))]
 
 

@@ -41,7 +41,7 @@ class Reporting:
         quality: Quality | None = None,
         again: bool = False,
     ) -> None:
-        """`report.md`, `report.json` and the figures."""
+        """`report.md`, `report.json` and the figures; `again`: with more sections, which nobody need be told."""
         stage, context = self.measuring.stage, self.measuring.context
         built = report.build(
             self.rows, about=self._about(), methods=infos(self.measuring.drafting), contrasts=stage.contrasts,

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, parse_json, read_small
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, nulls
 from ...core.ranks import notice
 from ..run.stopping import Stop, Stopped
 
@@ -61,7 +61,8 @@ class ResumeLog:
                     notice(f"{place} is damaged, and its item is worked on again ({problem})")
 
     def add(self, key: str, value: object) -> None:
-        """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""
+        """Append a JSON value, with null for NaN, to this rank's file. Raises `UserError` where the disk is full."""
+        value = nulls(value)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         append_lines(self._path, json.dumps([key, value, _checksum(key, value)]).encode() + b"\n")
         self.values[key] = value

@@ -22,6 +22,7 @@ from ...core.json_types import list_at
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
+from ...data.served_prompt import other_aspect
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.table import AnyTarget, language_section, training_of
 from ..run.context import Context
@@ -95,7 +96,8 @@ class ContrastStage(Stage):
         features = self._features(dataset, module, context)
         loss = self._fit(module.parts_of(model)["projector"], features, wanted, context)
         context.say(f"{len(features):,} pictures of {features.shape[1]} places: contrast {loss:.3f} nats a place")
-        save_model(self.model, self.format, context, model, processor, self.steps, context.seed)
+        aspect = other_aspect(self.data, processor, dataset.column("images"))
+        save_model(self.model, self.format, context, model, processor, self.steps, context.seed, aspect)
 
     def _words(self, dataset: ConversationDataset, index: int, processor: Processor, table: Tensor) -> Tensor:
         """Mean input embeddings [P,D] of a record's texts."""

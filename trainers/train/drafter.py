@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,9 @@ class Best:
             if score is None:
                 continue
             # Rank 0 reads the score and broadcasts the decision, since another rank might read a half-written file.
-            is_better = ranks.is_main() and (not mark.is_file() or score > read_json(mark, _Score, hint=_AGAIN).score)
+            is_better = ranks.is_main() and not math.isnan(score)
+            if is_better and mark.is_file():
+                is_better = score > read_json(mark, _Score, hint=_AGAIN).score
             if not ranks.broadcast(is_better):
                 continue
             weights = head()

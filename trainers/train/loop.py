@@ -27,7 +27,7 @@ from . import checkpoint
 from .checkpoint import CheckpointConfig
 from .engine import Engine
 
-# Steps in a row that have nothing to learn, after which the data is at fault.
+# Steps in a row, or logs, that have nothing to learn, after which the data is at fault.
 MOST_SILENT = 8
 
 Log = Callable[[JsonMapping, int], None]
@@ -56,6 +56,8 @@ class Training:
     write: Write | None = None
     # How many records supervise nothing, and why; empty: none is left out.
     left_out: Callable[[], str] = lambda: ""
+    # What is at fault where the loss compares no supervised token; empty: it compares each.
+    why_untaught: str = ""
 
 
 @dataclass
@@ -118,7 +120,7 @@ def train(
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
     clock, samples = time.perf_counter(), 0
-    tokens, silent = None, 0
+    tokens, silent, logs_without_loss = None, 0, 0
     # Each step with the next one, whose tokens must be counted before it begins.
     for current, following in pairwise(chain(loader, [None])):
         ranks.pulse().begin(f"step {step + 1} of {training.total}", is_step=True)
@@ -157,9 +159,15 @@ def train(
         tokens = next_tokens
         last = step == training.total
         if (step % log_every == 0 or last) and sums.tokens:
-            _report(engine, sums, samples, time.perf_counter() - clock, step, log)
+            compares = _report(engine, sums, samples, time.perf_counter() - clock, step, log)
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
+            logs_without_loss = 0 if compares or not training.why_untaught else logs_without_loss + 1
+            if logs_without_loss == 1:
+                say(f"step {step}: the loss compares no token: {training.why_untaught}")
+            if logs_without_loss == MOST_SILENT:
+                problem = f"step {step}: the loss of {MOST_SILENT} logs compares no token"
+                raise TrainingError(problem, hint=training.why_untaught)
         every = training.validate_every if training.validate is not None else None
         due = every is not None and (step % every == 0 or last)
         # After the last step without a validation the result alone is left to write, which is less than a checkpoint.
@@ -228,7 +236,8 @@ def _all_reduce(engine: Engine, *values: float | torch.Tensor) -> list[float]:
     return total.tolist()
 
 
-def _report(engine: Engine, sums: _Sums, samples: int, seconds: float, step: int, log: Log) -> None:
+def _report(engine: Engine, sums: _Sums, samples: int, seconds: float, step: int, log: Log) -> bool:
+    """Log; returns whether the loss compared anything: there alpha, where it logs one, is above 0."""
     names = sorted(sums.metrics)
     values = torch.stack([sums.loss, *(sums.metrics[n].to(sums.loss) for n in names)]).double()
     dist.all_reduce(values)
@@ -237,6 +246,7 @@ def _report(engine: Engine, sums: _Sums, samples: int, seconds: float, step: int
     shown |= {"samples_per_s": samples / seconds, "tokens_per_s": sums.tokens / seconds}
     if ranks.is_main():
         log(shown, step)
+    return bool(loss and shown.get("alpha", loss))
 
 
 def _names(batches: StepBatches) -> str:

@@ -28,6 +28,7 @@ from ...data.families.processor import Processor
 from ...data.families.table import PICTURE_FAMILIES, TEMPLATES
 from ...data.loader import Collate, Samples, StepBatches, Subset
 from ...data.order import BucketedOrder
+from ...data.served_prompt import other_aspect
 from ...data.sources import SHARDS, AnswerCollate, AnsweredSamples, Answers
 from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import write_answers
@@ -90,7 +91,8 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
     validation = stage.validation
 
     def finish(engine: Engine) -> None:
-        _save(stage, context, engine, processor, total, seed)
+        shown = dataset.column("images") + dataset.column("clips")
+        _save(stage, context, engine, processor, total, seed, other_aspect(stage.data, processor, shown))
 
     return Training(
         module,
@@ -293,21 +295,22 @@ def start_weights(which: str, context: Context, processor: Processor, seed: int)
 
 
 def _save(
-    stage: RecordsSettings, context: Context, engine: Engine, processor: Processor, total: int, seed: int
-) -> None:
-    """The result: a directory that transformers loads, written by rank 0."""
+    stage: RecordsSettings, context: Context, engine: Engine, processor: Processor, total: int, seed: int,
+    aspect: dict[str, str],
+) -> None:  # fmt: skip
+    """The result: a directory that transformers loads, written by rank 0. `aspect` as of `other_aspect`."""
     with engine.full_weights():
         if ranks.is_main():
             module = engine.module
             assert isinstance(module, ModelTraining)
             merge_adapters(module.model)
-            save_model(stage.model, stage.format, context, module.model, processor, total, seed)
+            save_model(stage.model, stage.format, context, module.model, processor, total, seed, aspect)
     ranks.barrier()
 
 
 def save_model(
     which: str, form: PromptFormat, context: Context, model: PreTrainedModel, processor: Processor, total: int,
-    seed: int,
+    seed: int, aspect: dict[str, str],
 ) -> None:  # fmt: skip
     """Write a trained draft, target or captioner with its processor and manifest into the stage's folder."""
     draft = context.drafter if which == "drafter" else None
@@ -321,6 +324,7 @@ def save_model(
         "reads": {"visual_embedding": "projected", "positions": "flat"},
         "tested_with": tested_with(),
         "format": form.model_dump(),
+        **aspect,
         "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,
     }

@@ -21,6 +21,7 @@ from ...data.conversations import end_ids
 from ...data.families.processor import Processor
 from ...data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
+from ...data.served_prompt import other_aspect
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
@@ -44,26 +45,39 @@ from .loop import Training
 from .settings import StatesSettings, row_tokens
 from .states_source import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, OnlineStates, States
 
+_NEVER_WRITTEN = (
+    "the target writes none of the draft's own ids there (drafter.draft_vocab_size: {}): make it larger, or train on "
+    "the target's own answers (stage kind regenerate)"
+)
+
 
 def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     """A head beside its target, with the stage's source of states."""
     processor = context.processor()
     target = open_target(context, processor, tables_only=stage.reads_tables)
     states = open_states(stage, context, processor, target, seed)
-    train, held_out = (part[states.supervised[part] > 0] for part in split(states.draws, stage.held_out))
+    config, supervised = context.drafter, states.supervised
+    assert config is not None
+    least = config.least_supervised
+    train, held_out = (part[supervised[part] >= least] for part in split(states.draws, stage.held_out))
+    num_short = int(((supervised > 0) & (supervised < least)).sum())
+    why = f"{config.kind} learns from an answer's second token on"
+    short_note = f"{num_short:,} samples of one token are left out: {why}" if num_short else ""
     if not len(train) or (stage.validation is not None and not len(held_out)):
-        why = states.left_out() or None
+        why = "; ".join(filter(None, (short_note, states.left_out()))) or None
         raise UserError("no sample to train on, or none held out", where=why, hint="check the data and held_out")
     max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
-    context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
+    shown = f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}"
+    context.say("; ".join(filter(None, (shown, short_note))))
     # Of pictures, which a server has to be started with.
     limits = stage.data and stage.data.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
         manifest_fields={"format": stage.format.model_dump(mode="json")}
-        | ({"pixels": limits} if limits else {}) | _text_only(stage, context, states, train),
+        | ({"pixels": limits} if limits else {}) | other_aspect(stage.data, processor, states.lengths[train])
+        | _text_only(stage, context, states, train),
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)), objective=stage.objective,
     )  # fmt: skip
@@ -82,6 +96,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         validate=drafter.validation(_held_out(stage, states, held_out), states.held_out, total),
         validate_every=stage.checked_every,
         left_out=states.left_out,
+        why_untaught=_NEVER_WRITTEN.format(size) if (size := dict(config).get("draft_vocab_size")) else "",
     )
 
 

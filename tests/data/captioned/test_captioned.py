@@ -170,11 +170,13 @@ def test_folders_and_classes(sources, tmp_path):
     assert [(i.label, i.caption) for i in read(named)][1:4] == [(7, "tench"), (0, "shark"), (3, "ray")]
     index.write_text(json.dumps({"7": ["n01", "tench"]}))
     fails_with("2 class folders without a label, first 'n02'", read, named)
+    index.write_text(json.dumps({"7": ["n01", "tench"], "8": ["n01", "carp"]}))
+    fails_with("not a class index: two labels for 'n01'", read, named)
 
 
-@pytest.mark.parametrize("name", ["__MACOSX", "lost+found", "n04"])
+@pytest.mark.parametrize("name", ["__MACOSX", "lost+found", "@eaDir", "n04"])
 def test_a_class_folder_without_pictures_shifts_no_label(sources, tmp_path, name):
-    (tmp_path / "classes" / name).mkdir()
+    (tmp_path / "classes" / name / "a.jpg").mkdir(parents=True)  # a Synology disk's, of a picture's thumbnails
     (tmp_path / "classes" / name / "._a.jpg").write_bytes(b"what macOS leaves")
     given, _ = sources["classes"]
     for reading in (lambda: read(given), given.class_labels):
@@ -302,9 +304,8 @@ def test_truncated_and_damaged_tars_are_told_by_name(tmp_path):
     header = next(m for m in members if m.name == "00001.jpg").offset - 512
     cut.write_bytes(whole[:header] + b"\1" + whole[header + 1 :])  # `tarfile` takes that for the end
     fails_with(rf"damaged tar(.|\n)*cut\.tar, byte {header}", list, read(given))
-    for other in (b"\x1f\x8b" + bytes(1022), b"hello" * 200):
-        cut.write_bytes(other)
-        fails_with("not a tar file", list, read(given))
+    cut.write_bytes(b"hello" * 200)
+    fails_with("not a tar file", list, read(given))
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

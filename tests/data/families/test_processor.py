@@ -149,8 +149,7 @@ def test_a_patch_size_that_the_processor_s_files_leave_out_is_the_model_s(tmp_pa
     made.save(tmp_path)
     path = tmp_path / "processor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": None}))
-    with pytest.raises(UserError, match="say patch_size"):
-        load_processor(tmp_path)
+    fails_with("say patch_size", load_processor, tmp_path)
     vision = {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "vision_config": vision}))
     assert load_processor(tmp_path).patch_size == 8

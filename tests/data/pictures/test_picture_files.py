@@ -358,9 +358,11 @@ def test_whatever_pillow_raises_is_a_bad_picture(monkeypatch):
 @pytest.mark.parametrize("size", [3 << 20, 65 << 20], ids=["is read", "is refused by name"])
 def test_a_png_with_a_large_note_or_colour_profile(size):
     """Image generators write their workflow into a picture, and editors a profile: it is not corrupt."""
-    notes = PngImagePlugin.PngInfo()
+    notes, parts = PngImagePlugin.PngInfo(), PngImagePlugin.PngInfo()
     notes.add_text("workflow", "x" * size, zip=True)
-    for options in ({"pnginfo": notes}, {"icc_profile": b"z" * size}):
+    for name in "ab":
+        parts.add_text(name, "x" * (size // 2), zip=True)
+    for options in ({"pnginfo": notes}, {"pnginfo": parts}, {"icc_profile": b"z" * size}):
         data = encoded(Image.fromarray(NOISE), "PNG", **options)
         if size < picture_files.MAX_METADATA:
             assert (np.asarray(load_image(file(data))) == NOISE).all()

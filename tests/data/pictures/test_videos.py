@@ -1,6 +1,7 @@
 """Clips: the same frames every time, and every kind of damage ends in one kind of error."""
 
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -139,6 +140,19 @@ def test_frames_are_turned_as_players_turn_them(tmp_path, rotation):
     clip, stored = Clip(path, UNIFORM), Clip(encoded(tmp_path / "plain.mp4", range(5)), UNIFORM).frames()
     assert clip.size == ((64, 48) if rotation == 180 else (48, 64))
     assert clip.frames() == [image.rotate(rotation, expand=True) for image in stored]
+
+
+def as_stored(a: float, b: float, c: float, d: float) -> bytes:
+    """A display matrix, as MP4 has it."""
+    return struct.pack(">9i", *(int(number * 2**16) for number in (a, b, 0, c, d, 0, 0, 0, 2**14)))
+
+
+@pytest.mark.parametrize("matrix", [(-1, 0, 0, 1), (1, 0, 0, -1), (0, 1, 1, 0), (0.7, 0.7, -0.7, 0.7)])
+def test_a_clip_that_players_mirror_or_tilt_is_refused(tmp_path, matrix):
+    path = encoded(tmp_path / "a.mp4", range(5))
+    movie, head, track = path.read_bytes().partition(b"tkhd")
+    path.write_bytes(movie + head + track.replace(as_stored(1, 0, 0, 1), as_stored(*matrix)))
+    fails_with("mirrored or tilted", Clip, path, UNIFORM)
 
 
 def test_a_short_clip_is_refused(tmp_path):

@@ -9,8 +9,9 @@ import zipfile
 import pyarrow
 import pyarrow.parquet
 import pytest
+from draftsmith.data.records import scan
 from draftsmith.data.records.record import check_record
-from draftsmith.data.records.records import open_records
+from draftsmith.data.records.records import name_of, open_records
 from fails import fails_with
 from small_records import talk
 
@@ -46,9 +47,10 @@ READ = {
     "with a byte order mark.json": LIST.encode("utf-8-sig"),
     "with a byte order mark.jsonl": LINES.encode("utf-8-sig"),
     "lines of Windows.jsonl": LINES.replace("\n", "\r\n").encode(),
-    "a list of Windows.json": json.dumps(ROWS, indent=1).replace("\n", "\r\n").encode(),
     "a list by the name of lines.jsonl": LIST.encode(),
     "lines by the name of a list.json": LINES.encode(),
+    "a list of Windows.json": ("\r\n" + json.dumps(ROWS, indent=2)).replace("\n", "\r\n").encode(),
+    "gaps and no last line break.jsonl": LINES.replace("\n", "\r\n\n").rstrip().encode(),
     "a comma too many.json": (LIST[:-1] + ",]").encode(),
 }
 
@@ -61,10 +63,20 @@ def test_what_is_records_is_read_whatever_wrote_it(tmp_path, name):
     assert len(file) == 3 and not file.problems and [file.read(n) for n in range(3)] == ROWS
 
 
+@pytest.mark.parametrize("separator", [", ", "\n"])
+def test_a_record_with_nan_is_unusable_and_no_other(tmp_path, monkeypatch, separator):
+    """Under a key that nobody reads, too, and wherever a chunk ends."""
+    monkeypatch.setattr(scan, "CHUNK", 7)
+    rows = separator.join(json.dumps(row) for row in (ROWS[0], ROWS[1] | {"NaN": [float("-inf")]}, ROWS[2]))
+    (tmp_path / "a.json").write_text(rows if separator == "\n" else f"[{rows}]")
+    file = open_records(tmp_path / "a.json", tmp_path / "cache")
+    assert file.problems == {1: "-Infinity is no JSON (write null)"} and name_of(file, 1) == "record 1 (id None)"
+    assert [file.read(n) for n in (0, 2)] == [ROWS[0], ROWS[2]]
+
+
 # Name -> bytes, what the message says it is, and a part of the hint.
 TOLD = {
     "utf16.json": (LIST.encode("utf-16"), "UTF-16 text", "iconv -f UTF-16"),
-    "utf16.jsonl": (LINES.encode("utf-16"), "UTF-16 text", "iconv"),
     "utf16le.json": (LIST.encode("utf-16-le"), "UTF-16 text", "UTF-16LE"),
     "utf16be.jsonl": (LINES.encode("utf-16-be"), "UTF-16 text", "UTF-16BE"),
     "utf32.json": (LIST.encode("utf-32"), "UTF-32 text", "iconv"),
@@ -108,8 +120,12 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert check_record(messages) == "no conversations, but messages: a chat log, which `draftsmith logs` reads"
     assert check_record({"instruction": "a", "output": "b"}) == "no conversations (it has instruction, output)"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert "role and content" in check_record({"conversations": turns})
-    assert "from" in check_record({"conversations": turns})
+    assert "role and content, as in a chat log; they have from" in check_record({"conversations": turns})
+    for key, mark in (("images", "<image>"), ("videos", "<video>"), ("images", "")):  # LLaMA-Factory's names
+        shown = {key: ["a"], "conversations": talk(f"{mark}\nWhat?", "A square.")}
+        assert f"(key {key} is not read: call it {key[:-1]}, or read the file by kind: datasets)" in check_record(shown)
+    for count in (2, [None], []):
+        assert check_record(ROWS[0] | {"images": count}) is None, "names no picture"
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"data": ROWS}))
     assert open_records(path, tmp_path / "cache").problems[0] == "no conversations (it has data)", "an object around"

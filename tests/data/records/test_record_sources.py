@@ -1,6 +1,9 @@
 """Tables and tars give what JSON files give: the same samples in the same order, from anywhere, at flat memory."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import shutil
 import tracemalloc
@@ -349,6 +352,8 @@ def test_a_record_of_a_table_that_cannot_be_used(media, opened):
     listed = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
     assert sorted(note["record"] for note in listed) == [0, 1, 2, 3]
     assert any("corrupt image" in note["reason"] for note in listed)
+    unnamed = [{"id": float("nan"), "conversations": TURNS}, {"id": 1.0, "conversations": TEXT_TURNS}]
+    assert opened(saved(media / "nan", unnamed), on_error="skip", run="nan").log.listed().left_out == 1
 
 
 def test_a_wrong_folder_beside_embedded_pictures(media, opened, forms):
@@ -386,13 +391,14 @@ def test_pictures_of_a_key_in_their_order(media, opened):
     assert torch.equal(opened(media / "plain.json")[0].pixels, by_number), "9 comes before 10"
     text = opened(tar(media, [("k.json", record_bytes(image="images/2.png"))]))
     assert text.record(0)["image"] == "images/2.png" and text[0].pixels is not None, "a file of the images folder"
-    extra = [("a/k.json", record_bytes()), ("a/k.seg.npz", b"x"), ("a/k.jpg.pkl", b"x"),
-             ("a/k.png", picture_bytes(media, 2))]  # fmt: skip
+    extra = [("v1.0/k.json", record_bytes()), ("v1.0/k.seg.npz", b"x"), ("v1.0/k.jpg.pkl", b"x"),
+             ("v1.0/k.png", picture_bytes(media, 2))]  # fmt: skip
     data = opened(tar(media, extra))
-    assert len(data) == 1 and data.record(0)["id"] == "a/k", "members of other suffixes are never read"
+    assert len(data) == 1 and data.record(0)["id"] == "v1.0/k", "members of other suffixes are never read"
 
 
 BAD_SAMPLES = {
+    "NaN": ([("k.json", b'{"id": NaN}')], "bad json: NaN is no JSON"),
     "bad json": ([("k.json", b'{"id": '), ("k.png", b"x")], "key 'k': bad json"),
     "a list": ([("k.json", b"[]")], "not an object with conversations"),
     "no json": ([("k.png", b"x")], "no json member \\(members: png\\)"),
@@ -415,18 +421,23 @@ def test_a_sample_that_cannot_be_used(media, opened, sample, says):
 
 
 def test_a_key_that_comes_twice(media, opened):
-    """In one tar or in two: its members may lie apart, and which picture belongs to which text nobody knows."""
+    """In one tar its members may lie apart, and which picture belongs to which text nobody knows. Keys, and ids after
+    them, begin anew in each tar.
+    """
     first, other = members(records()[1], media, "a"), members(records()[0], media, "b")
-    for name, samples in (("one", [*first, *other, *first]), ("two", [*first])):
+    named = members(records()[1] | {"id": "a"}, media, "a")
+    for name, samples in (("one", [*first, *other, *first]), ("two", named), ("three", named), ("copy", first)):
         write_tar(media / f"{name}.tar", samples)
     with pytest.raises(UserError, match=r"key comes a second time[\s\S]*one\.tar, record 2[\s\S]*hint"):
         opened(TarRecords(kind="webdataset", path=str(media / "one.tar")))
-    both = TarRecords(kind="webdataset", path=(str(media / "one.tar"), str(media / "two.tar")))
+    one, *others = (str(media / f"{name}.tar") for name in ("one", "two", "three"))
+    assert len(opened(TarRecords(kind="webdataset", path=tuple(others)))) == 2
+    both = TarRecords(kind="webdataset", path=(one, str(media / "copy.tar")))
     kept = opened(both, on_error="skip")
-    assert [kept.record(index)["id"] for index in range(len(kept))] == ["r1", "r0"]
+    assert [kept.record(index)["id"] for index in range(len(kept))] == ["r1", "r0", "r1"]
     notes = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
-    assert {(Path(n["file"]).name, n["record"]) for n in notes
-            if n["record"] is not None} == {("one.tar", 2), ("two.tar", 3)}  # fmt: skip
+    assert [(Path(n["file"]).name, n["record"]) for n in notes if n["record"] is not None] == [("one.tar", 2)]
+    assert "2 records repeat the id" in notes[-1]["reason"], "one of them in a true copy"
 
 
 def test_tars_that_are_damaged_or_not_there(media, opened, forms):
@@ -435,9 +446,20 @@ def test_tars_that_are_damaged_or_not_there(media, opened, forms):
     fails_with(r"truncated tar[\s\S]*shard-001\.tar[\s\S]*hint", opened, forms["tar"])
     (media / "forms" / "shard-001.tar").write_bytes(b"x" * 512 + whole[512:])
     fails_with(r"not a tar file[\s\S]*shard-001\.tar[\s\S]*hint", opened, forms["tar"], on_error="skip")
+    for packed, kind, cure in (
+        (gzip.compress(whole), "gzip", "gunzip"),
+        (bz2.compress(whole), "bzip2", "bzip2 -d"),
+        (lzma.compress(whole), "xz", "xz -d"),
+        (b"\x28\xb5\x2f\xfd..", "zstd", "zstd -d"),
+    ):
+        (media / "forms" / "shard-001.tar").write_bytes(packed)
+        caught = fails_with(f"not a tar file: compressed with {kind}\n", opened, forms["tar"], on_error="skip")
+        assert caught.where.endswith("shard-001.tar") and cure in caught.hint
     for path in ("none-{000..003}.tar", "pipe:cat x", "https://example.com/a.tar"):
         caught = fails_with("", opened, TarRecords(kind="webdataset", path=path))
         assert caught.where and caught.hint
+    (media / "forms" / "shard-001.tar").write_bytes(picture_bytes(media, 1))
+    assert fails_with("not a tar file: a picture", opened, forms["tar"]).hint == "give plain .tar files"
     write_tar(media / "empty.tar", [("readme.md", b"x")])
     with pytest.raises(UserError, match=r"no records[\s\S]*empty\.tar[\s\S]*KEY\.json"):
         opened(TarRecords(kind="webdataset", path=str(media / "empty.tar")))

@@ -1,20 +1,15 @@
 """`draftsmith bench` against two real `vllm serve` on this CPU (scripts/test_engines): a target, and it with a head."""
 
 import json
-import os
 
 import pytest
-from draftsmith.eval.engines.program import PYTHON
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.recipes.commands.cli import main
 from PIL import Image
 from served_pair import TEXTS, build
-from vllm_server import start, wait
+from vllm_server import IN_VLLM, start, wait
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
-]
+pytestmark = IN_VLLM
 GAMMA, TOKENS = 4, 40
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"

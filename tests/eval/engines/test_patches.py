@@ -4,23 +4,20 @@ A patch can go when the cases that its file names pass without it.
 """
 
 import json
-import os
 import tempfile
 from pathlib import Path
 
 import pytest
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
-from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
+from draftsmith.eval.engines.program import VLLM, find_python, run_program
 from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.formats.plugin import PATCHES
 from served_heads import save_draft, save_drawn, save_itself
+from vllm_server import IN_VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
-]
+pytestmark = IN_VLLM
 # Case -> what our loop is told beside the same answers of the engine, as if it were the other one.
 OTHERWISE = {
     "M": {"mode": "T"},

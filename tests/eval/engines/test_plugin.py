@@ -1,7 +1,6 @@
 """Our plugin in a real vLLM (scripts/test_engines): chains as here, cut prompts repaired, mistakes flagged."""
 
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -11,17 +10,14 @@ from pathlib import Path
 import pytest
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
-from draftsmith.eval.engines.program import PYTHON, find_python, run_program
+from draftsmith.eval.engines.program import find_python, run_program
 from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats.export import export_drafter
 from safetensors.torch import load_file, save_file
 from served_heads import save_draft, save_drawn
-from vllm_server import start, wait
+from vllm_server import IN_VLLM, start, wait
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
-]
+pytestmark = IN_VLLM
 DRAWN = Path(__file__).with_name("drawn_program.py")
 _REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"
 

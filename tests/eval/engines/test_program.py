@@ -10,6 +10,7 @@ import psutil
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.engines.program import PYTHON, find_python, run_program, version_of
+from fails import fails_with
 
 
 def program(folder, text):
@@ -62,22 +63,19 @@ def test_modules_beside_a_program_are_not_its_own(tmp_path):
     ],
 )
 def test_what_goes_wrong_there_is_said_here(tmp_path, text, words):
-    with pytest.raises(UserError, match=words):
-        run_program(program(tmp_path, text), tmp_path, {}, python=sys.executable)
+    fails_with(words, run_program, program(tmp_path, text), tmp_path, {}, python=sys.executable)
 
 
 def test_an_interpreter_is_looked_at_before_anything_is_loaded(monkeypatch, tmp_path):
     for lost in (tmp_path / "nowhere" / "python", tmp_path):
-        with pytest.raises(UserError, match=rf"no interpreter(.|\n)*{lost}(.|\n)*engines.md"):
-            find_python(str(lost))
+        fails_with(rf"no interpreter(.|\n)*{lost}(.|\n)*engines.md", find_python, str(lost))
     with pytest.raises(UserError, match=r"vLLM is not installed(.|\n)*stages.x.engine.python"):
         find_python("/bin/true", key="stages.x.engine.python")
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without any installed package
     bare.chmod(0o755)
     monkeypatch.setenv(PYTHON, str(bare))
-    with pytest.raises(UserError, match="vLLM is not installed in this Python"):
-        find_python()
+    fails_with("vLLM is not installed in this Python", find_python)
 
 
 @pytest.mark.parametrize(("version", "good"), [("0.31.9", False), ("0.32.0", True), ("1.0", True), ("0.1.dev9", True)])
@@ -89,8 +87,7 @@ def test_an_older_engine_is_refused_with_both_versions(monkeypatch, tmp_path, ve
     if good:
         assert find_python(str(python)) == str(python) and version_of("vllm", str(python)) == version
         return
-    with pytest.raises(UserError, match=r"vLLM 0.31.9 is installed(.|\n)*0.32 is the oldest(.|\n)*vllm>=0.32"):
-        find_python(str(python))
+    fails_with(r"vLLM 0.31.9 is installed(.|\n)*0.32 is the oldest(.|\n)*vllm>=0.32", find_python, str(python))
 
 
 def test_a_program_that_hangs_is_ended_with_its_own_processes(tmp_path):

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import os
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -14,17 +13,13 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.processor import Resizing
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.served_prompt import chat_template
-from draftsmith.eval.engines.program import PYTHON
 from draftsmith.models.formats.target import export_target
 from draftsmith.recipes.commands.cli import main
 from engine_targets import TARGETS
 from PIL import Image
-from vllm_server import start, wait
+from vllm_server import IN_VLLM, start, wait
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
-]
+pytestmark = IN_VLLM
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 CHAT, V1 = PromptFormat(template="chat"), PromptFormat()
 QWEN_VL = PromptFormat(template="qwen_vl", image_rule="next")

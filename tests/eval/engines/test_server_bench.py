@@ -13,6 +13,7 @@ from draftsmith.data.records.logged_pictures import Conversation
 from draftsmith.eval.engines.server_bench import ChatServer, ServerBench
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from PIL import Image
 
 TOKENS, DRAFTS = 12, 3
@@ -109,8 +110,7 @@ def test_pictures_are_sent_where_their_marks_stand(tmp_path):
         assert head == f"data:image/{kind};base64" and base64.b64decode(data) == (tmp_path / name).read_bytes()
     with pytest.raises(UserError, match="leads out of the folder"):
         Conversation("c", {"conversations": turns, "image": ["../a.png", "b.jpg"]}, tmp_path).messages()
-    with pytest.raises(UserError, match="has clips"):
-        Conversation("c", {"conversations": turns[1:2], "video": "a.mp4"}, tmp_path).messages()
+    fails_with("has clips", Conversation("c", {"conversations": turns[1:2], "video": "a.mp4"}, tmp_path).messages)
 
 
 FAILS = {
@@ -136,8 +136,7 @@ def test_a_server_that_died_or_is_none():
     with Server() as server:
         measured = bench(server)
         assert measured.server.model == "tiny"
-    with pytest.raises(UserError, match=r"does not answer: .*refused"):
-        measured.measure({"mine": TALKS})
+    fails_with(r"does not answer: .*refused", measured.measure, {"mine": TALKS})
     with pytest.raises(UserError, match="no address"):
         _ = ChatServer("file:///etc/passwd").model
 
@@ -176,8 +175,7 @@ def test_an_answer_that_does_not_end_is_left():
 def test_no_key_goes_to_another_server(monkeypatch, path):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-" + "secret")
     with Server() as other, Server(redirects=(path, other.url)) as server:
-        with pytest.raises(UserError, match=f"sends requests on to {other.url}"):
-            bench(server).measure({"mine": TALKS[:1]})
+        fails_with(f"sends requests on to {other.url}", bench(server).measure, {"mine": TALKS[:1]})
         assert not other.heard
         server.settings["redirects"] = ("/v1/models", server.url + "/moved")
         assert ChatServer(server.url).model == "tiny", "its own paths are followed"

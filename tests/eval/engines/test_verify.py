@@ -13,6 +13,7 @@ from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from served_heads import save_draft, save_drawn
 
 TOKENS = 8
@@ -149,17 +150,15 @@ def test_a_wrong_answer_is_refused_by_its_file_and_line(side, drafted, monkeypat
     changes, words = WRONG[damage]
     engine = Engine(drafted, lambda line, drafts: line.update(changes) if line["name"] == "text 3" else None)
     monkeypatch.setattr(verify, "run_program", engine)
-    with pytest.raises(UserError, match=words) as caught:
-        side.answers({"method": "eagle3"})
-    assert "answers.jsonl, line 4" in caught.value.where and "log.txt" in caught.value.hint
+    caught = fails_with(words, side.answers, {"method": "eagle3"})
+    assert "answers.jsonl, line 4" in caught.where and "log.txt" in caught.hint
 
 
 @pytest.mark.parametrize("lines", [[], [{"vllm": "0.32.0"}], [{"vllm": 1, "torch": "", "device": "", "runner": ""}]])
 def test_an_engine_that_does_not_say_what_it_is_is_refused(side, monkeypatch, lines):
     monkeypatch.setattr(verify, "run_program", lambda *arguments, **named: lines)
-    with pytest.raises(UserError, match=r"wrote no line|torch: Field required|vllm: ") as caught:
-        side.answers(None)
-    assert "answers.jsonl" in caught.value.where
+    caught = fails_with(r"wrote no line|torch: Field required|vllm: ", side.answers, None)
+    assert "answers.jsonl" in caught.where
 
 
 def test_what_is_no_export_for_vllm_is_refused(pair, tmp_path, capsys, monkeypatch):

@@ -1,7 +1,6 @@
 """Exported pairs in a real vLLM (scripts/test_engines): every chain as here, and each kind of mistake is flagged."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,22 +8,20 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported, make_requests
-from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
+from draftsmith.eval.engines.program import VLLM, find_python, run_program
 from draftsmith.models.formats import export
 from draftsmith.models.formats.export import Target, export_drafter, find_target
 from draftsmith.models.formats.target import export_target
 from engine_targets import TARGETS
+from fails import fails_with
 from served_heads import save_drawn
 from served_pair import build
+from vllm_server import IN_VLLM
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
-]
+pytestmark = IN_VLLM
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +57,7 @@ def test_wrong_taps_are_flagged(pair, tmp_path, monkeypatch):
         (folder / "config.json").write_text(json.dumps(values | {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}))
 
     folder = copy(pair, tmp_path, change)
-    with pytest.raises(UserError, match="trained with layers that it reads"):
-        verified(folder, tmp_path)
+    fails_with("trained with layers that it reads", verified, folder, tmp_path)
     opened = Exported._drafter
 
     def as_exported(self):

@@ -3,11 +3,12 @@
 from typing import Literal, get_args
 
 import pytest
-from draftsmith.core.errors import Refused, UserError
+from draftsmith.core.errors import Refused
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.models.drafters.base import DrafterConfig, for_decoding
 from draftsmith.models.drafters.head_config import FusedHeadConfig
 from draftsmith.models.targets.base import language_shape
+from fails import fails_with
 from heads_tiny import config_of, text_config
 from pydantic import TypeAdapter, ValidationError
 from visual_tiny import llamagen, target
@@ -71,8 +72,7 @@ def test_decoding_changes_what_decoding_alone_reads(kind):
     ("ensemble", {"weights": {"kind": "grid"}}, "weights is no decoding setting"),
 ])  # fmt: skip
 def test_other_settings_are_refused_with_the_nearest(kind, settings, says):
-    with pytest.raises(ValueError, match=says):
-        for_decoding(section(kind), **settings)
+    fails_with(says, for_decoding, section(kind), error=ValueError, **settings)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,7 @@ def test_settings_of_eagle_that_nothing_reads_beside_a_target(settings, draws_im
     if says is None:
         config.check_settings(draws_images)
         return
-    with pytest.raises(Refused, match=says):
-        config.check_settings(draws_images)
+    fails_with(says, config.check_settings, draws_images, error=Refused)
     config.check_settings(not draws_images)
 
 
@@ -123,5 +122,4 @@ def test_shapes_of_both_kinds_of_targets_fit():
 def test_what_is_not_trained_says_so(kind):
     config = section(kind)
     assert config.trains_on is None and config.provides() == {"drafter"}
-    with pytest.raises(UserError, match=f"a drafter of kind {kind} is not trained"):
-        config.training_objective(None, None)
+    fails_with(f"a drafter of kind {kind} is not trained", config.training_objective, None, None)

@@ -10,7 +10,7 @@ import torch
 from decodings import greedy
 from dflash_tiny import ROWS, SMALL, draft, rows_of
 from draftsmith.core.batch import Request
-from draftsmith.core.errors import Refused, UserError
+from draftsmith.core.errors import Refused
 from draftsmith.core.states import Taps
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product, Static
@@ -23,6 +23,7 @@ from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.head_draws import is_blind
 from draftsmith.models.fast import causal_blocks
 from draftsmith.models.losses import divergence
+from fails import fails_with
 from family_checks import longer
 from heads_tiny import config_of, tables, text_config
 from tensors import check_gradients, check_travels, gradients_of, learn, unchanged
@@ -419,14 +420,12 @@ def test_the_layer_is_qwen3s_whatever_the_target_is():
     ({"mask_token_id": 44}, "the mask's id is 44, and the target has 44"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_the_target(settings, says):
-    with pytest.raises(UserError, match=says) as caught:
-        config_of(kind="dflash", **settings).check(tables().shape)
-    assert "drafter." in str(caught.value)
+    caught = fails_with(says, config_of(kind="dflash", **settings).check, tables().shape)
+    assert "drafter." in str(caught)
 
 
 def test_settings_that_nothing_reads():
-    with pytest.raises(ValueError, match="ascending order"):
-        config_of(kind="dflash", taps=[2, 1])
+    fails_with("ascending order", config_of, kind="dflash", taps=[2, 1], error=ValueError)
     with pytest.raises(ValueError, match="sliding_window is 15, shorter than a block of 16"):
         config_of(kind="dflash", sliding_window=15)
     with pytest.raises(Refused, match="every sample is blind"):
@@ -467,9 +466,8 @@ def test_drafts_travel(big, tmp_path, name):
 def test_drafts_of_other_settings_are_refused_by_name(big, tmp_path, changes, says):
     config, head = draft(big)
     config.save(head, tmp_path, config.manifest(big, TargetIdentity({"kind": "llava"})))
-    with pytest.raises(UserError, match=says) as caught:
-        DflashConfig.model_validate(SMALL | changes).load(tmp_path, big)
-    assert str(tmp_path) in str(caught.value)
+    caught = fails_with(says, DflashConfig.model_validate(SMALL | changes).load, tmp_path, big)
+    assert str(tmp_path) in str(caught)
 
 
 def test_a_published_folder_is_read(big, tmp_path):
@@ -491,8 +489,7 @@ def test_a_published_folder_is_read(big, tmp_path):
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 9, "is_causal": False}, "sliding_window is 9"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(native | changed))
-        with pytest.raises(UserError, match=says):
-            config.load(tmp_path, big)
+        fails_with(says, config.load, tmp_path, big)
 
 
 def test_the_rotation_of_the_target_is_copied_or_left():

@@ -15,6 +15,7 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_proposal import confident_levels
 from draftsmith.models.drafters.dflash_settings import DflashConfidence
 from draftsmith.models.drafters.dflash_training import draw_blocks
+from fails import fails_with
 from heads_tiny import config_of
 from tensors import check_travels
 from tiny import request as ask
@@ -149,17 +150,13 @@ def test_it_learns_where_the_draft_is_wrong(big):
 
 
 def test_settings():
-    with pytest.raises(ValueError, match="this draft has none"):
-        config_of(kind="dflash", cut_below=0.5)
-    with pytest.raises(ValueError, match="less than 1"):
-        config_of(kind="dflash", confidence={}, cut_below=1.0)
+    fails_with("this draft has none", config_of, kind="dflash", cut_below=0.5, error=ValueError)
+    fails_with("less than 1", config_of, kind="dflash", confidence={}, cut_below=1.0, error=ValueError)
     decoded = for_decoding(config_of(kind="dflash", confidence={}), cut_below=0.5)
     assert decoded.cut_below == 0.5 and decoded.confidence == DflashConfidence()
-    with pytest.raises(ValueError, match="this draft has none"):
-        for_decoding(config_of(kind="dflash"), cut_below=0.5)
+    fails_with("this draft has none", for_decoding, config_of(kind="dflash"), cut_below=0.5, error=ValueError)
     for settings in ({"confidence": {}}, {"confidence": {}, "cut_below": 0.5}):
-        with pytest.raises(Refused, match="for language models"):
-            config_of(kind="dflash", **settings).check_settings(True)
+        fails_with("for language models", config_of(kind="dflash", **settings).check_settings, True, error=Refused)
 
 
 def test_it_travels_and_a_draft_without_it_is_refused(big, tmp_path):

@@ -13,6 +13,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_training import draw_blocks
+from fails import fails_with
 from tensors import loud, same_weights
 from torch.nn import functional as F
 from visual_tiny import DFLASH, anole, code_batch, greedy, llamagen, plain, request, step_of, target, trained
@@ -165,14 +166,12 @@ def test_heads_travel_and_know_their_target(tmp_path):
     assert same_weights(again, head)
     with pytest.raises(UserError, match="num_layers is 2, expected 1"):
         DflashConfig(kind="dflash", block_size=5, num_layers=1, taps=(1, 2)).load(tmp_path / "head", big)
-    with pytest.raises(UserError, match=r"does not fit|expected"):
-        DFLASH.load(tmp_path / "head", target(llamagen("text", dim=48, heads=3), 3.0))
+    fails_with(r"does not fit|expected", DFLASH.load, tmp_path / "head", target(llamagen("text", dim=48, heads=3), 3.0))
 
 
 @pytest.mark.parametrize("name", ["sliding_window", "visual_slots", "draft_vocab_size", "vata", "mask_token_id"])
 def test_settings_of_language_models_are_refused(name):
     value = {"sliding_window": 9, "visual_slots": "none", "draft_vocab_size": 5, "vata": True, "mask_token_id": 3}[name]
     config = DflashConfig.model_validate({"kind": "dflash", "block_size": 5, name: value})
-    with pytest.raises(Refused, match=r"nothing reads it|is a code"):
-        config.check_settings(draws_images=True)
+    fails_with(r"nothing reads it|is a code", config.check_settings, draws_images=True, error=Refused)
     config.check_settings(draws_images=False)

@@ -25,6 +25,7 @@ from draftsmith.models.formats.heads import import_head, load_published
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
+from fails import fails_with
 from heads_tiny import config_of
 from published_tiny import block_folder, target_config, target_folder
 from tensors import check_gradients, check_travels, gradients_of, loud, same_weights
@@ -302,23 +303,17 @@ def test_drafts_travel(big, tmp_path, name):
     for other in ({"markov_head_type": "vanilla" if "rnn" in str(KINDS[name]) else "rnn"}, {"markov_rank": 5},
                   {"sample_from_anchor": not config.sample_from_anchor}):  # fmt: skip
         changed = DsparkConfig.model_validate(config.model_dump() | other)
-        with pytest.raises(UserError, match=rf"{next(iter(other))} is .*, expected"):
-            changed.load(tmp_path / "draft", big)
-    with pytest.raises(UserError, match="method is dspark, expected dflash"):
-        DflashConfig.model_validate(SMALL).load(tmp_path / "draft", big)
+        fails_with(rf"{next(iter(other))} is .*, expected", changed.load, tmp_path / "draft", big)
+    fails_with("method is dspark, expected dflash", DflashConfig.model_validate(SMALL).load, tmp_path / "draft", big)
 
 
 def test_settings_that_contradict_each_other(big):
-    with pytest.raises(ValueError, match="markov_rank is 0"):
-        DsparkConfig(kind="dspark", markov_rank=0, confidence={})
-    with pytest.raises(ValueError, match="cut_below reads a confidence head"):
-        DsparkConfig(kind="dspark", cut_below=0.3)
+    fails_with("markov_rank is 0", DsparkConfig, kind="dspark", markov_rank=0, confidence={}, error=ValueError)
+    fails_with("cut_below reads a confidence head", DsparkConfig, kind="dspark", cut_below=0.3, error=ValueError)
     above = DsparkConfig(kind="dspark", num_layers=1, taps=[1], markov_above=True)
-    with pytest.raises(Refused, match="markov_above"):
-        above.check_settings(draws_images=False)
+    fails_with("markov_above", above.check_settings, draws_images=False, error=Refused)
     above.check_settings(draws_images=True)
-    with pytest.raises(UserError, match="a pass drafts 7 codes and a row has 4"):
-        above.check(target(llamagen("class")).shape)
+    fails_with("a pass drafts 7 codes and a row has 4", above.check, target(llamagen("class")).shape)
 
 
 @pytest.mark.parametrize("layout", ["ours", "native", "speculators"])
@@ -350,8 +345,7 @@ def test_a_dflash_draft_is_a_start(big, tmp_path, kind, layout):
         training.further = lambda *_: (0.0, (torch.zeros(()),))
     torch.testing.assert_close(training(batch, states).loss_sum, wanted, rtol=1e-6, atol=1e-6)
     other = config_of(**SMALL | {"mask_token_id": 60} | own)
-    with pytest.raises(UserError, match="mask_token_id is 61, expected 60"):
-        load_start(other, folder, big, identity, load_published)
+    fails_with("mask_token_id is 61, expected 60", load_start, other, folder, big, identity, load_published)
 
 
 @pytest.mark.parametrize(
@@ -391,5 +385,4 @@ def test_deepspecs_layout_is_read(big, tmp_path):
     again = config.load(tmp_path / "theirs", big)
     assert all(torch.equal(again.state_dict()[name], value) for name, value in head.state_dict().items())
     masks = DsparkConfig.model_validate(config.model_dump() | {"sample_from_anchor": False})
-    with pytest.raises(UserError, match="sample_from_anchor is True, expected False"):
-        masks.load(tmp_path / "theirs", big)
+    fails_with("sample_from_anchor is True, expected False", masks.load, tmp_path / "theirs", big)

@@ -30,6 +30,7 @@ from draftsmith.models.targets.anole.target import anole_shape
 from draftsmith.models.targets.base import Prompt, TargetStep
 from draftsmith.models.targets.llamagen.target import llamagen_shape
 from draftsmith.models.targets.llamagen.transformer import LlamaGenConfig, published
+from fails import fails_with
 from safetensors.torch import save_file
 from tensors import close, unchanged
 from torch import nn
@@ -381,8 +382,7 @@ def test_noise_follows_from_a_rows_seed_alone():
     assert not torch.equal(uniforms[0], uniforms[2])
     assert uniforms[0].min() < 0.001 and uniforms[0].max() > 0.999 and abs(uniforms[0].mean() - 0.5) < 0.01
     assert (uniforms[1, :50] == 0.5).all() and not (uniforms[1, 50:] == 0.5).all(-1).any()
-    with pytest.raises(AssertionError, match="3 rows and 0 seeds"):
-        step_of(training, teacher, replace(batch, seeds=()))
+    fails_with("3 rows and 0 seeds", step_of, training, teacher, replace(batch, seeds=()), error=AssertionError)
 
 
 def setting(condition="text", count=3, *, scale=3.0, interval=-1, seed=0):
@@ -567,9 +567,8 @@ def test_a_head_of_another_target_is_refused_by_name(tmp_path, changes, problem)
     """Most that differs is in no weight's shape: the head would load, and draft badly."""
     EAGLE.save(setting()[2], tmp_path, {})
     other = target(llamagen(**{"condition": "text", **changes}))
-    with pytest.raises(UserError) as caught:
-        EAGLE.load(tmp_path, other)
-    assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
+    caught = fails_with("", EAGLE.load, tmp_path, other)
+    assert problem in str(caught) and str(tmp_path) in str(caught)
 
 
 def test_a_published_head_and_its_config_are_taken_as_they_are(tmp_path):
@@ -578,8 +577,7 @@ def test_a_published_head_and_its_config_are_taken_as_they_are(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 32, "bias": True}))
     assert EAGLE.load(tmp_path, setting()[1]).fc.bias is not None
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config.json"):
-        EAGLE.load(tmp_path, setting()[1])
+    fails_with(r"config.json", EAGLE.load, tmp_path, setting()[1])
 
 
 @pytest.mark.parametrize(
@@ -594,11 +592,9 @@ def test_a_published_heads_config_wins(tmp_path, written, field, value):
     assert getattr(head.shape, field) != value
     assert getattr(EAGLE.load(tmp_path, teacher).shape, field) == value
     other = EagleConfig(kind="eagle", **{field: 2 * value})
-    with pytest.raises(UserError, match=rf"{field} \(drafter.{field}\) is {value}, expected {2 * value}"):
-        other.load(tmp_path, teacher)
+    fails_with(rf"{field} \(drafter.{field}\) is {value}, expected {2 * value}", other.load, tmp_path, teacher)
     (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(written, "many")))
-    with pytest.raises(UserError, match=rf"{next(iter(written))}: Input should be a valid"):
-        EAGLE.load(tmp_path, teacher)
+    fails_with(rf"{next(iter(written))}: Input should be a valid", EAGLE.load, tmp_path, teacher)
 
 
 def test_a_target_with_shared_keys_and_values(tmp_path):
@@ -636,6 +632,5 @@ def test_files_that_are_no_head_are_refused(tmp_path, content):
     if content != "no file":
         torch.save(values[content], path)
         path.write_bytes(path.read_bytes()[: {"cut off": 1000, "empty": 0}.get(content)])
-    with pytest.raises(UserError) as caught:
-        EAGLE.load(tmp_path, teacher)
-    assert str(tmp_path) in str(caught.value)
+    caught = fails_with("", EAGLE.load, tmp_path, teacher)
+    assert str(tmp_path) in str(caught)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.eagle3 import Eagle3Config, Eagle3Head
 from draftsmith.models.layer import LayerShape
+from fails import fails_with
 from heads_tiny import built, case_for, outputs, tables
 from torch.nn import functional as F
 
@@ -62,8 +62,7 @@ def test_the_norms_of_eagle_31(tmp_path, norms):
     config.save(head, tmp_path / "head", {"method": "eagle3"})
     config.load(tmp_path / "head", target)
     other = config.model_copy(update={"norm_output": not config.norm_output})
-    with pytest.raises(UserError, match="norm_output is"):
-        other.load(tmp_path / "head", target)
+    fails_with("norm_output is", other.load, tmp_path / "head", target)
 
 
 def test_eagle3_leaves_out_slots_that_its_vocabulary_cannot_say():
@@ -94,8 +93,7 @@ def test_likeliest_ids():
     counts, never = torch.tensor([5, 0, 7, 7, 1]), torch.tensor([True, False, False, False, False])
     assert likeliest_ids(counts, 2).tolist() == [2, 3]
     assert likeliest_ids(counts, 3, never).tolist() == [2, 3, 4]
-    with pytest.raises(UserError, match="draft_vocab_size is 5, and 4 ids can come"):
-        likeliest_ids(counts, 5, never)
+    fails_with("draft_vocab_size is 5, and 4 ids can come", likeliest_ids, counts, 5, never)
 
 
 def test_scores_of_the_whole_vocabulary_are_left_as_they_are():

@@ -11,6 +11,7 @@ from draftsmith.models.decoding.head_layer import Rotary
 from draftsmith.models.drafters.base import HeadObjective, states_settings
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.targets.base import language_shape
+from fails import fails_with
 from heads_tiny import STRETCHED, config_of, head_of, stretched_text, text_config
 from pydantic import ValidationError
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -47,8 +48,7 @@ def test_rotations_that_a_layer_does_not_know():
     plain = config_of(kind="msd").layer(language_shape(dynamic))
     assert plain.rope_scaling is None, "plain, up to what it was trained for"
     long = stretched_text("longrope", factor=2.0, short_factor=[1.0] * 16, long_factor=[2.0] * 16)
-    with pytest.raises(UserError, match=r"by longrope.*\n.*drafter.rope: plain"):
-        config_of(kind="msd").layer(language_shape(long))
+    fails_with(r"by longrope.*\n.*drafter.rope: plain", config_of(kind="msd").layer, language_shape(long))
     assert config_of(kind="msd", rope="plain").layer(language_shape(long)).rope_scaling is None
 
 
@@ -144,11 +144,7 @@ def test_mistakes_are_named():
         config_of(kind="sparrow", middle_layer=9).taps_for(language_shape(text_config()), training=True)
     with pytest.raises(UserError, match="share_layer is 8"):
         config_of(kind="msd", visual_share=0.5, share_layer=8).taps_for(language_shape(text_config()), training=False)
-    with pytest.raises(ValidationError, match="no term has a weight"):
-        HeadObjective()
-    with pytest.raises(ValidationError, match="this head's are its own"):
-        config_of(kind="eagle3", objective={"feature": 1.0})
-    with pytest.raises(ValidationError, match="ascending"):
-        config_of(kind="eagle3", taps=(4, 2, 5))
-    with pytest.raises(ValidationError, match="vata"):
-        config_of(kind="hivis", vata=False)
+    fails_with("no term has a weight", HeadObjective, error=ValidationError)
+    fails_with("this head's are its own", config_of, kind="eagle3", objective={"feature": 1.0}, error=ValidationError)
+    fails_with("ascending", config_of, kind="eagle3", taps=(4, 2, 5), error=ValidationError)
+    fails_with("vata", config_of, kind="hivis", vata=False, error=ValidationError)

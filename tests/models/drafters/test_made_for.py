@@ -9,6 +9,7 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
+from fails import fails_with
 from visual_tiny import EAGLE, MEDUSA, anole, llamagen, target
 
 
@@ -53,11 +54,9 @@ def test_a_head_loads_beside_its_own_target(tmp_path, method):
 ])  # fmt: skip
 def test_a_head_of_another_target_of_one_width_is_refused(tmp_path, method, made_for, problem):
     teacher = target(llamagen("text"))
-    with pytest.raises(UserError) as caught:
-        load(method, saved(tmp_path, method, made_for, teacher), teacher)
-    assert problem in str(caught.value) and str(tmp_path / "draftsmith.json") in str(caught.value)
-    with pytest.raises(UserError, match="another target"):
-        load(method, tmp_path, teacher, section())
+    caught = fails_with("", load, method, saved(tmp_path, method, made_for, teacher), teacher)
+    assert problem in str(caught) and str(tmp_path / "draftsmith.json") in str(caught)
+    fails_with("another target", load, method, tmp_path, teacher, section())
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,8 @@ def test_names_and_revisions(tmp_path, monkeypatch, first, second, problem):
     if problem is None:
         load(MEDUSA, folder, teacher, section(**second))
         return
-    with pytest.raises(UserError) as caught:
-        load(MEDUSA, folder, teacher, section(**second))
-    assert problem in str(caught.value) and ("fix target.path" in str(caught.value)) == ("path" in first)
+    caught = fails_with("", load, MEDUSA, folder, teacher, section(**second))
+    assert problem in str(caught) and ("fix target.path" in str(caught)) == ("path" in first)
 
 
 def test_heads_of_anole_and_of_llamagen(tmp_path):
@@ -92,8 +90,7 @@ def test_heads_of_anole_and_of_llamagen(tmp_path):
     with pytest.raises(UserError, match="revision is a, expected b"):
         load(MEDUSA, folder, teacher, AnoleTargetConfig(kind="anole", revision="b"))
     folder = saved(tmp_path / "llamagen", MEDUSA, section(), teacher)
-    with pytest.raises(UserError, match="kind is llamagen, expected anole"):
-        load(MEDUSA, folder, teacher)
+    fails_with("kind is llamagen, expected anole", load, MEDUSA, folder, teacher)
 
 
 def test_manifests_that_say_nothing_or_nonsense(tmp_path):
@@ -104,8 +101,7 @@ def test_manifests_that_say_nothing_or_nonsense(tmp_path):
         load(MEDUSA, tmp_path, teacher, section())
     for nonsense in ("{", "[]", json.dumps({"target": {"kind": "llamagen", "shape": 3}})):
         path.write_text(nonsense)
-        with pytest.raises(UserError, match=r"draftsmith\.json"):
-            load(MEDUSA, tmp_path, teacher)
+        fails_with(r"draftsmith\.json", load, MEDUSA, tmp_path, teacher)
     path.unlink()
     load(MEDUSA, tmp_path, teacher, section())
 

@@ -23,6 +23,7 @@ from draftsmith.models.drafters.medusa import (
 )
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
+from fails import fails_with
 from family_checks import longer
 from heads_tiny import case_for, config_of, tables
 from tensors import close, unchanged
@@ -62,12 +63,10 @@ def test_a_vocabulary_of_their_own_is_the_likeliest_ids_with_the_targets_rows(tm
     assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == 9
     read = config.load(tmp_path, big)
     assert torch.equal(read.draft_ids, head.draft_ids) and torch.equal(read.lm_head.weight, head.lm_head.weight)
-    with pytest.raises(UserError, match=r"lm_head"):
-        MedusaConfig(kind="medusa", num_heads=2).load(tmp_path, big)
+    fails_with(r"lm_head", MedusaConfig(kind="medusa", num_heads=2).load, tmp_path, big)
     whole, part = (c.empty(big.shape) for c in (MedusaConfig(kind="medusa", num_heads=2), config))
     assert sum(p.numel() for p in part.parameters()) - sum(p.numel() for p in whole.parameters()) == 9 * 32
-    with pytest.raises(Refused, match="draft_vocab_size"):
-        config.check_settings(draws_images=True)
+    fails_with("draft_vocab_size", config.check_settings, draws_images=True, error=Refused)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])

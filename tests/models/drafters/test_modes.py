@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.core.batch import Request
-from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, VIDEO, Picture
 from draftsmith.models.drafters.modes import MODES, ImageSubstitutes, picture_runs
 from draftsmith.models.pictures import flat_view
+from fails import fails_with
 from tiny import IMAGE_ID
 from transformers import AutoTokenizer
 
@@ -89,10 +89,8 @@ def test_runs_of_different_lengths_and_a_clip():
 
 
 def test_what_a_mode_needs_is_asked_for():
-    with pytest.raises(UserError, match="needs a captioner"):
-        ImageSubstitutes(5).check("C")
-    with pytest.raises(AssertionError, match="are missing"):
-        ImageSubstitutes(5).check("T-text")
+    fails_with("needs a captioner", ImageSubstitutes(5).check, "C")
+    fails_with("are missing", ImageSubstitutes(5).check, "T-text", error=AssertionError)
     ImageSubstitutes(5).check("T")
 
 

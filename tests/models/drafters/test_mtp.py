@@ -21,6 +21,7 @@ from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.config.load import load
 from exact import chances, check_drawn
+from fails import fails_with
 from family_checks import all_logits, longer
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
@@ -187,21 +188,17 @@ def test_a_trained_head_goes_back_into_the_folder(tmp_path, shards, had):
     speculative = json.loads(export.command.split("--speculative-config ")[1].strip("'"))
     assert export.command.startswith(f"vllm serve {tmp_path / 'out'} ")
     assert speculative == {"method": "mtp", "num_speculative_tokens": 3}
-    with pytest.raises(UserError, match="in bfloat16 alone"):
-        Exported(tmp_path / "out")
+    fails_with("in bfloat16 alone", Exported, tmp_path / "out")
 
 
 def test_a_folder_without_a_head(tmp_path):
     place = shipped(tmp_path / "target")
-    with pytest.raises(UserError, match="transformers drops it where it saves a model"):
-        CONFIG.load(None, TARGET, identity=identity(place))
-    with pytest.raises(UserError, match="comes from no folder"):
-        CONFIG.load(None, TARGET, identity=TargetIdentity({"kind": "qwen3_5"}))
+    fails_with("transformers drops it where it saves a model", CONFIG.load, None, TARGET, identity=identity(place))
+    fails_with("comes from no folder", CONFIG.load, None, TARGET, identity=TargetIdentity({"kind": "qwen3_5"}))
     head = {PREFIX + name: value for name, value in loud().state_dict().items()}
     head[f"{PREFIX}fc.weight"] = torch.zeros(3, 3)
     save_file(head, place / "model.safetensors")
-    with pytest.raises(UserError, match="does not fit this target"):
-        CONFIG.load(None, TARGET, identity=identity(place))
+    fails_with("does not fit this target", CONFIG.load, None, TARGET, identity=identity(place))
 
 
 def test_other_engines_have_no_layout(tmp_path):
@@ -216,8 +213,7 @@ def test_a_head_of_another_kind_is_refused(tmp_path):
     stage = trained(tmp_path / "stage", loud(), place)
     manifest = json.loads((stage / "draftsmith.json").read_text())
     (stage / "draftsmith.json").write_text(json.dumps(manifest | {"method": "eagle"}))
-    with pytest.raises(UserError, match="method is eagle, expected mtp"):
-        CONFIG.load(stage, TARGET, identity=identity(place))
+    fails_with("method is eagle, expected mtp", CONFIG.load, stage, TARGET, identity=identity(place))
 
 
 @pytest.mark.parametrize(("kind", "changes", "words"), [
@@ -230,8 +226,7 @@ def test_targets_without_such_a_head(kind, changes, words):
     config = tiny_qwen.model(kind).config.get_text_config()
     for name, value in changes.items():
         setattr(config, name, value)
-    with pytest.raises(UserError, match=words):
-        CONFIG.check(language_shape(config))
+    fails_with(words, CONFIG.check, language_shape(config))
 
 
 @pytest.mark.parametrize("settings", [{"draft_vocab_size": 30}, {"positions": "flat"}, {"rope_theta": 5e5}])

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.eval.policies import CHOICES, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.decoder import PromptRows
 from draftsmith.models.decoding.tree import ROOT, Tree, ancestor_mask
 from draftsmith.models.drafters.pruned import PrunedConfig, keep_visual, pruned_prompt, visual_scores
+from fails import fails_with
 from pydantic import ValidationError
 
 VECTORS = Path(__file__).parents[1] / "vectors_pruned"
@@ -55,8 +55,7 @@ def test_what_is_kept(number):
 
 def test_shares_are_of_a_whole():
     for wrong in ({"attention_share": 1.1}, {"attention_share": 0}, {"ratio": 1}):
-        with pytest.raises(ValidationError):
-            PrunedConfig(kind="pruned", **wrong)
+        fails_with("", PrunedConfig, kind="pruned", error=ValidationError, **wrong)
 
 
 def test_the_first_step_is_the_attention_alone():
@@ -70,8 +69,7 @@ def test_the_first_step_is_the_attention_alone():
 
 def test_a_prompt_that_ends_with_its_picture_is_refused():
     modality = torch.tensor([TEXT, IMAGE, IMAGE], dtype=torch.int8)
-    with pytest.raises(UserError, match="no text after its last picture"):
-        visual_scores({0: torch.rand(1, 2, 3)}, modality)
+    fails_with("no text after its last picture", visual_scores, {0: torch.rand(1, 2, 3)}, modality)
 
 
 @pytest.mark.parametrize("positions", ["compact", "target"])
@@ -102,8 +100,7 @@ def nodes(name):
 
 def test_a_list_that_skips_a_sibling_is_refused():
     """The recorded custom list does; with sampled draws the residual would miss the one that was passed over."""
-    with pytest.raises(UserError, match="skips a sibling"):
-        Static(nodes("custom"))
+    fails_with("skips a sibling", Static, nodes("custom"))
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -15,6 +15,7 @@ from draftsmith.models.drafters.weights import (
     mixture,
     weights_of,
 )
+from fails import fails_with
 from pydantic import ValidationError
 
 CPU = torch.device("cpu")
@@ -172,8 +173,7 @@ def test_the_mixture_of_one_is_untouched():
 )
 def test_a_name_that_stands_for_a_mode_is_that_mode(name, members, weights):
     """Reports say what the name stands for."""
-    with pytest.raises(ValueError, match="give another name"):
-        EnsembleConfig(name=name, members=members, weights=weights)
+    fails_with("give another name", EnsembleConfig, name=name, members=members, weights=weights, error=ValueError)
     assert EnsembleConfig(name="MT*", members=("M", "T"), weights=GridWeights(kind="grid", window=4))
     assert EnsembleConfig(name="MT", members=("M", "T"), weights=FixedWeights(kind="fixed", values=(2, 2)))
 
@@ -185,8 +185,7 @@ def test_names():
     assert preset("MTC").members == ("M", "T", "C")
     assert preset("T-raw").members == ("T-raw",)
     for wrong in ("MM", "X", "M*", "MTCPT", ""):
-        with pytest.raises(ValueError, match="no drafting mode"):
-            preset(wrong)
+        fails_with("no drafting mode", preset, wrong, error=ValueError)
     with pytest.raises(ValidationError, match="one weight for each"):
         EnsembleConfig(name="x", members=("M", "T"), weights=FixedWeights(kind="fixed", values=(1.0,)))
     with pytest.raises(ValidationError, match="one weight for each"):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.models.hub import pinned_config
 from draftsmith.models.targets.llamagen.captions import TextFeatures, caption_ids, clean_caption, fix
+from fails import fails_with
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
@@ -135,8 +135,7 @@ def test_bfloat16_is_the_default(folder):
 
 def test_a_missing_encoder_is_a_user_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    with pytest.raises(UserError, match="cannot load"):
-        TextFeatures(tmp_path)
+    fails_with("cannot load", TextFeatures, tmp_path)
 
 
 def test_an_encoder_that_lacks_a_layer_is_refused(folder, tmp_path):
@@ -144,8 +143,7 @@ def test_an_encoder_that_lacks_a_layer_is_refused(folder, tmp_path):
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"num_layers": 3}))
-    with pytest.raises(UserError, match=r"do not fit config.json: encoder.block.2.* is missing"):
-        TextFeatures(copy)
+    fails_with(r"do not fit config.json: encoder.block.2.* is missing", TextFeatures, copy)
 
 
 def test_the_pinned_encoder_is_flan_t5_xl():

@@ -13,6 +13,7 @@ from draftsmith.models.targets.llamagen import files, published_files
 from draftsmith.models.targets.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from safetensors.torch import load_file, save_file
 from tensors import same_weights as same
 from torch import nn
@@ -129,21 +130,17 @@ def test_damage_is_told_with_file_and_key(damage, tmp_path):
     files.save_model(llamagen(TEXT), tmp_path)
     change, told = DAMAGES[damage]
     change(tmp_path)
-    with pytest.raises(UserError, match=told) as caught:
-        files.load_llamagen(tmp_path)
-    assert str(tmp_path) in str(caught.value) and "hint:" in str(caught.value)
+    caught = fails_with(told, files.load_llamagen, tmp_path)
+    assert str(tmp_path) in str(caught) and "hint:" in str(caught)
 
 
 def test_transformer_and_tokenizer_are_told_apart(tmp_path):
     files.save_model(tokenizer(), tmp_path / "vq")
     files.save_model(llamagen(TEXT), tmp_path / "model")
-    with pytest.raises(UserError, match="give the other directory"):
-        files.load_llamagen(tmp_path / "vq")
-    with pytest.raises(UserError, match="give the other directory"):
-        files.load_vq(tmp_path / "model")
+    fails_with("give the other directory", files.load_llamagen, tmp_path / "vq")
+    fails_with("give the other directory", files.load_vq, tmp_path / "model")
     edit_weights(tmp_path / "vq", lambda s: s.pop("quantize.embedding.weight"))
-    with pytest.raises(UserError, match=r"quantize\.embedding\.weight is missing"):
-        files.load_vq(tmp_path / "vq")
+    fails_with(r"quantize\.embedding\.weight is missing", files.load_vq, tmp_path / "vq")
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_new_one(tmp_path, monkeypatch, capsys):
@@ -155,8 +152,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_new_one(tmp_path, monkeyp
         raise OSError("no space left on device")
 
     monkeypatch.setattr(folders, "save_file", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        files.save_model(llamagen(TEXT, seed=1), folder)
+    fails_with("no space", files.save_model, llamagen(TEXT, seed=1), folder, error=OSError)
     assert same(files.load_llamagen(folder), model)
     assert convert(folder, tmp_path / "b") == 1
     assert "no space left on device" in capsys.readouterr().err
@@ -179,8 +175,7 @@ def test_a_hub_id_fetches_its_files_and_their_sums(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("source", ["no/such/folder", "/no/such/folder"])
 def test_a_source_that_is_neither(source):
-    with pytest.raises(UserError, match="is no directory"):
-        files.load_llamagen(source)
+    fails_with("is no directory", files.load_llamagen, source)
 
 
 # ---- LANTERN's layout
@@ -282,8 +277,7 @@ def test_files_without_weights(content, told, tmp_path):
         (tmp_path / "x.pt").write_text(content)
     elif content is not None:
         torch.save(content, tmp_path / "x.pt")
-    with pytest.raises(UserError, match=told):
-        read_official(tmp_path / "x.pt")
+    fails_with(told, read_official, tmp_path / "x.pt")
 
 
 def meta_state(config: LlamaGenConfig) -> dict[str, torch.Tensor]:
@@ -311,8 +305,7 @@ def test_shapes_beside_the_published_ones():
     ({"encoder.conv_in.weight": torch.ones(1)}, {}, "--vq"),
 ])  # fmt: skip
 def test_shapes_that_do_not_tell(state, options, told):
-    with pytest.raises(UserError, match=told):
-        published_files.infer_config(state, grid=16, **options)
+    fails_with(told, published_files.infer_config, state, grid=16, **options)
 
 
 @pytest.mark.parametrize("config", [VqConfig(), VqConfig(ch_mult=(1, 2, 2, 4)), VQ], ids=["vq-16", "vq-8", "tiny"])
@@ -332,8 +325,7 @@ def test_the_grid_is_in_the_name_or_given():
     assert {name: published_files.grid_of(name) for name in names} == names
     assert published_files.grid_of("c2i_B_384.pt", 256) == 16
     for name, size in (("model.pt", None), ("step_2560000.pt", None), ("model.pt", 250)):
-        with pytest.raises(UserError, match="image size"):
-            published_files.grid_of(name, size)
+        fails_with("image size", published_files.grid_of, name, size)
 
 
 # ---- the command

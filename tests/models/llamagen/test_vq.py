@@ -7,6 +7,7 @@ import pytest
 import torch
 from draftsmith.models.targets.llamagen import vq
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer, nearest, revive_dead_codes, unit_cells
+from fails import fails_with
 from pydantic import ValidationError
 from torch.nn import functional as F
 
@@ -108,8 +109,7 @@ def test_published_sizes():
 
 
 def test_groups_must_divide_every_level():
-    with pytest.raises(ValidationError, match="groups"):
-        VqConfig(base_channels=8)
+    fails_with("groups", VqConfig, base_channels=8, error=ValidationError)
     assert VqConfig(base_channels=8, groups=4).channels == (8, 8, 16, 16, 32)
 
 
@@ -175,5 +175,4 @@ def test_dead_codes_move_onto_cells():
     assert moved == 32 - len(chosen)
     assert torch.equal(model.quantize.embedding.weight[chosen], kept)
     assert len(model.encode(images).unique()) > len(chosen)
-    with pytest.raises(AssertionError):
-        revive_dead_codes(model, images[:1, :, :4, :4], torch.Generator())
+    fails_with("", revive_dead_codes, model, images[:1, :, :4, :4], torch.Generator(), error=AssertionError)

@@ -13,7 +13,6 @@ import tensors
 import torch
 from decodings import greedy
 from draftsmith.core.batch import CodeBatch, ImageRequest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.rows import Guidance
@@ -30,6 +29,7 @@ from draftsmith.models.targets.anole.target import (
 )
 from draftsmith.models.targets.base import Taps
 from exact import path_to, random_tree
+from fails import fails_with
 from pydantic import ValidationError
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, LlamaConfig
 
@@ -289,13 +289,11 @@ CODES_ALONE = {name: number for name, number in VOCABULARY.items() if name.start
     (CODES_ALONE, "outside the model's 34: end_of_image 8196"),
 ])  # fmt: skip
 def test_a_wrong_vocabulary_is_refused(vocabulary, problem):
-    with pytest.raises(UserError, match=re.escape(problem)):
-        read_ids(tiny_config(vocabulary_map=vocabulary))
+    fails_with(re.escape(problem), read_ids, tiny_config(vocabulary_map=vocabulary))
 
 
 def test_special_ids_in_a_text_are_refused():
-    with pytest.raises(UserError, match=re.escape("special ones (0, 22)")):
-        AnoleTarget(tiny()).prefill(request(0, 25, 22), Taps(), capacity=1)
+    fails_with(re.escape("special ones (0, 22)"), AnoleTarget(tiny()).prefill, request(0, 25, 22), Taps(), capacity=1)
 
 
 # ---- files and recipes
@@ -317,22 +315,18 @@ def test_a_saved_target_comes_back(saved):
 
 
 def test_what_cannot_be_loaded_is_refused(saved, tmp_path):
-    with pytest.raises(UserError, match=r"target\.path: cannot read the config"):
-        load_anole(tmp_path / "nothing")
+    fails_with(r"target\.path: cannot read the config", load_anole, tmp_path / "nothing")
     LlamaConfig().save_pretrained(tmp_path / "llama")
-    with pytest.raises(UserError, match="is a llama, expected a chameleon"):
-        load_anole(tmp_path / "llama")
+    fails_with("is a llama, expected a chameleon", load_anole, tmp_path / "llama")
     model = tiny(3)
     pickled = tmp_path / "pickled"
     model.config.save_pretrained(pickled)
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
-    with pytest.raises(UserError, match="cannot load"):
-        load_anole(pickled)
+    fails_with("cannot load", load_anole, pickled)
     state = model.state_dict()
     del state["model.norm.weight"]
     model.save_pretrained(tmp_path / "less", state_dict=state)
-    with pytest.raises(UserError, match=re.escape("model.norm.weight is missing")):
-        load_anole(tmp_path / "less")
+    fails_with(re.escape("model.norm.weight is missing"), load_anole, tmp_path / "less")
 
 
 def test_recipe_section():
@@ -342,8 +336,7 @@ def test_recipe_section():
     assert AnoleTargetConfig(kind="anole", vq_path=None).provides() == {"target", "text"}
     placed = config.placed({"vq": Path("here")})
     assert (placed.path, placed.vq_path) == (config.path, "here"), "the weights stay where they were"
-    with pytest.raises(ValidationError, match="top_k"):
-        AnoleTargetConfig(kind="anole", top_k=2000)
+    fails_with("top_k", AnoleTargetConfig, kind="anole", top_k=2000, error=ValidationError)
 
 
 def test_the_pinned_config_has_the_published_size():
@@ -358,5 +351,4 @@ def test_lumina_is_refused_with_its_reason(saved, tmp_path):
     values = json.loads((saved / "config.json").read_text())
     values["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"Lumina-mGPT is not supported.*row-end tokens"):
-        load_anole(tmp_path)
+    fails_with(r"Lumina-mGPT is not supported.*row-end tokens", load_anole, tmp_path)

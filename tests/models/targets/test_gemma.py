@@ -25,6 +25,7 @@ from draftsmith.models.targets.load import build_target, check_kind, load_target
 from draftsmith.models.targets.sizes import parameter_counts
 from draftsmith.models.targets.table import training_of
 from draftsmith.trainers.evaluate.text import why_not
+from fails import fails_with
 from heads_tiny import config_of
 from tiny_gemma import (
     IDS,
@@ -144,8 +145,7 @@ def test_what_a_head_mirrors(shape):
     assert torch.equal(own.embedding, own.decoder.language_model.embed_tokens.weight)
     rows = lm_head_rows(own, torch.tensor([4, 9]))
     torch.testing.assert_close(rows, own.decoder.model.lm_head.weight[[4, 9]], atol=1e-6, rtol=0)
-    with pytest.raises(UserError, match="6 times as large as words"):
-        config_of(kind="eagle").check(own.shape)
+    fails_with("6 times as large as words", config_of(kind="eagle").check, own.shape)
     config_of(kind="eagle", image="placeholder").check(own.shape)
 
 
@@ -207,8 +207,7 @@ def test_saved_experts_are_refused(tmp_path):
     values = MODELS["large"].config.to_dict()
     values["text_config"] |= EXPERTS
     Published(type(MODELS["large"].config)(**values)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="mixture of experts"):
-        loaded(tmp_path)
+    fails_with("mixture of experts", loaded, tmp_path)
 
 
 @every_shape

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from draftsmith.core.batch import CodeBatch
-from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
 from draftsmith.models.decoding.tree import no_tree
+from fails import fails_with
 from test_batched_pictures import TARGETS
 
 
@@ -39,5 +39,4 @@ def test_layers_that_a_target_does_not_have_are_refused(name):
     target, requests = TARGETS[name]()
     one = torch.zeros(1, dtype=torch.bool)
     batch = CodeBatch(torch.zeros(1, 16, dtype=torch.int64), (requests[0].condition,), one, ~one, ("a",), 15)
-    with pytest.raises(UserError, match="states after layer 3 are wanted, and the target has 2"):
-        target.states(batch, Taps(text_layers=(3,)))
+    fails_with("states after layer 3 are wanted, and the target has 2", target.states, batch, Taps(text_layers=(3,)))

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar
 
-import pytest
-from draftsmith.core.errors import Refused, UserError
+from draftsmith.core.errors import Refused
 from draftsmith.models.targets.causal.section import CausalTraining
 from draftsmith.models.targets.family import Family, Pictures, Text
 from draftsmith.models.targets.language import LanguageTarget
@@ -13,6 +12,7 @@ from draftsmith.models.targets.load import check_kind
 from draftsmith.models.targets.section import TargetSection
 from draftsmith.models.targets.table import family_of, text_of
 from draftsmith.trainers.serve.engine_section import VllmEngine
+from fails import fails_with
 from transformers import CLIPVisionConfig, GraniteConfig, LlamaConfig, LlavaConfig
 
 TEXT = Text(norms_heads=True)
@@ -58,15 +58,13 @@ def test_a_tower_makes_another_family_of_a_model_type_as_among_ours():
 
 def test_weights_of_another_model_type_are_refused():
     check_kind(Granite(path="a/b"), "granite", "a/b")
-    with pytest.raises(UserError, match=r"'a/b' is of model_type 'llama', expected granite"):
-        check_kind(Granite(path="a/b"), "llama", "a/b")
+    fails_with(r"'a/b' is of model_type 'llama', expected granite", check_kind, Granite(path="a/b"), "llama", "a/b")
 
 
 def test_an_engine_hands_it_the_states_that_its_record_names():
     engine = VllmEngine(kind="vllm")
     engine.check(Granite(path="a/b"), states=True, aspect="pad")
-    with pytest.raises(Refused, match="hands out no hidden states"):
-        engine.check(Bare(path="a/b"), states=True, aspect="pad")
+    fails_with("hands out no hidden states", engine.check, Bare(path="a/b"), states=True, aspect="pad", error=Refused)
 
 
 def test_pictures_of_a_new_family_are_compared_before_an_engine_gets_them():
@@ -79,7 +77,6 @@ def test_pictures_of_a_new_family_are_compared_before_an_engine_gets_them():
         VllmEngine(kind="vllm").check(Seeing(path="a/b"), states=False, aspect="pad")
 
     assert not Family("new", "NewModel", CausalTraining, LanguageTarget, Pictures()).is_compared
-    with pytest.raises(Refused, match="nobody has compared here how vllm expands the pictures"):
-        check(pictures=Pictures())
+    fails_with("nobody has compared here how vllm expands the pictures", check, pictures=Pictures(), error=Refused)
     check(pictures=Pictures(), is_compared=True)
     check()  # it reads text alone, and there is nothing to compare

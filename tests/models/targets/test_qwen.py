@@ -17,6 +17,7 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding import decoder as decoders
 from draftsmith.models.targets.llava.section import LlavaTarget
+from fails import fails_with
 from live_tensors import Watched
 from tiny import llava
 from tiny_qwen import KINDS, model, published, reference, request, target
@@ -169,12 +170,10 @@ def test_early_visual_taps_of_deepstack_are_refused():
     batch, _ = batch_of("qwen3_vl")
     own = target(MODELS["qwen3_vl"])
     for layer in (1, 2):
-        with pytest.raises(UserError, match="first 2 layers"):
-            own.states(batch, Taps(feature=True, visual_layers=(layer,)))
+        fails_with("first 2 layers", own.states, batch, Taps(feature=True, visual_layers=(layer,)))
     own.states(batch, Taps(feature=True, text_layers=(1, 2), visual_layers=(0, 3)))
     target(MODELS["qwen2_5_vl"]).states(batch_of("qwen2_5_vl")[0], Taps(feature=True, visual_layers=(1,)))
-    with pytest.raises(UserError, match="the target has 4"):
-        own.states(batch, Taps(feature=True, text_layers=(5,)))
+    fails_with("the target has 4", own.states, batch, Taps(feature=True, text_layers=(5,)))
 
 
 def test_the_refusal_names_what_is_so():
@@ -198,8 +197,7 @@ def test_the_refusal_names_what_is_so():
 def test_tiles_are_refused():
     asked = request("qwen2_5_vl")
     tiled = type(asked)(asked.ids, asked.modality, torch.zeros(1, 3, 8, 8), "r", (Picture(2),))
-    with pytest.raises(UserError, match="reads pictures whole"):
-        target(MODELS["qwen2_5_vl"]).prefill(tiled, Taps(), capacity=1)
+    fails_with("reads pictures whole", target(MODELS["qwen2_5_vl"]).prefill, tiled, Taps(), capacity=1)
 
 
 @every_kind

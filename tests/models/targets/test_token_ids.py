@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.processor_files import load_processor
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
@@ -19,6 +18,7 @@ from draftsmith.models.drafters.lvlm import save_lvlm
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from draftsmith.trainers.run.context import Context
+from fails import fails_with
 from tiled import VOCAB as ROWS
 from tiled import model as made_model
 from tiled import processor
@@ -78,10 +78,8 @@ def test_another_number_in_a_recipe_is_refused_with_both(folder, number):
     told = (
         rf"num_token_ids is {number}, .*{re.escape(str(folder))} has {MADE.num_token_ids} ids\n.*target\.num_token_ids"
     )
-    with pytest.raises(UserError, match=told):
-        context(named, folder).processor()
-    with pytest.raises(UserError, match=told):
-        load_target(named, folder, num_token_ids=MADE.num_token_ids, image_token_id=None, device=CPU)
+    fails_with(told, context(named, folder).processor)
+    fails_with(told, load_target, named, folder, num_token_ids=MADE.num_token_ids, image_token_id=None, device=CPU)
     same = section(folder, num_token_ids=MADE.num_token_ids)
     assert context(same, folder).processor().num_token_ids == MADE.num_token_ids
 

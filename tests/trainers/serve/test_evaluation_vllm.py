@@ -1,11 +1,9 @@
 """An evaluation in a real vLLM (scripts/test_engines) beside our own loop's: equal answers, and one tau."""
 
 import json
-import os
 import random
 
 import pytest
-from draftsmith.eval.engines.program import PYTHON
 from draftsmith.eval.measured_rows import PLAIN, read_rows
 from draftsmith.eval.summary import tau_of
 from draftsmith.models.formats.export import export_drafter
@@ -13,11 +11,9 @@ from PIL import Image
 from served_heads import save_draft, save_drawn
 from served_pair import TEXTS, build
 from stages_run import load_spelled, run_loaded
+from vllm_server import IN_VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
-]
+pytestmark = IN_VLLM
 REQUESTS, TOKENS = 9, 40
 
 

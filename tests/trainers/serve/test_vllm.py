@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from draftsmith.data.shards.shards import ShardReader
-from draftsmith.eval.engines.program import PYTHON
 from engine_targets import TARGETS
+from vllm_server import IN_VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
-]
+pytestmark = IN_VLLM
 ROOT = Path(__file__).resolve().parents[3]
 
 
