@@ -31,17 +31,10 @@ from ...trainers.stages.train import AnyTrain, TrainRecords, TrainStage, chosen
 from ...trainers.train.fit import SCRATCH
 
 AnyStage = Annotated[
-    GenerateStage
-    | PromptsStage
-    | EncodeStage
-    | RegenerateStage
-    | CacheStage
-    | ContrastStage
-    | AnyTrain
-    | EvaluateStage
+    GenerateStage | PromptsStage | EncodeStage | RegenerateStage | CacheStage | ContrastStage | AnyTrain | EvaluateStage
     | PublishStage,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 
 
 def _stage_name(name: str) -> str:

