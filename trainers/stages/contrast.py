@@ -89,8 +89,8 @@ class ContrastStage(Stage):
     def _train(self, context: Context) -> None:
         processor = context.processor()
         dataset = open_records(self.data, self.format, context, processor)
-        model = start_weights(self.model, context, processor, context.seed).to(context.device())
-        embeddings = model.get_input_embeddings().weight.detach()
+        model: Any = start_weights(self.model, context, processor, context.seed)
+        embeddings = model.to(context.device()).get_input_embeddings().weight.detach()
         wanted = torch.stack([self._words(dataset, i, processor, embeddings) for i in range(len(dataset))])  # [N,P,D]
         module = training_of(model, ["projector"], gradient_checkpointing=False)
         features = self._features(dataset, module, context)
@@ -115,7 +115,7 @@ class ContrastStage(Stage):
         context.progress.count("picture", len(dataset), 0)
         for start in range(0, len(dataset), _PICTURES):
             context.stop.check("while the tower reads pictures")
-            pixels = [dataset[i].pixels for i in range(start, min(start + _PICTURES, len(dataset)))]
+            pixels: list[Any] = [dataset[i].pixels for i in range(start, min(start + _PICTURES, len(dataset)))]
             rows.append(module.selected_features(torch.cat(pixels).to(context.device())))
             context.progress.advance(len(pixels))
         features = torch.cat(rows)

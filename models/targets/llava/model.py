@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _register_tower() -> None:
-    from . import lite0  # noqa: F401
+    from ... import lite0  # noqa: F401
 
 
 REGISTRATIONS.append(_register_tower)

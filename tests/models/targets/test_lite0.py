@@ -10,8 +10,8 @@ import torch
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.processor_files import processor_of_halves
 from draftsmith.models.hub import read_config
+from draftsmith.models.lite0 import EfficientNetLite0Config, EfficientNetLite0Model, save_lite0
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.llava.lite0 import EfficientNetLite0Config, EfficientNetLite0Model, save_lite0
 from draftsmith.models.targets.llava.model import llava_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from fails import fails_with

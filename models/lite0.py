@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, CLIPImageProcessorPil, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ....core.pretrained import name_accelerator, without_bars
+from ..core.pretrained import name_accelerator, without_bars
 
 LITE0 = "efficientnet_lite0"
 _MAP = 4  # sides of what the map of an inner block is pooled to
