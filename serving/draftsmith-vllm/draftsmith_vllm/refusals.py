@@ -1,4 +1,4 @@
-"""What is refused: a vLLM that the classes were not tried with, and a folder that lacks weights of its class. Needs no vLLM."""
+"""What is refused: a vLLM that the classes were not tried with, a folder without all weights. Needs no vLLM."""
 
 import re
 from importlib import metadata
@@ -41,8 +41,8 @@ def check() -> None:
 
 
 class MissingWeights(ValueError):
-    """A folder lacks weights of its class. vLLM's own check leaves linear layers out: one that the folder lacks stays as it
-    was allocated, and the drafter serves noise.
+    """A folder lacks weights of its class. vLLM's own check leaves linear layers out: one that the folder lacks stays
+    as it was allocated, and the drafter serves noise.
     """
 
 
