@@ -26,7 +26,7 @@ def module(name):
     return loaded
 
 
-section, versions, names = module("section"), module("versions"), module("names")
+section, refusals = module("section"), module("refusals")
 LLAMA = {"hidden_size": 8}
 GOOD = {
     "msd": {"fc_bias": True}, "lvlm": {"language_model": LLAMA}, "lvlm-m": {"projector_input": "tower"},
@@ -68,14 +68,14 @@ def test_other_sections_are_refused_by_their_key(changes, words):
 
 @pytest.mark.parametrize("found", ["0.33.0", "0.31.9", "1.0", "0.320.1", None])
 def test_versions_that_were_not_tried_are_refused_by_name(monkeypatch, found):
-    monkeypatch.setattr(versions, "version", lambda: found)
-    with pytest.raises(versions.OtherVersion, match=rf"tried with vLLM 0.32, and this is {found or 'no vLLM'}:"):
-        versions.check()
+    monkeypatch.setattr(refusals, "version", lambda: found)
+    with pytest.raises(refusals.OtherVersion, match=rf"tried with vLLM 0.32, and this is {found or 'no vLLM'}:"):
+        refusals.check()
 
 
 @pytest.mark.parametrize("found", ["0.32.0", "0.32.1+cpu", "0.32.0rc1"])
 def test_patches_of_a_tried_minor_version_are_taken(found):
-    assert versions.refusal(found) is None
+    assert refusals.refusal(found) is None
 
 
 def test_a_cut_prompt_ends_where_its_piece_does():
@@ -251,10 +251,10 @@ def test_a_weight_that_a_folder_lacks_is_named():
     files = ["fc.weight", *(f"layers.0.{part}.weight" for part in (
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"))]  # fmt: skip
     held = [(name, number) for number, name in enumerate(files)]
-    assert list(names.every(iter(held), parameters, without=("embed_tokens.",))) == held
+    assert list(refusals.every(iter(held), parameters, without=("embed_tokens.",))) == held
     for lost in files:
         rest = [pair for pair in held if pair[0] != lost]
-        with pytest.raises(names.MissingWeights, match=rf"lacks {re.escape(lost)}: export"):
-            list(names.every(iter(rest), parameters, without=("embed_tokens.",)))
-    with pytest.raises(names.MissingWeights, match=r"lacks embed_tokens\.weight and 1 more"):
-        list(names.every(iter(held[1:]), parameters))
+        with pytest.raises(refusals.MissingWeights, match=rf"lacks {re.escape(lost)}: export"):
+            list(refusals.every(iter(rest), parameters, without=("embed_tokens.",)))
+    with pytest.raises(refusals.MissingWeights, match=r"lacks embed_tokens\.weight and 1 more"):
+        list(refusals.every(iter(held[1:]), parameters))

@@ -7,7 +7,7 @@ A folder of `draftsmith export --to vllm` names a class in `architectures`, and 
 import logging
 import os
 
-from . import patches, versions
+from . import patches, refusals
 
 # Names on the EAGLE path get `Eagle` put before them unless they begin so.
 CLASSES = {
@@ -31,7 +31,7 @@ def register() -> None:
 
     for name, where in CLASSES.items():
         ModelRegistry.register_model(name, where)
-    if reason := versions.refusal(versions.version()):
+    if reason := refusals.refusal(refusals.version()):
         logging.getLogger("vllm.draftsmith_vllm").warning(reason)
         return
     if os.environ.get(REPAIRS, "1") != "0":

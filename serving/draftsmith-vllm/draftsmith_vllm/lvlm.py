@@ -18,10 +18,10 @@ from transformers import LlamaConfig
 from vllm.model_executor.models.interfaces import SupportsEagle
 from vllm.model_executor.models.llama import LlamaForCausalLM
 
-from . import names, patches, section, versions
+from . import patches, refusals, section
 from .window import Window
 
-versions.check()
+refusals.check()
 
 
 class Projector(nn.Module):
@@ -39,7 +39,7 @@ class _Draft(LlamaForCausalLM):
     """A Llama whose folder has all of its weights."""
 
     def load_weights(self, weights):
-        return super().load_weights(names.every(weights, [name for name, _ in self.named_parameters()]))
+        return super().load_weights(refusals.every(weights, [name for name, _ in self.named_parameters()]))
 
 
 class Lvlm(_Draft, SupportsEagle):

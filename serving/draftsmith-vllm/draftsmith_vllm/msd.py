@@ -16,9 +16,9 @@ from vllm.model_executor.models.llama_eagle import LlamaDecoderLayer
 from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from . import names, section, versions
+from . import refusals, section
 
-versions.check()
+refusals.check()
 
 _STACKED = {
     ".q_proj": (".qkv_proj", "q"), ".k_proj": (".qkv_proj", "k"), ".v_proj": (".qkv_proj", "v"),
@@ -96,7 +96,7 @@ class Msd(nn.Module, SupportsEagle):
         parameters = [name for name, _ in self.model.named_parameters()]
         for ours, theirs in self.renamed.items():
             parameters = [name.replace(theirs, ours) for name in parameters]
-        weights = names.every(weights, parameters, without=("embed_tokens.",))  # the target's
+        weights = refusals.every(weights, parameters, without=("embed_tokens.",))  # the target's
         return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
 
 

@@ -10,9 +10,9 @@ projected ones (`projector_input: projected`).
 import torch
 from vllm.model_executor.models.llava import LlavaForConditionalGeneration
 
-from . import patches, section, versions
+from . import patches, refusals, section
 
-versions.check()
+refusals.check()
 
 
 class Llava(LlavaForConditionalGeneration):

@@ -137,7 +137,7 @@ def test_temperatures_of_drafts_are_the_engines_fault_and_the_plugin_repairs_it(
 
 def test_another_version_is_refused_by_name(target, tmp_path):
     """The class's own import refuses it, in vLLM's environment."""
-    code = "from draftsmith_vllm import versions\nversions.version = lambda: '0.33.1'\nfrom draftsmith_vllm import msd"
+    code = "from draftsmith_vllm import refusals\nrefusals.version = lambda: '0.33.1'\nfrom draftsmith_vllm import msd"
     done = subprocess.run([find_python(), "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode != 0 and "tried with vLLM 0.32, and this is 0.33.1" in done.stderr
 
