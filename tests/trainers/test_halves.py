@@ -148,15 +148,17 @@ def test_the_teacher_reads_the_text_and_the_answer_is_to_the_picture(made):
     assert any(row.get("alpha", 0) > 0 for row in steps), "it compares with what was kept"
 
 
-def test_loops_and_openings_leave_the_order_by_reason(made):
-    """Answers that are rewritten: one loops, four begin alike, of which two may."""
+def test_loops_words_and_openings_leave_the_order_by_reason(made):
+    """Answers that are rewritten: one loops, one names a pear, three begin alike, of which two may."""
     folder, _, _, run = made
     again = folder / "again"
     shutil.copytree(folder / "run", again)
     for name in ("finetune", "distilled"):
         shutil.rmtree(again / name)
     shards = again / "answers" / SHARDS
-    reader, texts = ShardReader(shards), ["a red cat, a red cat", *("It is a thing.",) * 4, ""]
+    reader = ShardReader(shards)
+    texts = ["a red cat, a red cat", *["It is a thing."] * 4, ""]
+    texts[3] = "Two Pears, ripe."
     identity = reader.identity
     samples = [(key, tensors, info | {"text": text}) for (key, tensors, info), text in zip(reader, texts, strict=True)]
     shutil.rmtree(shards)
@@ -164,11 +166,13 @@ def test_loops_and_openings_leave_the_order_by_reason(made):
     write_shard(shards, 0, iter(samples), {SKIPPED: 1})
     finish(shards, identity, num_shards=1)
     list_anew(again / "answers")
-    said = run(again, "stages.finetune.answers={from: answers, loops: skip, openings: 2}", stages=["finetune"])
+    answers = "stages.finetune.answers={from: answers, loops: skip, openings: 2, without: [pear]}"
+    said = run(again, answers, stages=["finetune"])
     assert "2 samples" in "\n".join(said)
     listed = [json.loads(line) for line in (again / "finetune" / "skipped.jsonl").open()]
     reasons = {row["record"]: row["reason"] for row in listed}
-    assert reasons.keys() == {0, 3, 4, 5} and "(answers.loops)" in reasons[0] and "(answers.openings)" in reasons[3]
+    assert reasons.keys() == {0, 3, 4, 5}
+    assert all(f"(answers.{key})" in reasons[n] for n, key in ((0, "loops"), (3, "without"), (4, "openings")))
 
 
 def contrast(folder, **changes):
