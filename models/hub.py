@@ -112,7 +112,8 @@ def read_config(
                 hint="name a local directory, or a pinned model: " + did_you_mean(source.split("/")[-1], known),
             )
         values = dict(values)
-        return AutoConfig.for_model(values.pop("model_type"), **values)
+        with reading_pretrained(source, "cannot read the config of", key=key, weights=False):
+            return AutoConfig.for_model(values.pop("model_type"), **values)
     with reading_pretrained(source, "cannot read the config of", key=key, hint=_CURE):
         return AutoConfig.from_pretrained(source, revision=revision)
 
