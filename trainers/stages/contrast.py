@@ -47,7 +47,7 @@ class ContrastStage(Stage):
     data: ConversationData
     format: PromptFormat = PromptFormat()
     steps: int = Field(240, ge=1)
-    batch_size: int = Field(128, ge=2)
+    batch_size: int = Field(128, ge=1)
     # AdamW's, after 20 steps of warm-up; falls linearly to 0.
     lr: float = Field(1.0e-3, gt=0)
     # Of the tower's features: few pictures are learned by heart.
