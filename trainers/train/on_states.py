@@ -64,8 +64,8 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     why = f"{config.kind} learns from an answer's second token on"
     short_note = f"{num_short:,} samples of one token are left out: {why}" if num_short else ""
     if not len(train) or (stage.validation is not None and not len(held_out)):
-        why = "; ".join(filter(None, (short_note, states.left_out()))) or None
-        raise UserError("no sample to train on, or none held out", where=why, hint="check the data and held_out")
+        where = "; ".join(filter(None, (short_note, states.left_out()))) or None
+        raise UserError("no sample to train on, or none held out", where=where, hint="check the data and held_out")
     max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
