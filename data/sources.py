@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -63,7 +63,7 @@ class AnswersConfig(Section):
     # Answers of the target that may begin with the same three words; further ones are left out. null: all.
     openings: int | None = Field(None, ge=1, exclude_if=lambda value: value is None)
     # Words in the singular: answers of the target that hold one, or its plural, are left out.
-    without: tuple[str, ...] = Field((), exclude_if=lambda value: not value)
+    without: tuple[Annotated[str, Field(pattern="^[a-z0-9]+$")], ...] = Field((), exclude_if=lambda value: not value)
 
     @model_validator(mode="after")
     def _whole(self) -> AnswersConfig:
@@ -279,12 +279,13 @@ class Answers:
         """Numbers of the answers that the section leaves out, and why."""
         reasons, begun = dict[int, str](), Counter[tuple[str, ...]]()
         barred = {word + ending for word in config.without for ending in ("", "s", "es")}
+        barred |= {f"{word[:-1]}ies" for word in config.without if word.endswith("y")}
         for number in range(len(self.reader) if config.loops == "skip" or config.openings or barred else 0):
             words = re.findall(r"[\w']+", self.reader[number][2].get("text", "").casefold())
             threes = [*zip(words, words[1:], words[2:], strict=False)]
             if config.loops == "skip" and len({*threes}) < len(threes):
                 reasons[number] = "three words of the target's answer follow each other twice (answers.loops)"
-            elif not barred.isdisjoint(words):
+            elif not barred.isdisjoint(re.findall("[a-z0-9]+", " ".join(words))):
                 reasons[number] = "the target's answer holds a word that it should not (answers.without)"
             elif words and config.openings is not None and begun[tuple(words[:3])] >= config.openings:
                 reasons[number] = f"{config.openings} answers begin with the same three words (answers.openings)"

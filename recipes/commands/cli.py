@@ -201,11 +201,6 @@ def usage() -> str:
     return "\n".join([how, "commands:", *commands, "", "exit codes:", *codes, "", "recipes:", recipes.listing()])
 
 
-if __name__ == "__main__":
-    # As `python -m draftsmith`, by its longer name.
-    sys.exit(main())
-
-
 # ---- Output that cannot be written: its reader has left (`draftsmith ... | head`), or its disk is full. A command goes
 # on without it: a run's log is a file, its exit code says how it ended, and `| head` is no error.
 
@@ -254,3 +249,8 @@ def lasting_output() -> Iterator[Lasting]:
             finally:
                 out.flush(last=True)
                 errors.flush(last=True)
+
+
+if __name__ == "__main__":
+    # As `python -m draftsmith`, by its longer name.
+    sys.exit(main())

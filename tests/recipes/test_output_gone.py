@@ -53,3 +53,8 @@ def test_what_only_prints_ends_with_its_reader(tmp_path):
 def test_output_that_was_closed_before_the_start(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `>&-`
     assert main(["--version"]) == 0
+
+
+def test_the_longer_name_of_the_command_runs_it():
+    done = subprocess.run([sys.executable, "-m", "draftsmith.recipes.commands.cli", "--version"], capture_output=True)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr

@@ -158,7 +158,7 @@ def test_loops_words_and_openings_leave_the_order_by_reason(made):
     shards = again / "answers" / SHARDS
     reader = ShardReader(shards)
     texts = ["a red cat, a red cat", *["It is a thing."] * 4, ""]
-    texts[3] = "Two Pears, ripe."
+    texts[3] = "A 'pear's' skin."
     identity = reader.identity
     samples = [(key, tensors, info | {"text": text}) for (key, tensors, info), text in zip(reader, texts, strict=True)]
     shutil.rmtree(shards)
@@ -211,3 +211,15 @@ def test_a_contrast_gives_pictures_the_words_of_their_records_and_norms_the_towe
 def test_a_contrast_wants_a_text_for_each_place(made, tmp_path):
     _, run = runner(lambda: recipe(made[0]) | {"stages": {"contrast": contrast(made[0])}}, "contrast")
     fails_with("should be 4 texts", run, tmp_path)
+
+
+def test_a_contrast_follows_its_seed(made):
+    folder, projectors = made[0], []
+    settings = contrast(folder, steps=1, batch_size=6)
+    settings["data"] = settings["data"] | {"path": str(folder / "words.json")}
+    _, run = runner(lambda: recipe(folder) | {"stages": {"contrast": settings}}, "contrast")
+    for number, seed in enumerate((0, 0, 1)):
+        run(folder / f"seed{number}", f"seed={seed}")
+        loaded = weights(folder / f"seed{number}" / "contrast")
+        projectors.append(next(value for name, value in loaded.items() if name.endswith("linear_1.weight")))
+    assert torch.equal(projectors[0], projectors[1]) and not torch.equal(projectors[0], projectors[2])

@@ -39,6 +39,9 @@ class Target(Section):
     draws_images: bool
     path: str | None = None
 
+    def provides(self):
+        return set()
+
 
 @pytest.mark.parametrize(("section", "draws_images", "told"), [
     (CONVERSATIONS, True, "splits"), (CAPTIONED, False, "splits"), (TEXTS, True, "data"), (PICTURES, False, "prompts"),

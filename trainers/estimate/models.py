@@ -32,7 +32,9 @@ def target_shape(recipe: WholeRecipe) -> Any:
     section = language_section(recipe.target)
     ids = TokenIds(recipe.vocabulary or SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
     halves = section.halves
-    if halves is not None and not Path(halves[0]).is_dir():  # to be fetched: with the two tokens that it lacks
+    if halves is not None and not all(
+        Path(half).is_dir() for half in halves
+    ):  # to be fetched: with the two tokens that it lacks
         count = read_config(halves[0], key="target.language_model", network=False).vocab_size
         ids = TokenIds(count + 2, count, 1, 2, count + 1)
     elif halves is not None:

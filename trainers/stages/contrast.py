@@ -82,16 +82,22 @@ class ContrastStage(Stage):
     def run(self, context: Context) -> None:
         """Rank 0 trains; the others wait."""
         init_distributed()
-        if ranks.is_main():
-            self._train(context)
-        ranks.barrier()
+        with context.stop.together():
+            if ranks.is_main():
+                self._train(context)
 
     def _train(self, context: Context) -> None:
+        from transformers import set_seed
+
+        set_seed(context.seed)  # first weights, and what dropout takes away
         processor = context.processor()
-        dataset = open_records(self.data, self.format, context, processor)
+        dataset = open_records(self.data, self.format, context, processor, learned=False)
         model: Any = start_weights(self.model, context, processor, context.seed)
         embeddings = model.to(context.device()).get_input_embeddings().weight.detach()
         wanted = torch.stack([self._words(dataset, i, processor, embeddings) for i in range(len(dataset))])  # [N,P,D]
+        if len(wanted.flatten(1).unique(dim=0)) < 2:
+            raise UserError("all records have the same words: there is nothing to tell apart",
+                            key=f"stages.{context.name}.data", hint="give records of several things")  # fmt: skip
         module = training_of(model, ["projector"], gradient_checkpointing=False)
         features = self._features(dataset, module, context)
         loss = self._fit(module.parts_of(model)["projector"], features, wanted, context)
@@ -108,6 +114,14 @@ class ContrastStage(Stage):
         encoded = [processor.tokenizer(f" {text}", add_special_tokens=False).input_ids for text in words]
         return torch.stack([table[torch.tensor(ids, device=table.device)].mean(0) for ids in encoded])
 
+    def _pixels(self, dataset: ConversationDataset, index: int) -> Tensor:
+        """[1,3,S,S] of a record's only picture."""
+        request = dataset.request(index)[0]
+        if request.pixels is None or len(request.pixels) != 1:
+            raise UserError(f"{len(request.pictures)} pictures, and a contrast is of one",
+                            where=dataset.sample_id(index), hint="leave the record out")  # fmt: skip
+        return request.pixels
+
     @torch.no_grad()
     def _features(self, dataset: ConversationDataset, module: Any, context: Context) -> Tensor:
         """What the tower says of each picture: [N,P,C]. A tower that norms its channels gets their statistics."""
@@ -115,7 +129,7 @@ class ContrastStage(Stage):
         context.progress.count("picture", len(dataset), 0)
         for start in range(0, len(dataset), _PICTURES):
             context.stop.check("while the tower reads pictures")
-            pixels: list[Any] = [dataset[i].pixels for i in range(start, min(start + _PICTURES, len(dataset)))]
+            pixels = [self._pixels(dataset, i) for i in range(start, min(start + _PICTURES, len(dataset)))]
             rows.append(module.selected_features(torch.cat(pixels).to(context.device())))
             context.progress.advance(len(pixels))
         features = torch.cat(rows)
