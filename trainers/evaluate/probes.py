@@ -27,7 +27,7 @@ from ...core.results import CODES
 from ...data.captioned.prompts import ImagePrompt
 from ...data.pictures.videos import visual_tokens as num_visual_tokens
 from ...eval.loop import Decoding, generate
-from ...eval.measured_rows import PLAIN, Row
+from ...eval.measured_rows import PLAIN, Row, drawn_tokens
 from ...eval.studies import visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section
@@ -49,7 +49,6 @@ from .measuring import Measuring
 from .probe_settings import Importance
 from .reporting import infos
 from .requests import ConversationSet
-from .stored_pictures import drawn_tokens
 
 PROBING = "while probing, after the report"
 
