@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import UserError, did_you_mean
+from ...core.files import FETCHED
 from ...core.json_types import walk
 from ...trainers.run.launcher import num_ranks
 from ..config.files import recipe_names
 from ..config.launch import ANNOUNCED, announcement, run_recipe, say
 from ..config.load import load, read_words
 from .command import Argument, Command
-from .fetch import THINGS
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
 LAUNCHER = "draftsmith.trainers.run.launcher"
@@ -57,10 +57,10 @@ def _run(options: argparse.Namespace) -> int:
     if (text := announcement(given)) is None:  # a setting is refused: here, and not by each rank of a launcher
         load(given)
     texts = [value for _, value in walk(words.tree) if isinstance(value, str)]
-    for name, thing in THINGS.items():
-        folder = f"{thing.parent}/{name}"
+    for name, parent in FETCHED.items():
+        folder = f"{parent}/{name}"
         if any(f"{value}/".startswith(f"{folder}/") for value in texts) and not Path(folder).exists():
-            both = ["--pictures", "all"] if thing.more and given[0].endswith("-full") else []
+            both = ["--pictures", "all"] if name == "emoji" and given[0].endswith("-full") else []
             if code := subprocess.run([sys.executable, "-m", MODULE, "fetch", name, folder, *both]).returncode:
                 return code
     if text is not None:

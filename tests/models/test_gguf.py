@@ -197,7 +197,6 @@ def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeyp
     monkeypatch.setattr(demo.subprocess, "run", run)
     monkeypatch.setattr(demo.os, "execve", lambda *command: begun.append(command))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(fetch.THINGS, "emoji-vlm", fetch.THINGS["smollm2"])
     counts = {"smollm2 dry_run=true": 0, "lvlm": 0, "smollm2": 1, "smollm2 seed=1": 2, "emoji-vlm-full": 4}
     for words, count in counts.items():
         main(["demo", *words.split()])
