@@ -87,6 +87,6 @@ class Probes(Section):
     # Whether the target's answers depend on the picture; null: not asked.
     binding: Binding | None = None
     # Names among candidates, right answers and own ones of a LLaVA; null: not asked.
-    sight: Sight | None = None
+    sight: Sight | None = Field(None, exclude_if=lambda value: value is None)
     # Of image generators: what target and head make of each cell of the pictures; true: the papers' settings.
     analysis: AnalysisConfig | None = None

@@ -30,7 +30,7 @@ from ...data.dataset import ConversationDataset
 from ...data.pictures.videos import visual_tokens as num_visual_tokens
 from ...data.sources import SHARDS, Answers, AnswersConfig
 from ...eval.loop import Decoding, EmbeddedRequest, generate
-from ...eval.measured_rows import PLAIN, Row
+from ...eval.measured_rows import PLAIN, Row, drawn_tokens
 from ...eval.studies import sight, visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section
@@ -54,7 +54,6 @@ from .measuring import Measuring
 from .probe_settings import Importance
 from .reporting import infos
 from .requests import ConversationSet, Opening
-from .stored_pictures import drawn_tokens
 
 PROBING = "while probing, after the report"
 
