@@ -20,7 +20,7 @@ from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.emoji import head_noun
 from ...data.sources import is_loop, words_of
-from ...models.decoding.tree import ROOT, Tree, chain
+from ...models.decoding.tree import ROOT, Tree
 from ...models.targets.base import Taps
 from ...models.targets.language import LanguageTarget
 from ..summary import ends, ratio, resampled
@@ -66,60 +66,38 @@ def another(records: Sequence[Shown], number: int) -> Shown | None:
     return next((record for record in after if records[number].is_unlike(record)), None)
 
 
+def _trees(answers: Sequence[tuple[int, ...]]) -> dict[int, tuple[Tree, dict[tuple[int, ...], int]]]:
+    """Token that answers begin with -> the tree of what follows it, and the node that each beginning ends in."""
+    trees = {}
+    for root in dict.fromkeys(ids[0] for ids in answers):
+        nodes: dict[tuple[int, ...], int] = {(root,): ROOT}
+        for ids in answers:
+            for end in range(2, len(ids)) if ids[0] == root else ():
+                nodes.setdefault(ids[:end], len(nodes) - 1)
+        _, *paths = nodes
+        tokens = torch.tensor([path[-1] for path in paths], dtype=torch.int64)
+        trees[root] = Tree(tokens, tuple(nodes[path[:-1]] for path in paths), (-1,) * len(paths)), nodes
+    return trees
+
+
 @torch.inference_mode()
-def answer_scores(target: LanguageTarget, record: Shown, features: Tensor, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of an answer's ids and of the likeliest ids in their places, [n] each, after the record's
-    question with pictures [I,P,C].
+def answer_scores(
+    target: LanguageTarget, request: Request, features: Tensor, answers: Sequence[tuple[int, ...]]
+) -> list[Tensor]:
+    """[2,n] of each answer to a request with pictures [I,P,C]: log-probabilities of its ids, and of the likeliest ids
+    in their places. The prompt is read once, and so is what answers have in common at their beginnings.
     """
-    embedded = target.embed_prompt(record.request, encoded=features)
-    session, step = target.prefill(record.request, Taps(), capacity=len(ids) + 1, embedded=embedded)
-    rows = [step.logits[-1:]]
-    if len(ids) > 1:
-        rows.append(target.verify(session, ids[0], chain(torch.tensor(ids[1:-1], dtype=torch.int64))).logits)
-    scores = torch.cat(rows).float().log_softmax(-1).cpu()
-    return scores[range(len(ids)), list(ids)], scores.max(-1).values
-
-
-@dataclass(frozen=True)
-class _Branches:
-    """Answers that begin with one token, as a tree behind it: what they share is read once."""
-
-    root: int
-    tree: Tree
-    scored: Tensor  # [3,S] int64: a row of the pass, the token that it scores, and the answer's number
-
-    @classmethod
-    def of(cls, answers: Sequence[tuple[int, ...]]) -> list[_Branches]:
-        """Trees of all answers, one for each token that one begins with."""
-        branches = []
-        for root in dict.fromkeys(ids[0] for ids in answers):
-            nodes: dict[tuple[int, ...], int] = {(root,): ROOT}  # path -> its node
-            scored = []
-            for number, ids in enumerate(answers):
-                for end in range(1, len(ids)) if ids[0] == root else ():
-                    scored.append((nodes[ids[:end]] + 1, ids[end], number))
-                    nodes.setdefault(ids[: end + 1], len(nodes) - 1)
-            _, *paths = nodes
-            tokens = torch.tensor([path[-1] for path in paths], dtype=torch.int64)
-            tree = Tree(tokens, tuple(nodes[path[:-1]] for path in paths), (-1,) * len(paths))
-            branches.append(cls(root, tree, torch.tensor(scored, dtype=torch.int64).reshape(-1, 3).T))
-        return branches
-
-
-@torch.inference_mode()
-def _scores_of_all(
-    target: LanguageTarget, request: Request, features: Tensor, answers: Sequence[tuple[int, ...]],
-    branches: Sequence[_Branches],
-) -> Tensor:  # fmt: skip
-    """[U] log-probability of each answer as a whole."""
+    trees = _trees(answers)
+    most = max(tree.num_nodes for tree, _ in trees.values()) + 1
     embedded = target.embed_prompt(request, encoded=features)
-    most = max(branch.tree.num_nodes for branch in branches) + 1
     session, step = target.prefill(request, Taps(), capacity=most, embedded=embedded)
-    scores = step.logits[-1].float().log_softmax(-1).cpu()[[ids[0] for ids in answers]]
-    for branch in branches:
-        rows, tokens, numbers = branch.scored
-        after = target.verify(session, branch.root, branch.tree).logits.float().log_softmax(-1).cpu()
-        scores = scores.index_add(0, numbers, after[rows, tokens])
+    first = step.logits[-1:].float().log_softmax(-1)
+    after = {root: target.verify(session, root, tree).logits.float() for root, (tree, _) in trees.items()}
+    scores = []
+    for ids in answers:
+        ends_in = [trees[ids[0]][1][ids[:end]] + 1 for end in range(1, len(ids))]
+        rows = torch.cat([first, after[ids[0]][ends_in].log_softmax(-1)])
+        scores.append(torch.stack([rows[range(len(ids)), list(ids)], rows.max(-1).values]).cpu())
     return scores
 
 
@@ -157,12 +135,15 @@ def naming(
     if int(unlike.sum(1).min()) < candidates - 1:
         raise UserError(f"{title} has too few names for {candidates} candidates with a head noun each",
                         key="probes.sight.candidates", hint=f"set at most {int(unlike.sum(1).min()) + 1}")  # fmt: skip
-    branches, ids = _Branches.of([*answers.values()]), [*answers.values()]
-    rows = [_scores_of_all(target, request, record.features, ids, branches) for record in watch(records)]
-    scores = torch.stack(rows)  # [R,U]
+    ids = [*answers.values()]
+
+    def scored(features: Tensor) -> Tensor:
+        return torch.stack([of[0].sum() for of in answer_scores(target, request, features, ids)])
+
+    scores = torch.stack([scored(record.features) for record in watch(records)])  # [R,U]
     counted = scores * unlike
     prior = (counted.sum(0) - counted) / (unlike.sum(0) - unlike.int())
-    without = _scores_of_all(target, request, mean_picture(records), ids, branches)
+    without = scored(mean_picture(records))
     draw, right = random.Random(seed), [names.index(record.name) for record in records]
     drawn = [draw.sample(row.nonzero().flatten().tolist(), candidates - 1) for row in unlike]
 
@@ -191,7 +172,8 @@ def right_answers(target: LanguageTarget, records: Sequence[Shown], watch: Watch
         record, other = records[number], another(records, number)
         if record.answer and other is not None:
             pictures = record.features, other.features, mean.expand_as(record.features)
-            scores = [float(answer_scores(target, record, one, record.answer)[0].mean()) for one in pictures]
+            scored = [answer_scores(target, record.request, one, [record.answer])[0] for one in pictures]
+            scores = [float(of[0].mean()) for of in scored]
             gaps.append((record.kind, scores[0] - scores[1], scores[0] - scores[2]))
     return [
         (f"right answers, right - {what} picture", kind, len(some), value_of(some))

@@ -62,8 +62,8 @@ class Sight(Section):
     names: dict[str, ConversationData] = Field(min_length=1)
     # Questions that it answers, and whose right answers are scored.
     questions: ConversationData
-    # The right answers to them (`shares` may name target alone); unfinished ones are left out. null: none is scored.
-    answers: AnswersConfig | None = None
+    # The right answers to them, of which those that came to their ends are scored; `shares` names target alone.
+    answers: AnswersConfig = AnswersConfig(loops="skip")
     # Names that the right one is among.
     candidates: int = Field(20, ge=2)
     # Tokens of its own answers.
@@ -71,7 +71,7 @@ class Sight(Section):
 
     @model_validator(mode="after")
     def _written(self) -> Sight:
-        if self.answers is not None and self.answers.share("target") < 1:
+        if self.answers.share("target") < 1:
             raise Refused("answers.shares", "answers are the target's here", "leave it out")
         return self
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ...core.errors import UserError, did_you_mean
 from ...core.json_types import JsonObject, nulls
 from ...core.results import CODES
 from ...data.captioned.prompts import ImagePrompt
-from ...data.dataset import ConversationDataset
+from ...data.dataset import ConversationData
 from ...data.pictures.videos import visual_tokens as num_visual_tokens
 from ...data.sources import SHARDS, Answers, AnswersConfig
 from ...eval.loop import Decoding, EmbeddedRequest, generate
@@ -45,7 +45,6 @@ from ...models.drafters.head_settings import HeadSettings
 from ...models.targets.base import Target
 from ...models.targets.drawing import Generator
 from ...models.targets.table import image_section
-from ..run.context import Context
 from ..run.stage_records import data_files
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
@@ -191,54 +190,53 @@ def _questions(measuring: Measuring, requests: ConversationSet) -> list[visual_t
 
 def sight_section(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportSection]:
     """What a LLaVA makes of pictures (`probes.sight`), as one table."""
-    settings, context, target = measuring.stage.probes.sight, measuring.context, measuring.target
+    settings, target = measuring.stage.probes.sight, measuring.target
     if settings is None:
         return []
-    opening = Opening(context, context.processor(), measuring.stage.format, measuring.stage.lengths)
-    watch, rows = partial(context.stop.watch, place=PROBING), list[sight.Measured]()
+    watch, rows = partial(measuring.context.stop.watch, place=PROBING), list[sight.Measured]()
     for title, data in settings.names.items():
-        part = opening.requests(title, data, data_files(data, context))
-        records = [record for index in watch(range(len(part))) if (record := _shown(measuring, part, index, None))]
-        rows += sight.naming(target, records, watch, title=title, candidates=settings.candidates, seed=context.seed)
-    part = opening.requests("questions", settings.questions, data_files(settings.questions, context))
-    answers = right_ids(settings.answers, part.dataset, context)
-    records = [record for index in watch(range(len(part))) if (record := _shown(measuring, part, index, answers))]
+        named, more = _records(measuring, title, data), {"title": title, "seed": measuring.context.seed}
+        rows += sight.naming(target, named, watch, candidates=settings.candidates, **more)
+    records = _records(measuring, "questions", settings.questions, settings.answers)
     rows += sight.right_answers(target, records, watch)
     likeliest, texts, decoding = [], [], replace(measuring.plainly(0.0, settings.max_new_tokens), warp=Warp(0.0))
     for record in watch(records):
         embedded = EmbeddedRequest(target.embed_prompt(record.request, encoded=record.features), 0.0)
         tokens = generate(target, None, record.request, decoding, embedded=embedded).tokens
-        likeliest.append(sight.answer_scores(target, record, record.features, tokens)[1].exp().tolist())
+        ((_, best),) = sight.answer_scores(target, record.request, record.features, [tuple(tokens)])
+        likeliest.append(best.exp().tolist())
         texts.append(measuring.text(tokens))
     rows += sight.own_answers(likeliest, texts)
     return [ReportSection("What the target owes to pictures", (sight.measures_table(rows),), name="sight")]
 
 
-def _shown(
-    measuring: Measuring, part: ConversationSet, index: int, answers: Mapping[int, Sequence[int]] | None
-) -> sight.Shown | None:
-    """Record `index` with its pictures' features; None: it cannot be read. `answers`: None: the record's own."""
-    opened, record = part.open(index, measuring.target), part.dataset.record(index)
-    if opened is None or not isinstance(opened.request, Request):
-        return None
-    if answers is None:
-        sample, start = part.dataset.counted(index), opened.prompt_tokens
-        learned = zip(sample.ids[start:], sample.loss_mask[start:], strict=True)
-        answers = {index: [token for token, is_learned in learned if is_learned]}
-    return sight.shown(
-        measuring.target, opened.request, name=str(record.get("name") or ""), kind=str(record.get("kind") or ""),
-        answer=tuple(answers.get(index, ())),
-    )  # fmt: skip
-
-
-def right_ids(config: AnswersConfig | None, dataset: ConversationDataset, context: Context) -> dict[int, list[int]]:
-    """Number of a record -> ids of its answer by a regenerate stage, of those that are whole and wanted."""
-    if config is None:
-        return {}
-    answers = Answers(Path(config.path) if config.path else context.inputs["answers"] / SHARDS, dataset)
-    unwanted = answers.unwanted(config)
-    wanted = [n for n in range(len(dataset)) if n not in unwanted and answers.reader[n][2]["stop"] == "eos"]
-    return {number: answers.read(number, dataset.request(number, pixels=False)[0])[0] for number in wanted}
+def _records(
+    measuring: Measuring, name: str, data: ConversationData, config: AnswersConfig | None = None
+) -> list[sight.Shown]:
+    """The records that can be read, with their pictures' features. Right answers are the records' own, or those of a
+    regenerate stage that are wanted and came to their ends.
+    """
+    context, records = measuring.context, []
+    opening = Opening(context, context.processor(), measuring.stage.format, measuring.stage.lengths)
+    part = opening.requests(name, data, data_files(data, context))
+    dataset, answers, unwanted = part.dataset, None, {}
+    if config is not None:
+        answers = Answers(Path(config.path) if config.path else context.inputs["answers"] / SHARDS, dataset)
+        unwanted = answers.unwanted(config)
+    for index in context.stop.watch(range(len(part)), PROBING):
+        request, record = part.request(index, measuring.target), dataset.record(index)
+        if request is None:
+            continue
+        ids: list[int] = []
+        if answers is None:
+            sample, start = dataset.counted(index), len(request.ids)
+            learned = zip(sample.ids[start:], sample.loss_mask[start:], strict=True)
+            ids = [token for token, is_learned in learned if is_learned]
+        elif index not in unwanted and answers.reader[index][2]["stop"] == "eos":
+            ids, _ = answers.read(index, request)
+        about = {key: str(record.get(key) or "") for key in ("name", "kind")}
+        records.append(sight.shown(measuring.target, request, **about, answer=tuple(ids)))
+    return records
 
 
 def _table(first: str, names: Sequence[str], lines: Iterable[tuple[Any, ...]], source: str, note: str = "") -> Table:
