@@ -39,7 +39,7 @@ from stages_run import contexts
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer")
 # Recipe and settings; together they have every section of the schema.
 RECIPES = (
-    ("emoji_vlm/target",),
+    ("emoji_vlm/gates",),
     ("demo/compare",),
     ("demo/dflash",),
     ("demo/adapt",),
