@@ -63,12 +63,6 @@ class Item:
     is_object: bool = True  # so that its noun may be held out
     paths: tuple[str, ...] = ()  # of renderings of one of its pictures, the plain one first
 
-    @property
-    def in_words(self) -> str:
-        """The text that may stand in a picture's place."""
-        more = ": ".join(part for part in (self.category, ", ".join(self.keywords[:5])) if part)
-        return _with_article(self.name) + (f" ({more})" if more else "")
-
 
 def _with_article(name: str) -> str:
     article = "" if re.search("[^su]s$", _last_word(name)) else "an " if name[0] in "aeiou" else "a "
@@ -179,7 +173,9 @@ def _record(name: object, kind: str, about: Sequence[Item], paths: Sequence[str]
     turns = [{"from": ("human", "gpt")[at % 2], "value": text} for at, text in enumerate([question, *texts[1:]])]
     return {
         "id": f"{kind}-{name}", "image": paths[0] if len(paths) == 1 else list(paths), "conversations": turns,
-        "kind": kind, "name": " and ".join(item.name for item in about), "told": [item.in_words for item in about],
+        "kind": kind, "name": " and ".join(item.name for item in about),
+        # The name alone: a small language model that reads keywords, too, lists them in its answer.
+        "told": [f"{_with_article(item.name)}." for item in about],
     }  # fmt: skip
 
 
