@@ -210,7 +210,7 @@ def questions(chosen: Sequence[Item], count: int, draw: random.Random, *, plain:
 
 def write_emoji(
     folder: Path, every: Sequence[Item], pictures: Mapping[str, Mapping[str, bytes]], *, seed: int = 0,
-    num_questions: int = 1500, num_evaluated: int = 120,
+    num_questions: int = 1500, num_evaluated: int = 240,
 ) -> JsonObject:  # fmt: skip
     """Write pictures and records, and return what the manifest says of them. `pictures`: set -> code -> PNG or WebP.
     `held_out_names.json` and `trained_names.json` have plain pictures with their names.
