@@ -215,6 +215,19 @@ def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Json, ...], list
     return groups
 
 
+def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
+    """temperature -> method (plain decoding first) -> the tokens of each picture, in the order of the prompts.
+
+    Of a method with several drafters those of the first one by name: a picture for each prompt is judged.
+    """
+    tokens_by: dict[float, dict[str, list[tuple[int, ...]]]] = {}
+    first = {method: min(row.drafter for row in its) for (method,), its in grouped(rows, "method").items()}
+    for row in rows:
+        if row.drafter == first[row.method]:
+            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(tuple(row.tokens))
+    return tokens_by
+
+
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """One line for each row."""
     with open(path, "w", encoding="utf-8") as file:

@@ -48,11 +48,10 @@ EXTRAS = {
         )
     ),
     "formats": ("models/formats/", "recipes/commands/importing.py", "recipes/commands/export.py",
-                "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
+                "recipes/commands/fetch.py"),
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",
-        "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/verify_engine.py",
-        "recipes/commands/bench.py",
+        "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/bench.py",
     ),
     "studies": (
         "eval/studies/", "trainers/evaluate/probes.py",

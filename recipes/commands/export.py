@@ -1,15 +1,20 @@
-"""`draftsmith export`: write a trained drafter in the layout of a serving engine."""
+"""`draftsmith export`, `verify-engine`, `import` and `convert`: what other tools read and write, both ways."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import tempfile
 from pathlib import Path
 
-from ...core.errors import OK, UserError, page
-from ...core.files import check_new, checked
+import yaml
+
+from ...core.errors import FAULTS, OK, UserError, page
+from ...core.files import check_new, checked, new_folder
 from ..config.launch import say
 from .command import Argument, Command
+
+TARGET = "target"  # of import --as: what is no drafter
 
 
 def _template_of(
@@ -42,7 +47,7 @@ def _template_of(
     return prompt, [f"the prompts of training part from the target's chat template ({part}): {cure}"]
 
 
-def _run(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> int:
     from ...models.formats.export import V1_FAULT, export_drafter
     from ...models.formats.target import export_target
 
@@ -83,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
-COMMAND = Command(
+EXPORT = Command(
     name="export",
     summary="write a trained drafter in the layout of a serving engine",
     description="Write a trained drafter in the layout of a serving engine. Export refuses a drafter that the engine\n"
@@ -112,5 +117,163 @@ COMMAND = Command(
             {"choices": ("M", "T")},
         ),
     ),
-    run=_run,
+    run=_export,
 )
+
+
+def _verify_engine(options: argparse.Namespace) -> int:
+    from ...eval.engines.engine_check import verify_engine
+    from ...eval.engines.program import find_python
+
+    python = find_python(options.python)
+    with tempfile.TemporaryDirectory(prefix="verify-engine-") as folder:
+        place = Path(folder)
+        if options.keep is not None:
+            check_new(Path(options.keep))
+            place = Path(options.keep)
+            place.mkdir(parents=True)
+        verification = verify_engine(
+            Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens,
+            without_known_faults=options.without_known_faults, timeout_s=options.timeout,
+        )  # fmt: skip
+    say(verification.shown())
+    return FAULTS if verification.faults else OK
+
+
+VERIFY_ENGINE = Command(
+    name="verify-engine",
+    summary="serve an exported folder with vLLM, and compare every drafted chain with draftsmith's own",
+    description="Serve a folder of `draftsmith export --to vllm` with the vLLM that is installed, and decode the same\n"
+    "requests here: texts, one picture, two pictures, and pictures that are resized. The command compares plain\n"
+    "answers, answers with the drafter, and every drafted chain, token by token, and names the likely cause of each\n"
+    "difference. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits\n"
+    "with 3 if an answer differs, or more than 2% of the chains of a group.",
+    examples=(
+        ("draftsmith verify-engine out/EAGLE3-Qwen2.5-VL-7B", "vLLM in this environment"),
+        (
+            "draftsmith verify-engine out/head --target runs/x/target --python ~/vllm/bin/python",
+            "in its own environment",
+        ),
+    ),
+    arguments=(
+        Argument("folder", "a folder of draftsmith export --to vllm"),
+        Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
+        Argument("--python", "an interpreter with vLLM"),
+        Argument("--tokens", "tokens of each answer", {"type": int, "default": 48, "metavar": "N"}),
+        Argument(
+            "--without-known-faults",
+            "patch the engine's known faults in its process, to test the export by itself",
+            {"action": "store_true"},
+        ),
+        Argument(
+            "--timeout",
+            "after which the engine is taken for hung",
+            {"type": float, "default": 3600.0, "metavar": "SECONDS"},
+        ),
+        Argument("--keep", "keep requests, answers and logs in this new folder", {"metavar": "FOLDER"}),
+    ),
+    run=_verify_engine,
+)
+
+
+def _import(options: argparse.Namespace) -> int:
+    destination = Path(options.destination)
+    of_drafters = ("target", "image", "revision", "target_revision", "no_weights")
+    if options.kind == TARGET:
+        from ...core.section import torch_dtype
+        from ...models.formats import gguf
+
+        if unread := [name for name in of_drafters if vars(options)[name]]:
+            problem = f"--{unread[0].replace('_', '-')} is of drafters, and --as target reads a target's file alone"
+            raise UserError(problem, hint="leave it out")
+        with new_folder(destination) as folder:
+            notes = gguf.to_ours(Path(options.source), folder, dtype=torch_dtype(options.dtype or "float32"))
+        shown = f"target: {{kind: causal_lm, path: {destination}}}"
+    else:
+        if options.dtype is not None:
+            raise UserError("--dtype is of --as target: a drafter is stored as it was found", hint="leave it out")
+        if options.target is None:
+            raise UserError("--target is missing: Hub id or directory of the model that it drafts for",
+                            hint="see draftsmith import --help")  # fmt: skip
+        from .importing import import_drafter
+
+        section, notes = import_drafter(options, destination)
+        shown = yaml.safe_dump(section, default_flow_style=None, sort_keys=False).rstrip()
+    say(f"written  {destination}")
+    for note in notes:
+        say(f"note     {note}")
+    say(shown)
+    return OK
+
+
+IMPORT = Command(
+    name="import",
+    summary="turn a published drafter, or a target's GGUF, into a folder that recipes read",
+    description="Write a published drafter as a folder that recipes read. What its files do not say is derived from\n"
+    "the target, or an option is asked for. Weights are read from safetensors, or from a pickle without running its\n"
+    f"code. The command prints the drafter section for a recipe. {page('exports.md')} lists the layouts that it reads.",
+    examples=(
+        ("draftsmith import lucylyn/MSD-LLaVA1.5-7B weights/msd --as msd --target llava-hf/llava-1.5-7b-hf", ""),
+        ("draftsmith import downloads/vispec weights/vispec --as vispec --target Qwen/Qwen2.5-VL-7B-Instruct", ""),
+        ("draftsmith import Rayzl/qwen2.5-vl-7b-eagle3-sgl weights/eagle3 --as eagle3 --image projected"
+         " --target Qwen/Qwen2.5-VL-7B-Instruct", ""),
+        ("draftsmith import jadohu/llamagen_drafter weights/lantern --as lantern"
+         " --target weights/llamagen-t2i-xl-256", ""),
+        ("draftsmith import mjbooo/lvlm68m weights/lvlm68m --as lvlm --target llava-hf/llava-1.5-7b-hf", ""),
+        ("draftsmith import SmolLM2-135M-Instruct.Q4_1.gguf weights/smollm2 --as target", "a language model's GGUF"),
+    ),
+    arguments=(
+        Argument("source", "Hub id or directory of the published drafter; the .gguf file of a target",
+                 {"metavar": "drafter"}),
+        Argument("destination", "a directory that does not exist yet"),
+        Argument("--as", "eagle, eagle3, peagle, dflash, dspark, dflash2, msd, vispec, medusa, lantern, lvlm; a model: "
+                 "target",
+                 {"dest": "kind", "required": True, "metavar": "KIND"}),
+        Argument("--target", "Hub id or directory of the model that it drafts for; not with --as target"),
+        Argument("--dtype", "--as target: type to store; default: float32", {"choices": ("float32", "bfloat16")}),
+        Argument("--image", "eagle, eagle3, peagle: what the drafter saw in place of picture tokens in its training",
+                 {"choices": ("placeholder", "projected")}),
+        Argument("--revision", "revision of the drafter"),
+        Argument("--target-revision", "revision of the target"),
+        Argument("--no-weights", "do not compare embeddings: the target's config is enough", {"action": "store_true"}),
+    ),
+    run=_import,
+)  # fmt: skip
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from ...models.targets.llamagen.published_files import convert
+
+    settings = {name: vars(options)[name] for name in ("to", "vq", "image_size", "heads", "dtype", "revision")}
+    for line in convert(options.source, Path(options.destination), **settings):
+        say(line)
+    return OK
+
+
+CONVERT = Command(
+    name="convert",
+    summary="turn published LlamaGen weights into a folder that recipes read",
+    description="Write a published LlamaGen transformer or image tokenizer (.pt) as a folder that recipes read, or a\n"
+    "transformer in LANTERN's layout. The files are t2i_XL_stage1_256.pt, t2i_XL_stage2_512.pt and vq_ds16_t2i.pt in\n"
+    "peizesun/llamagen_t2i on the Hub, c2i_*.pt and vq_ds16_c2i.pt in FoundationVision/LlamaGen; none of their code\n"
+    "is run.",
+    examples=(
+        ("draftsmith convert t2i_XL_stage1_256.pt models/llamagen-t2i-xl-256", ""),
+        ("draftsmith convert --vq vq_ds16_t2i.pt models/llamagen-vq-t2i", ""),
+        ("draftsmith convert t2i_XL_stage2_512.pt models/llamagen-t2i-xl-512 --dtype bfloat16", ""),
+        ("draftsmith convert jadohu/LlamaGen-T2I models/llamagen-t2i-xl-256", ""),
+        ("draftsmith convert models/llamagen-t2i-xl-256 models/for-lantern --to lantern", ""),
+    ),
+    arguments=(
+        Argument("source", "a .pt file, our directory, one of LANTERN's layout, or a Hub id of such"),
+        Argument("destination", "a directory that does not exist yet"),
+        Argument("--to", "layout to write", {"choices": ("draftsmith", "lantern"), "default": "draftsmith"}),
+        Argument("--vq", "the .pt file is an image tokenizer", {"action": "store_true"}),
+        Argument("--image-size", "pixels along a side that a .pt file draws; default: 256, 384 or 512 in its name",
+                 {"type": int}),
+        Argument("--heads", "attention heads of a .pt file of no published size", {"type": int}),
+        Argument("--dtype", "type to store; default: as found", {"choices": ("float32", "bfloat16", "float16")}),
+        Argument("--revision", "branch, tag or commit of a Hub id"),
+    ),
+    run=_convert,
+)  # fmt: skip

@@ -19,7 +19,6 @@ from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, bui
 from draftsmith.trainers.evaluate import drawn as evaluation
 from draftsmith.trainers.evaluate import measuring
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
-from draftsmith.trainers.evaluate.stored_pictures import FOLDER
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from notebooks import run_notebook
 from safetensors.torch import load_file
@@ -262,14 +261,9 @@ def drawn(monkeypatch):
     return SimpleNamespace(batches=batches, methods=methods)
 
 
-def without_pictures(demo: Path, output: Path) -> Path:
-    shutil.rmtree(branch(demo, output) / FOLDER)
-    return output
-
-
 def test_untimed_pictures_are_those_of_a_timed_evaluation(demo, tmp_path, drawn):
     """The same scores to the last bit, of plain decoding and of every relaxed method; exact methods are not drawn."""
-    output = without_pictures(demo, tmp_path / "run")
+    output = branch(demo, tmp_path / "run")
     run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
     # Three prompts at two temperatures, at most two side by side; three relaxed methods.
     assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 2 * 3 * 3
@@ -291,7 +285,7 @@ def test_untimed_pictures_are_those_of_a_timed_evaluation(demo, tmp_path, drawn)
 
 
 def test_exact_methods_are_drawn_where_they_are_asked_for(demo, tmp_path, drawn):
-    output = without_pictures(demo, tmp_path / "run")
+    output = branch(demo, tmp_path / "run")
     run(output, f"{UNTIMED}={{exact_methods: true}}", stages=["evaluate"])
     built, text = report(output)
     assert set(built["quality"]["0"]) == {"plain decoding", *METHODS}
@@ -300,24 +294,19 @@ def test_exact_methods_are_drawn_where_they_are_asked_for(demo, tmp_path, drawn)
     assert "Not drawn" not in text and drawn.batches == [3, 3]
 
 
-def test_what_a_run_has_drawn_is_not_drawn_again(demo, tmp_path, drawn):
-    """A timed evaluation's pictures serve a later table of the same settings; other settings, prompts and weights
-    are drawn.
-    """
-    output = branch(demo, tmp_path / "run")
+def test_a_killed_table_of_quality_goes_on_behind_the_pictures_it_kept(demo, tmp_path, drawn, monkeypatch):
+    output, original = branch(demo, tmp_path / "run"), evaluation.generate
+
+    def dying(*given):
+        if len(drawn.methods) == 4:
+            raise KeyboardInterrupt
+        return original(*given)
+
+    monkeypatch.setattr(evaluation, "generate", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(output, f"{UNTIMED}={{}}", stages=["evaluate"])
+    assert drawn.batches == [3] and len(drawn.methods) == 4
+    monkeypatch.setattr(evaluation, "generate", original)
     run(output, f"{UNTIMED}={{}}", stages=["evaluate"])
-    assert not drawn.batches and not drawn.methods
+    assert drawn.batches == [3, 3] and len(drawn.methods) == 2 * 3 * 3, "each of them once"
     assert report(output)[0]["quality"]["1"]["LANTERN"] == report(demo)[0]["quality"]["1"]["LANTERN"]
-    more = [f"{UNTIMED}={{}}", "stages.evaluate.benchmarks.captions.prompts.max_samples=5"]
-    run(output, *more, stages=["evaluate"], restart="evaluate")
-    assert drawn.batches == [2, 2] and len(drawn.methods) == 2 * 3 * 2, "the two new prompts"
-    drawn.batches.clear(), drawn.methods.clear()
-    run(output, *more, "stages.evaluate.methods.LANTERN.rule.delta=0.3", stages=["evaluate"], restart="evaluate")
-    assert not drawn.batches and len(drawn.methods) == 2 * 5, "one method is another"
-    drawn.methods.clear()
-    run(output, *more, "stages.evaluate.top_k=5", stages=["evaluate"], restart="evaluate")
-    assert drawn.batches == [5, 5]
-    drawn.batches.clear(), drawn.methods.clear()
-    (output / "head" / "model.safetensors").touch()  # a head that was trained anew
-    run(output, *more, stages=["evaluate"], restart="evaluate")
-    assert not drawn.batches and len(drawn.methods) == 2 * 3 * 5

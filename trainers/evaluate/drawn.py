@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ...core import ranks
 from ...core.batch import ImageRequest
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import Json, JsonMapping, JsonObject
 from ...core.results import DATASET_FOLDER
 from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...eval.cells import Quality, quality_table
 from ...eval.loop import Decoding, generate
-from ...eval.measured_rows import PLAIN, Row, grouped
+from ...eval.measured_rows import PLAIN, Row, drawn_tokens
 from ...eval.pair import open_pair
 from ...eval.rules import Codes
 from ...eval.summary import ratio
 from ...eval.tables import Column, Table
-from ...models.decoding.batched import draw_pictures
+from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
 from ...models.targets.drawing import Generator
 from ...models.targets.table import image_section
@@ -32,10 +35,19 @@ from .judge import Drawn, Judge
 from .measuring import Measuring
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
-from .stored_pictures import StoredPicture, codes_of, drawn_once, drawn_tokens, identity_of, keep
+from .resume_log import resumed
 from .studies import CHECKS_OF_PICTURES, OF_PICTURES
 
-Pictures = Mapping[float, Mapping[str, Sequence[StoredPicture]]]  # temperature -> method -> one of each prompt
+
+@dataclass(frozen=True)
+class DrawnPicture:
+    """A picture that was drawn without the clock."""
+
+    tokens: Sequence[int]
+    num_cycles: int  # target passes after the prefill
+
+
+Pictures = Mapping[float, Mapping[str, Sequence[DrawnPicture]]]  # temperature -> method -> one of each prompt
 
 
 def run(stage: EvaluateSettings, context: Context) -> None:
@@ -75,11 +87,6 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         rows = measuring.all([requests])
     with context.stop.together():
         if ranks.is_main():
-            # For tables of quality with the same settings.
-            for (temperature, method, drafter), its in grouped(rows, "temperature", "method", "drafter").items():
-                one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
-                drawn = (StoredPicture(tuple(row.tokens), row.num_cycles) for row in its)
-                keep(context.folder.parent, identity_of(stage, context, temperature, one), prompts, drawn)
             tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
             quality, shown = _judged(generator, judge, tokens or drawn_tokens(rows), benchmark.shown, context.stop)
             reporting = Reporting(measuring, rows, _about(stage, context, prompts, judge))
@@ -97,7 +104,7 @@ def draw_untimed(
     measuring: Measuring, generator: Generator, prompts: Sequence[ImagePrompt], batch_size: int
 ) -> Pictures:
     """What a table of quality needs, drawn without the clock: plain decoding's pictures, `batch_size` side by side,
-    then those of each method whose drafter `measuring` has, at every temperature.
+    then those of each method whose drafter `measuring` has, at every temperature. A killed run keeps what it has drawn.
     """
     target, stage, context = generator.target, measuring.stage, measuring.context
 
@@ -105,23 +112,26 @@ def draw_untimed(
         prompt = prompts[number]
         return generator.request(prompt.caption, prompt.label, prompt.key)
 
-    def plainly(warp: Warp, numbers: Sequence[int]) -> list[StoredPicture]:
+    def plainly(warp: Warp, numbers: Sequence[int]) -> Json:
         seeds = [measuring.seed(number) for number in numbers]
         drawn = draw_pictures(target, [request(number) for number in numbers], warp, seeds=seeds)
-        return [StoredPicture(tuple(tokens), len(tokens) - 1) for tokens in drawn]
+        return [(tokens, len(tokens) - 1) for tokens in drawn]
 
-    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> list[StoredPicture]:
+    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> Json:
         results = (generate(target, drafting.drafter, request(n), decoding, measuring.uniforms(n)) for n in numbers)
-        return [StoredPicture(tuple(result.tokens), len(result.cycles)) for result in results]
+        return [(result.tokens, len(result.cycles)) for result in results]
 
-    def drawn(temperature: float, by: Drafting | None, draw: object, at_once: int = 1) -> list[StoredPicture]:
-        identity = identity_of(stage, context, temperature, by)
-        its = drawn_once(context.folder.parent, identity, prompts, draw, context.stop, batch_size=at_once)
-        method = PLAIN if by is None else by.title
+    def drawn(
+        temperature: float, by: Drafting | None, draw: Callable[[Sequence[int]], Json], at_once: int = 1
+    ) -> list[DrawnPicture]:
+        method, batches = PLAIN if by is None else by.title, even_batches(range(len(prompts)), at_once)
+        stem = context.folder / "rows" / f"{method}-T{temperature:g}"
+        each = resumed(stem, len(batches), lambda index: draw(batches[index]), context.stop)
         context.say(f"{len(prompts)} pictures of {method} at temperature {temperature:g}")
-        return its
+        # 30,000 pictures of each method are held: four bytes a token.
+        return [DrawnPicture(array("I", tokens), cycles) for batch in each for tokens, cycles in batch]
 
-    pictures: dict[float, dict[str, list[StoredPicture]]] = {}
+    pictures: dict[float, dict[str, list[DrawnPicture]]] = {}
     for temperature in stage.temperatures:
         plain = partial(plainly, measuring.warp(temperature))
         its = pictures[temperature] = {PLAIN: drawn(temperature, None, plain, batch_size)}
@@ -145,6 +155,11 @@ def scores_table(stage: EvaluateSettings, pictures: Pictures, quality: Quality) 
             emitted, cycles = sum(len(p.tokens) - 1 for p in drawn), sum(p.num_cycles for p in drawn)
             numbers[temperature, method] = (len(drawn), ratio(emitted, cycles))
     return quality_table(quality, (Column("n", "d", ranked=False), Column("tau")), numbers, note)
+
+
+def codes_of(generator: Generator, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """Pictures' tokens as codes [B,n] of the image tokenizer."""
+    return torch.stack([generator.target.codes(list(row)) for row in tokens])
 
 
 def _judged(

@@ -35,8 +35,8 @@ from .restart import built_on, command_identity, free_name, set_aside
 from .stage import Planned
 from .stopping import Stop
 
-# Folders beside the stages' that stages write to: kept pictures, published sets.
-SHARED = (".pictures", ".*suite-*")
+# Published sets, which lie beside the stages' folders.
+SHARED = ".*suite-*"
 # A stage, its folder, the folders of its inputs, the run's flag, and the line that people watch -> its context.
 MakeContext = Callable[[Planned, Path, Mapping[str, Path], Stop, StageLine], Context]
 
@@ -126,7 +126,7 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> str:
     """The stage's folder with its fingerprint, which is returned. What nobody can tell the settings of is kept aside,
     and what killed writers have left is removed: who holds the run's lock is the only one to write here.
     """
-    for place in (folder, *(place for pattern in SHARED for place in folder.parent.glob(pattern))):
+    for place in (folder, *folder.parent.glob(SHARED)):
         sweep(place)
     if folder.is_dir() and begun(folder) is None and any(folder.iterdir()):
         aside = folder.with_name(free_name(folder))
