@@ -32,6 +32,8 @@ T = TypeVar("T")
 SMALL_BYTES = 64 << 20
 # Of logs and reports, which grow with a run and are read whole.
 LOG_BYTES = 4 << 30
+# What `draftsmith fetch NAME` writes -> the folder in which it does.
+FETCHED = {"smollm2": "weights", "lite0": "weights", "emoji-vlm": "weights", "emoji": "data", "stamps": "data"}
 _ADAPTER = functools.cache(TypeAdapter)
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -325,6 +327,15 @@ def check_new(destination: Path) -> None:
     """Raises `UserError` where the destination exists."""
     if destination.exists():
         raise UserError("the destination exists", where=str(destination), hint="name another, or remove it first")
+
+
+def fetch_command(place: str | Path) -> str | None:
+    """The command that writes the folder of a place, where none is here; None for places that it does not write."""
+    for name, parent in FETCHED.items():
+        folder = Path(parent, name)
+        if Path(place).is_relative_to(folder) and not folder.exists():
+            return f"draftsmith fetch {name}"
+    return None
 
 
 @contextmanager
