@@ -228,6 +228,17 @@ class AnswerCollate:
         return replace(batch, states=TargetStates(top_log_probs=joined))
 
 
+def words_of(text: str) -> list[str]:
+    """The words of an answer, as they are compared."""
+    return re.findall(r"[\w']+", text.casefold())
+
+
+def is_loop(words: Sequence[str]) -> bool:
+    """Whether three words follow each other twice."""
+    threes = [*zip(words, words[1:], words[2:], strict=False)]
+    return len({*threes}) < len(threes)
+
+
 SHARDS = "answers"  # folder of them inside a stage's
 SKIPPED = "skipped"  # why an unusable record has no answer
 
@@ -281,9 +292,8 @@ class Answers:
         barred = {word + ending for word in config.without for ending in ("", "s", "es")}
         barred |= {f"{word[:-1]}ies" for word in config.without if word.endswith("y")}
         for number in range(len(self.reader) if config.loops == "skip" or config.openings or barred else 0):
-            words = re.findall(r"[\w']+", self.reader[number][2].get("text", "").casefold())
-            threes = [*zip(words, words[1:], words[2:], strict=False)]
-            if config.loops == "skip" and len({*threes}) < len(threes):
+            words = words_of(self.reader[number][2].get("text", ""))
+            if config.loops == "skip" and is_loop(words):
                 reasons[number] = "three words of the target's answer follow each other twice (answers.loops)"
             elif not barred.isdisjoint(re.findall("[a-z0-9]+", " ".join(words))):
                 reasons[number] = "the target's answer holds a word that it should not (answers.without)"

@@ -142,15 +142,17 @@ class LanguageTarget:
         return self.scores(feature[0])
 
     @torch.inference_mode()
-    def embed_prompt(self, request: Request) -> EmbeddedPrompt:
+    def embed_prompt(self, request: Request, *, encoded: Any = None) -> EmbeddedPrompt:
         """Run the tower over the request's pictures. What it holds is as large as the prompt: [1,T,D], and [n,D] for
-        each layer after which Qwen3-VL adds visual states.
+        each layer after which Qwen3-VL adds visual states. `encoded`: what the decoder's `see` made of pictures, which
+        then stand in the place of the request's; None: the tower runs.
         """
         view = self.view(request)
         on_device = view.to(self.device)
         ids, modality = on_device.ids[None], on_device.modality[None]
         rows = self.decoder.prompts(
-            ids, modality, on_device.pixels, on_device.pictures, on_host=(view.modality[None].cpu(), None)
+            ids, modality, on_device.pixels, on_device.pictures, encoded=encoded,
+            on_host=(view.modality[None].cpu(), None),
         )  # fmt: skip
         return EmbeddedPrompt(request, ids, modality, rows)
 

@@ -60,6 +60,7 @@ def made(tmp_path_factory):
         Image.new("RGB", (SIDE, SIDE), (40 * number, 255 - 40 * number, 90)).save(folder / f"{number}.png")
         turns = [{"from": "human", "value": f"{QUESTION}<image>"}, {"from": "gpt", "value": f"A {name}."}]
         record = {"id": name, "image": f"{number}.png", "conversations": turns, "told": [f"a {name} (thing: nice)"]}
+        record |= {"name": name, "kind": "naming"}
         records.append(record)
     del records[-1]["told"]
     (folder / "data.json").write_text(json.dumps(records))
@@ -174,6 +175,18 @@ def test_the_teacher_reads_the_text_and_the_answer_is_to_the_picture(made):
     assert any(row.get("alpha", 0) > 0 for row in steps), "it compares with what was kept"
 
 
+def rewrite(stage, changes):
+    """The answers of a stage with other information about each."""
+    reader = ShardReader(stage / SHARDS)
+    identity = reader.identity
+    samples = [(key, tensors, info | change) for (key, tensors, info), change in zip(reader, changes, strict=True)]
+    shutil.rmtree(stage / SHARDS)
+    claim(stage / SHARDS, identity)
+    write_shard(stage / SHARDS, 0, iter(samples), {SKIPPED: 1})
+    finish(stage / SHARDS, identity, num_shards=1)
+    list_anew(stage)
+
+
 def test_loops_words_and_openings_leave_the_order_by_reason(made, monkeypatch):
     """Answers that are rewritten: one loops, one names a pear, three begin alike, of which two may."""
     folder, _, _, run = made
@@ -181,17 +194,9 @@ def test_loops_words_and_openings_leave_the_order_by_reason(made, monkeypatch):
     shutil.copytree(folder / "run", again)
     for name in ("finetune", "distilled"):
         shutil.rmtree(again / name)
-    shards = again / "answers" / SHARDS
-    reader = ShardReader(shards)
     texts = ["a red cat, a red cat", *["It is a thing."] * 4, ""]
     texts[3] = "A 'pear's' skin."
-    identity = reader.identity
-    samples = [(key, tensors, info | {"text": text}) for (key, tensors, info), text in zip(reader, texts, strict=True)]
-    shutil.rmtree(shards)
-    claim(shards, identity)
-    write_shard(shards, 0, iter(samples), {SKIPPED: 1})
-    finish(shards, identity, num_shards=1)
-    list_anew(again / "answers")
+    rewrite(again / "answers", [{"text": text} for text in texts])
     answers = "stages.finetune.answers={from: answers, loops: skip, openings: 2, without: [pear]}"
     monkeypatch.setattr(on_records, "_ROUNDING", 0.0)
     said = "\n".join(run(again, answers, stages=["finetune"]))
@@ -200,6 +205,30 @@ def test_loops_words_and_openings_leave_the_order_by_reason(made, monkeypatch):
     reasons = {row["record"]: row["reason"] for row in listed}
     assert reasons.keys() == {0, 3, 4, 5}
     assert all(f"(answers.{key})" in reasons[n] for n, key in ((0, "loops"), (3, "without"), (4, "openings")))
+
+
+def test_an_evaluation_has_a_table_of_what_the_target_owes_to_pictures(made):
+    """Of right answers those that came to their ends and do not loop."""
+    folder, again = made[0], made[0] / "sight"
+    shutil.copytree(folder / "run", again)
+    texts = ["A cat.", "A red cat, a red cat.", "A dog.", "A cup.", "A tree.", ""]
+    stops = ["eos", "eos", "length", "eos", "eos", SKIPPED]
+    rewrite(again / "answers", [{"text": text, "stop": stop} for text, stop in zip(texts, stops, strict=True)])
+    read = {key: recipe(folder)["stages"]["caption"][key] for key in ("data", "format")}
+    answers = {"from": "answers", "loops": "skip"}
+    sight = {"names": {"six": read["data"]}, "questions": read["data"], "answers": answers, "candidates": 4}
+    whole = recipe(folder)
+    whole["stages"]["gates"] = {
+        "kind": "evaluate", "format": read["format"], "benchmarks": {"six": {"data": read["data"]}},
+        "methods": {"lookup": {"drafter": {"kind": "ngram"}}}, "max_new_tokens": 4, "probes": {"sight": sight},
+    }  # fmt: skip
+    runner(lambda: whole, "gates")[1](again, stages=["gates"])
+    report = json.loads((again / "gates" / "report.json").read_text())
+    (section,) = (section for section in report["sections"] if section["name"] == "sight")
+    counts = {(what, on): n for what, on, n, _ in section["tables"][0]["rows"]}
+    assert counts["the right name is the likeliest of 4, prior taken off", "six"] == 6
+    assert counts["right answers, right - another's picture", "naming"] == 3
+    assert counts["its own answers: mean p_max", "all"] == 6
 
 
 def contrast(folder, **changes):

@@ -144,7 +144,7 @@ class EvaluateSettings(Stage):
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
         if self.probes.importance is not None:
             self.probes.importance.check(self.benchmarks)
-        for name in ("states", "importance", "binding") if self.draws else ("analysis",):
+        for name in ("states", "importance", "binding", "sight") if self.draws else ("analysis",):
             if dict(self.probes)[name] != Probes.model_fields[name].default:
                 what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
                 raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
@@ -292,7 +292,8 @@ class EvaluateSettings(Stage):
     def data(self) -> list[ConversationData]:
         """Every data section, whatever is done with it."""
         parts = [benchmark.data for benchmark in of_class(self.benchmarks, DataBenchmark)]
-        return parts if self.probes.binding is None else [*parts, self.probes.binding.data]
+        parts += [] if self.probes.binding is None else [self.probes.binding.data]
+        return parts if (sight := self.probes.sight) is None else [*parts, *sight.names.values(), sight.questions]
 
     @property
     def capacity(self) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ...core.errors import did_you_mean
+from ...core.errors import Refused, did_you_mean
 from ...core.fields import MOST_ANSWER
 from ...core.section import Section
 from ...data.dataset import ConversationData
+from ...data.sources import AnswersConfig
 from ...eval.studies.drawn_cells import AnalysisConfig
 from .benchmarks import Benchmark, SetsBenchmark, of_class
 
@@ -54,6 +55,27 @@ class Binding(Section):
     data: ConversationData
 
 
+class Sight(Section):
+    """What a LLaVA's answers owe to pictures: names among candidates, right answers and its own ones."""
+
+    # Title in the table -> records of one picture each, with the `name` of what it shows and an answer that says it.
+    names: dict[str, ConversationData] = Field(min_length=1)
+    # Questions that it answers, and whose right answers are scored.
+    questions: ConversationData
+    # The right answers to them, of which those that came to their ends are scored; `shares` names target alone.
+    answers: AnswersConfig = AnswersConfig(loops="skip")
+    # Names that the right one is among.
+    candidates: int = Field(20, ge=2)
+    # Tokens of its own answers.
+    max_new_tokens: int = Field(40, ge=1, le=MOST_ANSWER)
+
+    @model_validator(mode="after")
+    def _written(self) -> Sight:
+        if self.answers.share("target") < 1:
+            raise Refused("answers.shares", "answers are the target's here", "leave it out")
+        return self
+
+
 class Probes(Section):
     # Requests of each set that are decoded or read once more, of clips at the longest length.
     requests: int = Field(8, ge=1)
@@ -64,5 +86,7 @@ class Probes(Section):
     importance: Importance | None = None
     # Whether the target's answers depend on the picture; null: not asked.
     binding: Binding | None = None
+    # Names among candidates, right answers and own ones of a LLaVA; null: not asked.
+    sight: Sight | None = Field(None, exclude_if=lambda value: value is None)
     # Of image generators: what target and head make of each cell of the pictures; true: the papers' settings.
     analysis: AnalysisConfig | None = None

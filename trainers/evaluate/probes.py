@@ -13,6 +13,7 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,10 +26,12 @@ from ...core.errors import UserError, did_you_mean
 from ...core.json_types import JsonObject, nulls
 from ...core.results import CODES
 from ...data.captioned.prompts import ImagePrompt
+from ...data.dataset import ConversationData
 from ...data.pictures.videos import visual_tokens as num_visual_tokens
-from ...eval.loop import Decoding, generate
+from ...data.sources import SHARDS, Answers, AnswersConfig
+from ...eval.loop import Decoding, EmbeddedRequest, generate
 from ...eval.measured_rows import PLAIN, Row, drawn_tokens
-from ...eval.studies import visual_tokens
+from ...eval.studies import sight, visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section
 from ...eval.studies.video import tables
@@ -42,13 +45,14 @@ from ...models.drafters.head_settings import HeadSettings
 from ...models.targets.base import Target
 from ...models.targets.drawing import Generator
 from ...models.targets.table import image_section
+from ..run.stage_records import data_files
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .measuring import Measuring
 from .probe_settings import Importance
 from .reporting import infos
-from .requests import ConversationSet
+from .requests import ConversationSet, Opening
 
 PROBING = "while probing, after the report"
 
@@ -179,6 +183,60 @@ def _questions(measuring: Measuring, requests: ConversationSet) -> list[visual_t
         raise UserError(f"no record of {requests.benchmark} says which letter is right", key="probes.importance.sets",
                         hint="name sets with options, and ask them with convention: stock")  # fmt: skip
     return questions
+
+
+# ---- Whether the target needs the picture
+
+
+def sight_section(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportSection]:
+    """What a LLaVA makes of pictures (`probes.sight`), as one table."""
+    settings, target = measuring.stage.probes.sight, measuring.target
+    if settings is None:
+        return []
+    watch, rows = partial(measuring.context.stop.watch, place=PROBING), list[sight.Measured]()
+    for title, data in settings.names.items():
+        named, more = _records(measuring, title, data), {"title": title, "seed": measuring.context.seed}
+        rows += sight.naming(target, named, watch, candidates=settings.candidates, **more)
+    records = _records(measuring, "questions", settings.questions, settings.answers)
+    rows += sight.right_answers(target, records, watch)
+    likeliest, texts, decoding = [], [], replace(measuring.plainly(0.0, settings.max_new_tokens), warp=Warp(0.0))
+    for record in watch(records):
+        embedded = EmbeddedRequest(target.embed_prompt(record.request, encoded=record.features), 0.0)
+        tokens = generate(target, None, record.request, decoding, embedded=embedded).tokens
+        ((_, best),) = sight.answer_scores(target, record.request, record.features, [tuple(tokens)])
+        likeliest.append(best.exp().tolist())
+        texts.append(measuring.text(tokens))
+    rows += sight.own_answers(likeliest, texts)
+    return [ReportSection("What the target owes to pictures", (sight.measures_table(rows),), name="sight")]
+
+
+def _records(
+    measuring: Measuring, name: str, data: ConversationData, config: AnswersConfig | None = None
+) -> list[sight.Shown]:
+    """The records that can be read, with their pictures' features. Right answers are the records' own, or those of a
+    regenerate stage that are wanted and came to their ends.
+    """
+    context, records = measuring.context, []
+    opening = Opening(context, context.processor(), measuring.stage.format, measuring.stage.lengths)
+    part = opening.requests(name, data, data_files(data, context))
+    dataset, answers, unwanted = part.dataset, None, {}
+    if config is not None:
+        answers = Answers(Path(config.path) if config.path else context.inputs["answers"] / SHARDS, dataset)
+        unwanted = answers.unwanted(config)
+    for index in context.stop.watch(range(len(part)), PROBING):
+        request, record = part.request(index, measuring.target), dataset.record(index)
+        if request is None:
+            continue
+        ids: list[int] = []
+        if answers is None:
+            sample, start = dataset.counted(index), len(request.ids)
+            learned = zip(sample.ids[start:], sample.loss_mask[start:], strict=True)
+            ids = [token for token, is_learned in learned if is_learned]
+        elif index not in unwanted and answers.reader[index][2]["stop"] == "eos":
+            ids, _ = answers.read(index, request)
+        about = {key: str(record.get(key) or "") for key in ("name", "kind")}
+        records.append(sight.shown(measuring.target, request, **about, answer=tuple(ids)))
+    return records
 
 
 def _table(first: str, names: Sequence[str], lines: Iterable[tuple[Any, ...]], source: str, note: str = "") -> Table:

@@ -58,6 +58,8 @@ class EvaluateStage(EvaluateSettings):
             wanted["data"] = sources.pop()
         if self.engine.beside_stage is not None:
             wanted["report"] = self.engine.beside_stage
+        if (sight := self.probes.sight) is not None and sight.answers.path is None:
+            wanted["answers"] = sight.answers.from_stage
         analysis = self.probes.analysis
         if analysis is not None and analysis.head_data is not None and not analysis.head_data.path:
             wanted["codes"] = analysis.head_data.from_stage
