@@ -64,9 +64,8 @@ def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
 
 @torch.no_grad()
 def merge_adapters(module: nn.Module) -> float:
-    """Add every adapter into the layer that it sits on and take it away. Returns how far the merged weights are from
-    layer and adapter, by rounding to their type, as a share of what the adapters add (roots of sums of squares over
-    all layers): by it the outputs differ, over inputs of no direction. 0.0 where there is none.
+    """Add every adapter into the layer that it sits on and take it away. Returns how far rounding moves the merged
+    weights, as a share of what the adapters add (roots of sums of squares): outputs of random inputs move as far.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -81,43 +81,35 @@ class Thing:
     use: str = ""  # how a recipe names the folder
     beside: tuple[str, ...] = ()  # the other things that are fetched with it
 
-    def of(self, pictures: str | None) -> tuple[Package, ...]:
-        """The packages that are needed."""
-        return self.packages + (self.more if pictures == "all" else ())
-
 
 def _run(options: argparse.Namespace) -> int:
     if (thing := THINGS.get(options.model)) is None:
         raise UserError(f"no model {options.model!r} can be fetched", hint=did_you_mean(options.model, THINGS))
-    names = (options.model, *thing.beside)
-    if options.pictures and not any(THINGS[name].more for name in names):
+    things = {name: THINGS[name] for name in (options.model, *thing.beside)}
+    if options.pictures and not any(thing.more for thing in things.values()):
         raise UserError(f"{options.model} has no --pictures", hint="leave it out")
-    known = [package for name in names for package in THINGS[name].of(options.pictures)]
+    if options.pictures == "all":
+        things = {name: replace(thing, packages=thing.packages + thing.more) for name, thing in things.items()}
+    known = [package for thing in things.values() for package in thing.packages]
     at_hand = files_at_hand([Path(name) for name in options.files or ()], known)
-    for name in names:
-        thing, packages = THINGS[name], THINGS[name].of(options.pictures)
+    for name, thing in things.items():
         destination = Path((name == options.model and options.destination) or f"{FETCHED[name]}/{name}")
-        if len(names) > 1 and destination.is_dir():
-            if thing.more:
-                _check_whole(destination, packages)
+        if len(things) > 1 and destination.is_dir():
+            hint = "remove it first"
+            made = str(read_json(destination / "manifest.json", JsonObject, hint=hint)) if thing.more else ""
+            if thing.more and (fewer := [str(package) for package in thing.packages if package.sha256 not in made]):
+                raise UserError(f"it was made without {', '.join(fewer)}", where=str(destination), hint=hint)
             say(f"here     {destination}, which is not fetched again")
             continue
-        say(f"fetch    {thing.about}, in the package {', '.join(map(str, packages))}")
-        for package in packages:
+        say(f"fetch    {thing.about}, in the package {', '.join(map(str, thing.packages))}")
+        for package in thing.packages:
             say(f"licence  {package}: {package.licence}")
         with new_folder(destination) as folder:
-            thing.write(folder, {package: at_hand.get(package) or cached(package) for package in packages})
+            thing.write(folder, {package: at_hand.get(package) or cached(package) for package in thing.packages})
         say(f"written  {destination}")
         if thing.use:
             say(thing.use.format(destination))
     return OK
-
-
-def _check_whole(folder: Path, packages: Iterable[Package]) -> None:
-    """Raises `UserError` where a folder of pictures was made of fewer packages than are asked for."""
-    there = read_json(folder / "manifest.json", JsonObject, hint="remove the folder")["packages"]
-    if missing := [str(package) for package in packages if asdict(package) not in there]:
-        raise UserError(f"it was made without {', '.join(missing)}", where=str(folder), hint="remove it first")
 
 
 def _smollm2(folder: Path, files: dict[Package, Path]) -> None:

@@ -208,7 +208,8 @@ def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeyp
         main(["demo", *words.split()])
         assert len(fetched) == count, words
     assert fetched[0] == ["-m", "draftsmith", "fetch", "smollm2", "weights/smollm2"]
-    weights, data = ["emoji-vlm", "weights/emoji-vlm"], ["emoji", "data/emoji", "--pictures", "all"]
+    both = ["--pictures", "all"]
+    weights, data = ["emoji-vlm", "weights/emoji-vlm", *both], ["emoji", "data/emoji", *both]
     assert sorted(command[3:] for command in fetched[2:]) == [data, weights]
     assert len(begun) == 3, "where it could not be fetched, the demo does not begin"
 
