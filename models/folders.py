@@ -19,10 +19,10 @@ from ..core.errors import Refused, UserError, did_you_mean, first_line
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pretrained import CPU, check_config, opened
+from ..core.pretrained import CPU, check_config, opened, read_safetensors
 from ..core.results import SUMS, check_sums
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, ADAPTERS = "config.json", "model.safetensors", "adapters.safetensors"
 State = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -34,6 +34,31 @@ def write_folder(folder: Path, values: JsonMapping, state: Mapping[str, Tensor])
     save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, aside, {"format": "pt"})
     os.replace(aside, folder / WEIGHTS)
     write_whole(folder / CONFIG, json.dumps(values, indent=1).encode())
+
+
+def joined_halves(language_model: Path, tower: Path) -> State:
+    """The weights of a LLaVA's halves in bfloat16, as they are trained; statistics of norms stay."""
+    halves = (("language_model.", language_model), ("vision_tower.", tower))
+    whole = {f"{prefix}{name}": t for prefix, half in halves for name, t in read_safetensors(half / WEIGHTS).items()}
+    stays = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: tensor if name.endswith(stays) else tensor.bfloat16() for name, tensor in whole.items()}
+
+
+def with_adapters(state: State, adapters: State) -> State:
+    """The weights of halves with what was trained of them: `NAME.up` [O,R] times `NAME.down` [R,I] is added to NAME,
+    `NAME.rows` stand below its rows, others take their places. Rounded once, so that every machine has the same bits.
+    """
+    state = dict(state)
+    for name, tensor in adapters.items():
+        base, _, kind = name.rpartition(".")
+        if kind == "up":
+            product = tensor.double() @ adapters[f"{base}.down"].double()
+            state[base] = (state[base].double() + product).to(state[base].dtype)
+        elif kind == "rows":
+            state[base] = torch.cat([state[base], tensor])
+        elif kind != "down":
+            state[name] = tensor
+    return state
 
 
 def downloaded(source: str | Path, revision: str | None, *, files: Sequence[str] | None = None) -> Path:
