@@ -207,7 +207,7 @@ def training_data(
     answers = None
     if stage.answers.share("target"):
         folder = Path(stage.answers.path) if stage.answers.path else context.inputs["answers"] / SHARDS
-        answers = Answers(folder, dataset)
+        answers = Answers(folder, dataset, others=stage.answers.others)
     num_kept = 0
     objective = stage.objective
     if objective is not None and objective.kind == "distill" and objective.probabilities == "kept":
