@@ -141,6 +141,24 @@ def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
         figure.legend(loc="outside lower center", ncol=2)
 
 
+def draw_points(
+    path: Path, panels: Sequence[tuple[str, str, Sequence[str], Mapping[str, Sequence[tuple[float, float, float]]]]]
+) -> None:
+    """Panels of (x label, y label, names of places, method -> value with its interval at each place); a method has the
+    same colour in all of them.
+    """
+    with drawing(path, len(panels), WIDEST / 2, 3.2) as (figure, axes):
+        for panel, (below, beside, places, lines) in zip(axes.flat, panels, strict=False):
+            for number, (name, points) in enumerate(lines.items()):
+                errors = [[value - low for value, low, _ in points], [high - value for value, _, high in points]]
+                beside_others = [place + 0.06 * number for place in range(len(places))]
+                panel.errorbar(beside_others, [value for value, *_ in points], errors, fmt="o-", markersize=4, capsize=2,
+                               color=f"C{number % 10}", label=name)  # fmt: skip
+            panel.set_xticks(range(len(places)), places)
+            panel.set(xlabel=below, ylabel=beside)
+        lines_legend(figure, axes)
+
+
 def draw_curves(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[int, float]]]]]) -> None:
     """Training curves of several runs, one panel for each stage and metric.
 

@@ -1,5 +1,5 @@
 """Whether a target that reads pictures needs them: names among candidates, right answers with the right picture and
-with others, and what its own answers are like.
+with others, what its own answers are like. And whether its drafters need them.
 
 The measures are of this project; no paper has them in this form. Pictures are changed behind the tower, for others of
 as many places, so that prompts keep their ids. Intervals are of one bootstrap over pictures (`summary.py`).
@@ -8,9 +8,12 @@ Letters: I pictures of a request, P places of one, C width of the tower, n token
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +24,13 @@ from ...core.errors import UserError
 from ...data.emoji import head_noun
 from ...data.sources import is_loop, words_of
 from ...models.decoding.tree import ROOT, Tree
-from ...models.targets.base import Taps
+from ...models.decoding.warp import Warp
+from ...models.drafters.base import Drafter
+from ...models.drafters.modes import without_pictures
+from ...models.targets.base import Taps, TargetStep
 from ...models.targets.language import LanguageTarget
+from ..figures import draw_points
+from ..loop import Decoding, EmbeddedRequest, Generation, generate
 from ..summary import ends, ratio, resampled
 from ..tables import Column, Table, Value, text
 
@@ -200,3 +208,128 @@ def measures_table(rows: Sequence[Measured]) -> Table:
     columns = text("measured"), text("on"), Column("n", "d"), Column("value [95%]", ".3f", kind="interval")
     note = "Differences are in nats a token of the answer, the mean over n records."
     return Table("", columns, tuple(rows), note=note)
+
+
+# ---- Whether drafters need the picture
+
+READINGS = ("right", "another's", "none")
+FIRST, EARLY, LATER = ("first cycle", "tokens 3 to 8", "later tokens")
+# Of acceptance: by the nats that the right picture adds to the log-probability of a word, over another's.
+HANGS, HANGS_NOT, HANGING = "words that hang on it", "other words", 0.5
+BINS = {"below 0": -math.inf, "0 to 0.5": 0.0, "0.5 to 1": 0.5, "1 to 2": 1.0, "from 2 on": 2.0}
+_GROUPS = (ALL, FIRST, EARLY, LATER, HANGS, HANGS_NOT, *BINS)
+Counts = Mapping[str, tuple[int, int]]  # group -> what tau or acceptance divides, and by what
+Readings = dict[tuple[str, str], list[list[tuple[int, int]]]]  # method and group -> of each record by reading
+
+
+class Misled:
+    """A drafter that begins after another prompt than the target's. What it hears of each cycle stays the target's.
+
+    A draft with eyes of its own reads another record's pictures, or none: a newline in the place of each. A head reads
+    the target's states of the prompt with the other's pictures, or with a mean picture [1,P,C] in the place of each.
+    """
+
+    def __init__(self, drafter: Drafter, target: LanguageTarget, record: Shown, other: Shown | Tensor, newline_id: int):
+        request, self._drafter = record.request, drafter
+        features = other if isinstance(other, Tensor) else other.features
+        embedded = target.embed_prompt(request, encoded=features.expand_as(record.features))
+        _, self._prefill = target.prefill(request, drafter.taps, capacity=1, embedded=embedded)
+        if isinstance(other, Tensor):
+            self._request = without_pictures(request, newline_id)
+        else:
+            view, its = request.drafter_view, other.request.drafter_view
+            view = None if view is None or its is None else replace(view, pixels=its.pixels)
+            self._request = replace(request, pixels=other.request.pixels, drafter_view=view)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Begin with its own prompt in the place of the given one."""
+        self._drafter.start(self._request, self._prefill, warp, capacity=capacity)
+
+
+def counts_of(generation: Generation, kind: str, gaps: Sequence[float]) -> Counts:
+    """What one answer adds to each group: to those of tau tokens emitted and cycles, by kind of question and by the
+    answer's token that a cycle drafts first (the prefill gives the first one, the first cycle drafts the second); to
+    those of acceptance drafted tokens that the target took, of those that it came to, by what the picture adds to the
+    token which it emits there: `gaps` in nats, of the answer's tokens whose acceptance counts.
+    """
+    counts, place = defaultdict[str, tuple[int, int]](lambda: (0, 0)), 1  # tokens emitted so far
+
+    def add(group: str, part: int) -> None:
+        counts[group] = counts[group][0] + part, counts[group][1] + 1
+
+    for cycle in generation.cycles:
+        for group in {ALL, kind or ALL, FIRST if place == 1 else EARLY if place < 8 else LATER}:
+            add(group, cycle.num_emitted)
+        for level, gap in enumerate(gaps[place : place + min(cycle.num_drafted, cycle.num_accepted + 1)]):
+            above = [name for name, least in BINS.items() if gap >= least]
+            for group in (above[-1], HANGS if gap >= HANGING else HANGS_NOT):
+                add(group, int(level < cycle.num_accepted))
+        place += cycle.num_emitted
+    return counts
+
+
+def swapped_pictures(
+    target: LanguageTarget, records: Sequence[Shown], decodings: Mapping[str, tuple[Drafter, Decoding]],
+    newline_id: int, watch: Watch,
+) -> Readings:  # fmt: skip
+    """Decode each record where the drafter reads the right pictures, another's or none, and the target the right ones,
+    so that greedy answers stay the same. An end token's acceptance does not count, nor what stands behind a place where
+    two passes round differently.
+    """
+    mean, results = mean_picture(records), Readings()
+    for number in watch(range(len(records))):
+        record, other, answer = records[number], another(records, number), list[int]()
+        if other is None:
+            continue
+        embedded = EmbeddedRequest(target.embed_prompt(record.request, encoded=record.features), 0.0)
+        for name, (drafter, decoding) in decodings.items():
+            counts = []
+            for shows in (None, other, mean):
+                reads = drafter if shows is None else Misled(drafter, target, record, shows, newline_id)
+                generation = generate(target, reads, record.request, decoding, embedded=embedded)
+                if not answer:
+                    answer = generation.tokens
+                    each = [answer_scores(target, record.request, one.features, [tuple(answer)])[0][0]
+                            for one in (record, other)]  # fmt: skip
+                    gaps = (each[0] - each[1]).tolist()[: len(answer) - (generation.stop == "eos")]
+                pairs = enumerate(zip(answer, generation.tokens, strict=False))
+                same = next((place for place, (one, its) in pairs if one != its), len(answer))
+                counts.append(counts_of(generation, record.kind, gaps[:same]))
+            for group in counts[0]:
+                results.setdefault((name, group), []).append([of.get(group, (0, 0)) for of in counts])
+    return results
+
+
+def swapped_table(results: Readings) -> Table:
+    """A line for each method and group: what it is with each reading, and what the right picture adds to another's."""
+    lines: list[tuple[Value, ...]] = []
+    names = [*dict.fromkeys(name for name, _ in results)]
+    order = {group: place for place, group in enumerate((*_GROUPS[:4], "", *_GROUPS[4:]))}  # kinds stand before words
+    for name, group in sorted(results, key=lambda key: (names.index(key[0]), order.get(key[1], order[""]), key[1])):
+        ratios = [tuple(zip(*of, strict=True)) for of in zip(*results[name, group], strict=True)]
+        draws, means = resampled(ratios), [ratio(*map(sum, pair)) for pair in ratios]
+        values = [(mean, *ends(some)) for mean, some in zip(means, draws, strict=True)]
+        less = (means[0] - means[1], *ends(draws[0] - draws[1]))
+        what = "accepted" if group in _GROUPS[4:] else "tau"
+        lines.append((name, what, group, len(results[name, group]), *values, less))
+    columns = (text("method"), text("number"), text("of"), Column("n", "d"),
+               *(Column(reading, kind="interval") for reading in READINGS),
+               Column("right - another's", "+.2f", kind="interval"))  # fmt: skip
+    note = (
+        "Columns: the pictures that the drafter reads, with 95% intervals over n requests; the target reads the right "
+        "ones. Accepted: of the drafted tokens that the target came to, by the nats that the right picture adds to the "
+        f"token's log-probability over another's, {HANGING:g} for words that hang on it."
+    )
+    return Table("", columns, tuple(lines), note=note)
+
+
+def draw_swapped(path: Path, table: Table) -> None:
+    """The figure of the table: tau by reading, and acceptance by what the right picture adds to a word."""
+    taus: Any = {row[0]: row[4:7] for row in table.rows if row[2] == ALL}
+    shares: Any = {name: {row[2]: row[4] for row in table.rows if row[0] == name and row[2] in BINS} for name in taus}
+    gains = {name: [of.get(group) or (math.nan,) * 3 for group in BINS] for name, of in shares.items()}
+    draw_points(path, [("pictures that the drafter reads", "tau", READINGS, taus),
+                       ("nats that the right picture adds to a word", "share accepted", [*BINS], gains)])  # fmt: skip

@@ -5,8 +5,14 @@ from statistics import fmean
 
 import pytest
 import tiny
+import torch
+from decodings import greedy
 from draftsmith.core.errors import UserError
+from draftsmith.eval.loop import Cycle, Generation
+from draftsmith.eval.policies import Chain
 from draftsmith.eval.studies import sight
+from draftsmith.models.decoding.warp import Warp
+from test_head_decoding import drafter_of
 
 NAMES = ["red apple", "apples", "blue cup", "mug with straw"]
 ANSWERS = [(11, 12, 2), (11, 13, 2), (11, 12, 14, 2), (15, 2)]  # three begin alike
@@ -80,3 +86,57 @@ def test_own_answers_by_hand():
     texts = ["A red cat, a red cat.", "A red cat sits.", "It is blue."]
     (p_max, loops, openings) = sight.own_answers([[0.5, 0.7], [0.9], [0.1]], texts)
     assert p_max[3][0] == pytest.approx(2.2 / 4) and loops[3][0] == pytest.approx(1 / 3) == openings[3] / 2
+
+
+@pytest.mark.parametrize("reading", ["another's", "none"])
+def test_a_misled_draft_reads_other_pictures_or_a_newline(model, target, reading):
+    record, other, *_ = records(target)
+    _, step = target.prefill(record.request, sight.Taps(), capacity=8)
+    draft, request = tiny.near(model), sight.without_pictures(record.request, 5)
+    shows = sight.mean_picture([record, other])
+    if reading == "another's":
+        request, shows = replace(record.request, pixels=other.request.pixels), other
+    misled = sight.Misled(tiny.proposal(draft), target, record, shows, newline_id=5)
+    misled.start(record.request, step, Warp(1.0), capacity=8)
+    misled.begin(11)
+    torch.testing.assert_close(misled.root(), tiny.next_scores(draft, request, [11]).softmax(-1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "vispec"])
+def test_a_misled_head_reads_the_prompts_states_with_other_pictures(target, kind):
+    record, other, *_ = records(target)
+    swapped = replace(record.request, pixels=other.request.pixels)
+    roots = []
+    for request, shows in (record.request, other), (swapped, None):
+        head = drafter_of(kind, target)
+        head = head if shows is None else sight.Misled(head, target, record, shows, newline_id=5)
+        _, step = target.prefill(request, head.taps, capacity=8)
+        head.start(request, step, Warp(1.0), capacity=8)
+        head.begin(11)
+        roots.append(head.root())
+    torch.testing.assert_close(*roots)
+
+
+def test_cycles_count_by_place_and_by_what_the_picture_adds():
+    cycles = [Cycle(2, 2, accepted, accepted + 1, 0, 0, 0) for accepted in (2, 0, 1, 2)]
+    # Tokens 2 to 4, 5, 6 and 7, and 8 to 10; token 4 was not drafted, nor is the tenth's acceptance known.
+    gaps = [9.0, 0.6, 0.0, 9.0, 0.7, -1.0, 0.2, 3.0, 0.1]
+    counts = sight.counts_of(Generation([], cycles, 0, 0, 0, "eos"), "using", gaps)
+    assert counts[sight.ALL] == counts["using"] == (9, 4) and counts[sight.FIRST] == (3, 1)
+    assert counts[sight.EARLY] == (6, 3) and sight.LATER not in counts
+    assert counts[sight.HANGS] == (2, 3) and counts[sight.HANGS_NOT] == (3, 4)
+    assert counts["below 0"] == (1, 1) and counts["from 2 on"] == (1, 1)
+
+
+def test_readings_keep_the_answers_and_only_what_sees_loses(model, target):
+    of, decoding = records(target), greedy(Chain(3), 12, (tiny.EOS,))
+    methods = {mode: (tiny.self_draft(model, mode), decoding) for mode in "MT"}
+    results = sight.swapped_pictures(target, of, methods, 5, iter)
+    lines = {(name, group): values for name, _, group, _, *values in sight.swapped_table(results).rows}
+    tau, others, none, less = lines["M", "all"]
+    emitted, cycles = zip(*(right for right, *_ in results["M", "all"]), strict=True)
+    assert tau[0] == sum(emitted) / sum(cycles) > max(others[0], none[0]) and less[0] == tau[0] - others[0]
+    assert lines["T", "all"][3] == (0, 0, 0)
+    assert all(
+        share[0] == 1 for group in (sight.HANGS, sight.HANGS_NOT) if (share := lines.get(("M", group), [(1,)])[0])
+    )
