@@ -32,6 +32,8 @@ T = TypeVar("T")
 SMALL_BYTES = 64 << 20
 # Of logs and reports, which grow with a run and are read whole.
 LOG_BYTES = 4 << 30
+# What `draftsmith fetch NAME` writes -> the folder in which it does.
+FETCHED = {"smollm2": "weights", "lite0": "weights", "emoji-vlm": "weights", "emoji": "data", "stamps": "data"}
 _ADAPTER = functools.cache(TypeAdapter)
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -65,10 +65,10 @@ def _marked(piece: str) -> str:
 
 
 def code(text: str) -> Markup:
-    """A span of code that holds any text: its fence is longer than what stands inside."""
+    """A span of code that holds any text: its fence is longer than what stands inside, and no space is lost."""
     text = _BREAKS.sub(" ", text)
     fence = "`" * (1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    space = " " if text.startswith("`") or text.endswith("`") else ""
+    space = " " if text.strip() and (text[0] in "` " or text[-1] in "` ") else ""
     return Markup(f"{fence}{space}{text}{space}{fence}")
 
 

@@ -20,6 +20,8 @@ from .cells import Cell, labels, rule_column
 from .tables import Column, Table, text
 
 REPORT = "report.json"
+EXAMPLES = "examples.txt"  # of an evaluation: lines for the end of its run
+COLOURED = ("\x1b[32m", "\x1b[0m")  # around what was proposed in them
 COLUMNS = ("measured on", "method", "requests", "tau", "tau 95% low", "tau 95% high", "speedup of decoding",
            "identical")  # fmt: skip
 NEWER: JsonObject = {"drafters": (), "relaxed": False, "expected_speedup": None, "DSR_spread": None,

@@ -227,7 +227,7 @@ def html_page(markdown: str, folder: Path) -> str:
     Args:
         markdown: of a page that begins with its title, as it is to be read: secrets are taken out before, so that none
             is looked for in a picture's data.
-        folder: where the PNG files lie that it shows.
+        folder: where the PNG and JPEG files (.jpeg) lie that it shows.
     """
     from markdown_it import MarkdownIt  # nothing but a page needs it
 
@@ -236,7 +236,8 @@ def html_page(markdown: str, folder: Path) -> str:
         path = folder / unquote(str(tokens[index].attrs["src"]))
         if not path.is_file():
             return caption
-        return f'<img src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" alt="{caption}">'
+        data = base64.b64encode(path.read_bytes()).decode()
+        return f'<img src="data:image/{path.suffix[1:]};base64,{data}" alt="{caption}">'
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     reader.disable(["link", "autolink"])

@@ -32,11 +32,14 @@ def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
     commit, changed = about["git"]["commit"], about["git"]["changed_files"]
     if commit is None or changed:
         raise UserError("its code is not that of a commit", where=str(folder), hint="run it in a clone without changes")
-    reports = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/report.json"))}
+    reports = {
+        path.parent.name: json.loads(path.read_text(), parse_float=lambda digits: float(f"{float(digits):.6g}"))
+        for path in sorted(folder.glob("*/report.json"))
+    }  # tables show four digits
     if not reports:
         raise UserError("nothing was measured here", where=str(folder), hint="let the run end")
     seed = next(iter(reports.values()))["about"]["seed"]
-    evaluations = {name: shortened(evaluation(report)) for name, report in reports.items()}
+    evaluations = {name: evaluation(report) for name, report in reports.items()}
     return Path(about["recipe"]).stem, {"seed": seed, "commit": commit, "evaluations": evaluations}
 
 
@@ -62,15 +65,6 @@ def evaluation(report: dict[str, Any]) -> dict[str, Any]:
             ]
     result["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
     return result
-
-
-def shortened(value: Any) -> Any:
-    """Floats with six digits: tables show four."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: shortened(part) for key, part in value.items()}
-    return [shortened(part) for part in value] if isinstance(value, list) else value
 
 
 def record(folders: Sequence[Path]) -> None:

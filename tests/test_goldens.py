@@ -43,7 +43,12 @@ def test_every_run_and_every_recipe_is_recorded(freeze):
     recorded = {path.name for path in freeze.GOLDENS.glob("*.json")}
     assert {f"{name}.json" for name in freeze.RUNS} | {"machines.json"} == recorded
     demos = {f"demo/{path.stem}" for path in (ROOT / "recipes" / "demo").glob("*.yaml")}
-    fetched = {"demo/smollm2", "demo/smollm2-full"}  # their target does not come with the package
+    fetched = {
+        "demo/smollm2",
+        "demo/smollm2-full",
+        "demo/emoji-vlm",
+        "demo/emoji-vlm-full",
+    }  # their target does not come with the package
     assert {run["recipe"] for run in freeze.RUNS.values()} == demos - fetched
     recipes = len(list((ROOT / "recipes").rglob("*.yaml")))
     assert len(list((freeze.GOLDENS / freeze.DRY_RUNS).glob("*.txt"))) == recipes

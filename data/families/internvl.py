@@ -41,7 +41,9 @@ class InternVLFamily(PictureFamily):
         if least > most:
             hint = "set min_pixels and max_pixels so that a number of tiles lies between them"
             raise UserError(f"a picture has at least {least} and at most {most} tiles of {area:,} pixels", hint=hint)
-        return tiles_of(size, processor.image_size, least=least, most=most)
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+        return get_optimal_tiled_canvas(size[::-1], (processor.image_size,) * 2, least, most)
 
     def layouts(self, sizes: Sequence[Size], processor: Processor, resizing: Resizing) -> tuple[Picture, ...]:
         counts = [math.prod(self.grid(size, processor, resizing)) for size in sizes]
@@ -114,20 +116,6 @@ INTERNVL = InternVLFamily(
     "internvl", "InternVLProcessor", sizes_decide=True, written=re.compile("<IMG_CONTEXT>|<video>"),
     templates=(replace(CHATML, name="internvl", system="", surrounds=True, keeps_breaks=True),),
 )  # fmt: skip
-
-
-def tiles_of(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int]:
-    """Tiles across and down: the grid whose shape is nearest to the picture's, of `least` to `most`. Of equally near
-    ones the largest of which the picture covers more than half (transformers' GotOcr2 processor).
-    """
-    width, height = size
-    grids = [(wide, high) for wide in range(1, most + 1) for high in range(1, most // wide + 1) if wide * high >= least]
-    best, nearest = (1, 1), math.inf
-    for wide, high in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        apart = abs(width / height - wide / high)
-        if apart < nearest or (apart == nearest and width * height > 0.5 * tile**2 * wide * high):
-            best, nearest = (wide, high), apart
-    return best
 
 
 def _cut(image: Image.Image, grid: tuple[int, int], side: int, resample: Image.Resampling | None) -> list[Image.Image]:

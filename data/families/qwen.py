@@ -7,7 +7,6 @@ whole clip.
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -147,13 +146,9 @@ QWEN3_VL = QwenFamily(
 
 def rounded(size: Size, unit: int, least: int, most: int) -> Size:
     """Width and height in multiples of `unit`, of `least` to `most` pixels, about as oblong as before."""
-    check_oblong(size)
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    check_oblong(size)  # in our words
     width, height = size
-    wide, high = (round(side / unit) * unit for side in size)
-    if wide * high > most:
-        shrink = math.sqrt(width * height / most)
-        return max(unit, math.floor(width / shrink / unit) * unit), max(unit, math.floor(height / shrink / unit) * unit)
-    if wide * high < least:
-        grow = math.sqrt(least / (width * height))
-        return math.ceil(width * grow / unit) * unit, math.ceil(height * grow / unit) * unit
+    high, wide = smart_resize(height, width, unit, least, most)
     return wide, high

@@ -6,6 +6,8 @@ loss is LLaVA's own, `models/targets/llava/model.py`.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
@@ -66,8 +68,11 @@ class LvlmConfig(PublishedDrafter):
     path: Place | None = None
     # Of a published draft; null: the target's. mjbooo/lvlm160m-bf16 wants bfloat16.
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    # Hub id, directory, or an inline config (random weights) of a Llama-like model.
+    # Hub id, directory, or an inline config (random weights) of a Llama-like model; "target" copies the target's own
+    # (and its projector, where it reads the target's tower, too).
     language_model: Place | InlineModel | None = None
+    # The target's layers that such a copy keeps, in ascending order; null: all.
+    layers: tuple[int, ...] | None = Field(None, min_length=1, exclude_if=lambda value: value is None)
     # Hub id, directory or inline config of a CLIP-like tower; "target" copies the target's own.
     vision_tower: Place | InlineModel | None = None
     # The layer whose states the projector reads; null: as the target, and -2 for an image processor of its own.
@@ -108,6 +113,8 @@ class LvlmConfig(PublishedDrafter):
             raise ValueError(
                 "projector_input: projected reads the target's own features: it wants vision_tower: target, no newline"
             )
+        if self.layers is not None and self.language_model != "target":
+            raise ValueError("layers are the target's: set language_model: target")
         return self
 
     def _loaded(
@@ -158,7 +165,11 @@ class LvlmConfig(PublishedDrafter):
 def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, *, network: bool) -> PreTrainedConfig:
     """The draft's model config: its own halves, the target's vocabulary and ids."""
     assert config.language_model is not None and config.vision_tower is not None, "a published draft is not built"
-    text = read_config(config.language_model, key="drafter.language_model", revision=config.revision, network=network)
+    text, key = copy.deepcopy(target.text_config), "drafter.language_model"
+    if config.language_model != "target":
+        text = read_config(config.language_model, key=key, revision=config.revision, network=network)
+    if config.layers is not None:
+        cut_to(text, config.layers)
     if config.vision_tower == "target":
         vision = target.vision_config
     else:
@@ -183,6 +194,16 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
     return draft
 
 
+def cut_to(text: PreTrainedConfig, layers: Sequence[int]) -> None:
+    """Leave these of its layers to `text`. Raises `UserError` where they are not ascending, or not there."""
+    if list(layers) != sorted({*layers} & {*range(text.num_hidden_layers)}):
+        problem = f"layers are {', '.join(map(str, layers))}, and the target has {text.num_hidden_layers}, from 0"
+        raise UserError(problem, key="drafter.layers", hint="name some of them in ascending order")
+    text.num_hidden_layers = len(layers)
+    if (types := config_value(text, "layer_types")) is not None:
+        text.layer_types = [types[layer] for layer in layers]
+
+
 def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
     """Stretch a language model's rotary positions. Raises `UserError` where it has as many, or stretched ones."""
     known, rope = text.max_position_embeddings, rope_of(text)
@@ -201,24 +222,31 @@ def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
 def build_drafter(
     config: LvlmConfig, target: PreTrainedModel | PreTrainedConfig, ids: TokenIds, *, seed: int
 ) -> PreTrainedModel:
-    """A float32 draft before its first stage. A whole target is needed only for `vision_tower: target`."""
+    """A float32 draft before its first stage. A whole target is needed only where a half is the target's."""
     from transformers import PreTrainedModel
 
     full = target.config if isinstance(target, PreTrainedModel) else target
     assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
-    elsewhere = {} if config.vision_tower == "target" else config.vision_tower
-    language_model, tower = load_halves(
-        joined, config.language_model, elsewhere, section="drafter", revision=config.revision
-    )
+    halves = [{} if half == "target" else half for half in (config.language_model, config.vision_tower)]
+    language_model, tower = load_halves(joined, *halves, section="drafter", revision=config.revision)
     if config.vision_tower == "target":
         assert isinstance(target, PreTrainedModel)
         tower = target.model.vision_tower
     projector = target.model.multi_modal_projector if config.projector_input == "projected" else None  # type: ignore[union-attr]
     generator = torch.Generator().manual_seed(seed)
-    return assemble(
+    draft = assemble(
         joined, language_model=language_model, vision_tower=tower, target_projector=projector, generator=generator
     )
+    if config.language_model == "target":
+        assert isinstance(target, PreTrainedModel)
+        text = copy.deepcopy(target.model.language_model)
+        text.layers = nn.ModuleList(text.layers[layer] for layer in config.layers or range(len(text.layers)))
+        draft.model.language_model.load_state_dict(text.state_dict())
+        draft.lm_head.load_state_dict(target.lm_head.state_dict())
+        if config.vision_tower == "target" and projector is None:
+            draft.model.multi_modal_projector.load_state_dict(target.model.multi_modal_projector.state_dict())
+    return draft
 
 
 def save_lvlm(model: PreTrainedModel, folder: Path, manifest: JsonMapping) -> None:

@@ -1,4 +1,4 @@
-"""`draftsmith demo`: a demo recipe on up to two ranks of this machine; a real model is fetched first."""
+"""`draftsmith demo`: a demo recipe on up to two ranks of this machine; what a real model needs is fetched first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import UserError, did_you_mean
-from ...core.json_types import text_at
+from ...core.files import FETCHED
+from ...core.json_types import walk
 from ...trainers.run.launcher import num_ranks
 from ..config.files import recipe_names
 from ..config.launch import ANNOUNCED, announcement, run_recipe, say
@@ -55,11 +56,13 @@ def _run(options: argparse.Namespace) -> int:
             return run_recipe(given, options.typed)
     if (text := announcement(given)) is None:  # a setting is refused: here, and not by each rank of a launcher
         load(given)
-    path = Path(text_at(words.tree, "target", "path") or "")
-    if path.parent == Path("weights") and not path.exists():  # a small real model
-        fetch = [sys.executable, "-m", MODULE, "fetch", path.name, str(path)]
-        if code := subprocess.run(fetch).returncode:
-            return code
+    texts = [value for _, value in walk(words.tree) if isinstance(value, str)]
+    for name, parent in FETCHED.items():
+        folder = f"{parent}/{name}"
+        if any(f"{value}/".startswith(f"{folder}/") for value in texts) and not Path(folder).exists():
+            both = ["--pictures", "all"] if name == "emoji" and given[0].endswith("-full") else []
+            if code := subprocess.run([sys.executable, "-m", MODULE, "fetch", name, folder, *both]).returncode:
+                return code
     if text is not None:
         say(text)
     # In place of this process: signals and the exit code are the launcher's.
@@ -76,7 +79,7 @@ COMMAND = Command(
         ("draftsmith demo", "a draft VLM for a tiny LLaVA"),
         ("draftsmith demo compare", "twelve drafters of one target in one table"),
         ("draftsmith demo visual-ar seed=1 output=runs/seed1", "an image generator, with another seed"),
-        ("draftsmith demo video output=/scratch/video", "clips; results go to this folder"),
+        ("draftsmith demo emoji-vlm", "drafters of a real picture model, which is fetched first"),
         ("draftsmith demo lvlm dry_run=true", "what it would do"),
     ),
     arguments=(

@@ -11,9 +11,10 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject
-from ...eval.run_reports import cells, overview
+from ...eval.run_reports import COLOURED, EXAMPLES, cells, overview
 from ...eval.tables import for_terminal
 from ...trainers.publish.lineage import finished
+from ...trainers.run.progress import watched
 from .schema import Recipe
 
 SHOWN_AS = "DRAFTSMITH_SHOWN_AS"  # set by scripts/demo: the command's path, where the caller's PATH lacks it
@@ -45,6 +46,9 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str], shown: str | None = N
         except (UserError, KeyError, TypeError, ValueError) as error:  # the run itself is over
             lines += ["", f"{name}: its report cannot be read: {error}"]
         lines += [f"report: {place / name / 'report.html'} (report.md says the same)"]
+    if (examples := output / measured[-1] / EXAMPLES).is_file():
+        begin, end = COLOURED if watched() and not os.environ.get("NO_COLOR") else "[]"
+        lines += ["", *examples.read_text().replace(COLOURED[0], begin).replace(COLOURED[1], end).splitlines()]
     lines += ["", "try next:"]
     offered = try_next(recipe, path, ran, place)
     if SHOWN_AS in os.environ:

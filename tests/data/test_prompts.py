@@ -1,8 +1,6 @@
 """Prompts of every kind of file, as published; and every file that is not one told in words."""
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from draftsmith.data.captioned.prompts import ImagePrompt, PromptSource, read_pr
 from draftsmith.data.shapes.captioned import write_captioned
 from fails import fails_with
 from pydantic import ValidationError
+from small_records import tar_of
 
 COCO_2014 = [("COCO_val2014_000000000042.jpg", 42), ("COCO_val2014_000000000007.jpg", 7)]
 COCO_2017 = [("000000000042.jpg", 42), ("000000000007.jpg", 7)]
@@ -131,16 +130,6 @@ def broken(path: Path, name: str, content: bytes | None) -> Path:
     return file
 
 
-def tar(*members: tuple[str, bytes]) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as file:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            file.addfile(info, io.BytesIO(content))
-    return data.getvalue()
-
-
 # name of the file, what it holds (None: it is not there), what the message says.
 BROKEN = {
     "missing": ("no.txt", None, "no such file"),
@@ -173,7 +162,7 @@ BROKEN = {
     "empty coco": ("a.json", b'{"images": [], "annotations": []}', "no prompt"),
     "cut coco": ("a.json", b'{"images": [', "not valid JSON"),
     "no tar": ("a.tar", b"something else" * 100, "not a tar"),
-    "tar without captions": ("a.tar", tar(("a.png", b"x"), ("b.png", b"x")), "no prompt"),
+    "tar without captions": ("a.tar", tar_of(("a.png", b"x"), ("b.png", b"x")), "no prompt"),
 }
 
 

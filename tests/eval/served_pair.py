@@ -1,5 +1,6 @@
 """A tiny LLaVA, an EAGLE-3 head trained beside it and a text draft, in vLLM's layouts: what the tests serve."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -12,12 +13,27 @@ from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.formats.target import export_target
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
+from PIL import Image
 from tiny import with_random_weights
 from transformers import LlamaForCausalLM
 
 LENGTH = 48
 TAPS = (2, 4, 5)
 TEXTS = ("What is in the picture?", "Tell me where the red circle is.", "Count the shapes, one by one.")
+
+
+def conversations(folder: Path, count: int) -> Path:
+    """Rows as MMSpec's: each has a picture, and every second one asks again after the answer."""
+    (folder / "images").mkdir(parents=True)
+    found = []
+    for number in range(count):
+        picture = Image.new("RGB", (32, 32), (40 * number, 90, 200 - 30 * number))
+        picture.paste((250, 10 * number, 0), (6, 2, 22, 26))
+        picture.save(folder / "images" / f"{number}.png")
+        turns = [TEXTS[number % 3], TEXTS[(number + 1) % 3]][: 1 + number % 2]
+        found.append({"id": f"m{number}", "image": f"{number}.png", "turns": turns, "category": "x", "topic": "shapes"})
+    (folder / "mmspec.jsonl").write_text("\n".join(map(json.dumps, found)))
+    return folder
 
 
 def build(folder: Path, steps: int = 150, rows: int = 160) -> None:

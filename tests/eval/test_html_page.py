@@ -4,16 +4,21 @@ import base64
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
+from draftsmith.core.errors import UserError
 from draftsmith.core.markdown import plain
 from draftsmith.eval.report import build, write
 from draftsmith.eval.tables import Column, Figure, ReportSection, Table, html_page, markdown, text
+from draftsmith.trainers.evaluate.reporting import answer_parts, examples
+from halves_tiny import chat_tokenizer
 from PIL import Image
 
-from .rows import METHODS, measured_rows
+from .rows import METHODS, a_row, measured_rows
 
 EVIL = "<script>alert('x')</script>&\"'"
 VOID = {"meta", "img", "br"}
+RECORD = {"conversations": [{"from": "human", "value": f"{EVIL}\n`"}, {"from": "gpt", "value": "not this"}]}
 
 
 class Read(HTMLParser):
@@ -96,3 +101,33 @@ def test_a_reports_page_says_what_its_markdown_says_without_secrets(tmp_path, mo
     names = re.findall(r"!\[.*?\]\((.*?)\)", written)
     shown = [attrs["src"].split(",")[1] for tag, attrs in parsed.tags if tag == "img"]
     assert [base64.b64decode(data) for data in shown] == [(tmp_path / name).read_bytes() for name in names]
+
+
+class Asked(tuple):
+    name, title, mode, drafter_name, benchmark = "M", EVIL, "M", "", "photos"
+    method, config = SimpleNamespace(rule=SimpleNamespace(is_exact=True)), SimpleNamespace(trains_on="records")
+
+    def request(self, index, **settings):
+        if index:
+            raise UserError("no such file")
+        return SimpleNamespace(originals=[Image.new("RGB", (900, 90))] * 9), None
+
+
+def test_examples_show_letter_by_letter_what_was_proposed(tmp_path):
+    tokenizer, one = chat_tokenizer(), Asked("123")
+    one.dataset = SimpleNamespace(sample_id="r{}".format, record=lambda index: RECORD, request=one.request)
+    text = lambda ids, special: tokenizer.decode(list(ids), skip_special_tokens=not special)  # noqa: E731
+    ids = tokenizer(f"{EVIL} `` **x**  q  q  q  q  é \x1b[2J\u202e\n<|im_end|>")["input_ids"]
+    cycles = [[min(size, len(ids) - place) - 1 for place in range(1, len(ids), size)] for size in (2, 1, 4)]
+    rows = [a_row(request=f"r{number}", tokens=ids, accepted=accepted) for number, accepted in enumerate(cycles)]
+    context, stage = SimpleNamespace(folder=tmp_path), SimpleNamespace(temperatures=[1.0, 0.0])
+    measuring = SimpleNamespace(context=context, stage=stage, lengths=[64], drafting=[one], text=text)
+    page = read(page_of(tmp_path, *examples(measuring, rows, [one])))
+    answer = f"{EVIL} `` **x**  q  q  q  q  é \\x1b[2J\\u202e\\n<|im_end|>"
+    assert "".join(data for tag, data in page.texts if tag == "code") == f"{EVIL}\\n`{answer}" * 3
+    titles = re.findall(r"(\w+) tau: \S+ \((r\d)\)", str(page.texts))
+    assert titles == [("best", "r2"), ("median", "r0"), ("worst", "r1")]
+    assert sum("Its pictures cannot be shown: no such file." in data for _, data in page.texts) == 2
+    assert [Image.open(path).size for path in tmp_path.glob("*.jpeg")] == [(96, 10)] * 4, "of nine large ones"
+    assert [line == answer for line in (tmp_path / "examples.txt").read_text().splitlines()[2::3]] == [False, True]
+    assert answer_parts(a_row(accepted=(1, 0), tokens=tokenizer("aéb")["input_ids"]), text) == [("aéb", False)]

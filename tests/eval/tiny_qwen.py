@@ -1,14 +1,18 @@
 """Tiny Qwen-VL of every family, and requests to them written by hand; transformers' own classes."""
 
+from pathlib import Path
+
 import torch
 from decodings import of_transformers
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.data.collate import Sample, collate
+from draftsmith.data.families.table import PICTURE_FAMILIES
+from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.models.targets.qwen.section import QwenSection, QwenTarget
-from draftsmith.models.targets.table import FAMILIES, LANGUAGE_TARGETS
+from draftsmith.models.targets.table import FAMILIES, LANGUAGE_TARGETS, family_of
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
 END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63
@@ -63,6 +67,26 @@ def model(kind: str, seed: int = 0, layers: int = 4, width: int = 32):
         last = [m for m in merger.modules() if isinstance(m, torch.nn.Linear)][-1]
         last.weight.data *= 40
     return made
+
+
+def saved(
+    folder: Path, kind: str, words: list[str], layers: int, *, chat_template: str | None = None, **pixels
+) -> None:
+    """A model and its processor, whose tokenizer knows questions that are answered with these words; in `target`."""
+    said = [f"Which? {' '.join(words[i:] + words[:i])}." for i in range(len(words))]
+    tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
+    tokenizer.chat_template = chat_template
+    processor = PICTURE_FAMILIES[kind].new(
+        tokenizer, patch_size=PATCH, image_mean=(0.5,) * 3, image_std=(0.25,) * 3, **pixels
+    )
+    ids = TokenIds(
+        len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
+        processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    config = qwen_config(kind, text_config(kind, layers, 32), vision_config(kind, 32), ids)
+    family_of(config).new(config).save_pretrained(folder / "target")
+    processor.save(folder / "target")
 
 
 def target(model, **settings) -> QwenTarget:

@@ -197,11 +197,14 @@ def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeyp
     monkeypatch.setattr(demo.subprocess, "run", run)
     monkeypatch.setattr(demo.os, "execve", lambda *command: begun.append(command))
     monkeypatch.chdir(tmp_path)
-    for words, count in (["smollm2", "dry_run=true"], 0), (["lvlm"], 0), (["smollm2"], 1), (["smollm2"], 2):
-        main(["demo", *words])
+    counts = {"smollm2 dry_run=true": 0, "lvlm": 0, "smollm2": 1, "smollm2 seed=1": 2, "emoji-vlm-full": 4}
+    for words, count in counts.items():
+        main(["demo", *words.split()])
         assert len(fetched) == count, words
     assert fetched[0] == ["-m", "draftsmith", "fetch", "smollm2", "weights/smollm2"]
-    assert len(begun) == 2, "where it could not be fetched, the demo does not begin"
+    weights, data = ["emoji-vlm", "weights/emoji-vlm"], ["emoji", "data/emoji", "--pictures", "all"]
+    assert sorted(command[3:] for command in fetched[2:]) == [data, weights]
+    assert len(begun) == 3, "where it could not be fetched, the demo does not begin"
 
 
 @pytest.mark.slow

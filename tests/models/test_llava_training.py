@@ -13,9 +13,10 @@ from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_lvlm
+from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, drafter_config, load_drafter, save_lvlm
 from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from draftsmith.models.targets.llava.model import LlavaTraining, assemble, llava_config
+from fails import fails_with
 from PIL import Image
 from tensors import same_weights
 from tiled import pixels
@@ -278,6 +279,29 @@ def test_a_draft_is_assembled_from_directories(processor, sources, tower):
     assert torch.equal(actual, expected)
     assert torch.equal(build_drafter(config, target, token_ids(processor), seed=9).lm_head.weight, draft.lm_head.weight)
     assert (draft.config.image_token_id, draft.config.pad_token_id) == (processor.image_token_id, processor.pad_id)
+
+
+def test_a_draft_is_some_layers_of_its_target(processor):
+    """The target without its other layers, and no weight of it: training the draft must not move the target."""
+    target, batch = tiny(processor), batch_of(processor)
+    every, first, last = (
+        build_drafter(
+            LvlmConfig(kind="lvlm", language_model="target", layers=layers, vision_tower="target"), target,
+            token_ids(processor), seed=9,
+        )
+        for layers in (None, (0,), (1,))
+    )  # fmt: skip
+    whole, *parts = (LlavaTraining(one, [], gradient_checkpointing=False) for one in (target, every, first, last))
+    with torch.no_grad():
+        assert torch.equal(parts[0].hidden_states(batch), whole.hidden_states(batch))
+        target.model.language_model.layers.pop(0)
+        assert torch.equal(parts[2].hidden_states(batch), whole.hidden_states(batch)), "the second layer alone"
+        assert not torch.equal(parts[1].hidden_states(batch), whole.hidden_states(batch))
+    ours = {p.data_ptr() for draft in (every, first, last) for p in draft.parameters()}
+    assert ours.isdisjoint(p.data_ptr() for p in target.parameters())
+    config = LvlmConfig(kind="lvlm", language_model="target", layers=(1, 0), vision_tower="target")
+    fails_with("layers are 1, 0, and the target has 2", drafter_config, config, tiny(processor).config,
+               token_ids(processor), network=False)  # fmt: skip
 
 
 def test_a_missing_directory_is_named(processor, tmp_path):

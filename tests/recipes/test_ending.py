@@ -77,6 +77,11 @@ def test_the_end_of_a_run(tmp_path, monkeypatch):
     end = lines.index(f"report: {tmp_path}/evaluate/report.html (report.md says the same)")
     assert lines[end + 2] == "try next:" and lines[end + 3].startswith(f"  draftsmith compare {tmp_path}  ")
     assert lines[end + 5].split("  ")[1] == "draftsmith recipes demo"
+    (tmp_path / "evaluate" / "examples.txt").write_text("best\nWhat?\nA \x1b[32mred\x1b[0m one.")
+    for no_color, is_watched, red in (("", False, "[red]"), ("", True, "\x1b[32mred\x1b[0m"), ("1", True, "[red]")):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setattr(module, "watched", lambda is_watched=is_watched: is_watched)
+        assert ending(recipe, path, stages).splitlines()[end + 4] == f"A {red} one."
     monkeypatch.setattr(module, "MOST_LINES", 4)
     shorter = ending(recipe, path, stages).splitlines()
     row, end = shorter.index(lines[7]), shorter.index("2 more lines in the report")

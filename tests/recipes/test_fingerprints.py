@@ -414,10 +414,12 @@ def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
 
 
 def test_a_word_is_no_path(tmp_path, monkeypatch):
-    """A folder `target` where the command is given is not the tower that `vision_tower: target` means."""
+    """A folder `target` where the command is given is not the half that `vision_tower: target` means."""
     monkeypatch.chdir(tmp_path)
     weights(tmp_path / "target")
     found = stored(tmp_path / "gone", "drafter.language_model=./target", "drafter.vision_tower=target")["outside"]
     assert [key for key, identity in found.items() if identity != ABSENT] == ["drafter.language_model"]
     (tmp_path / "target" / "done.json").write_text("{}")
-    assert [*named_weights({"vision_tower": "target", "language_model": "target"})] == [("language_model", "target")]
+    assert [*named_weights({"vision_tower": "target", "language_model": "target", "path": "target"})] == [
+        ("path", "target")
+    ]

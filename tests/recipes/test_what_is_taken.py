@@ -16,6 +16,8 @@ from fails import fails_with
 
 LVLM = ("llava-ov-160m", "llava-ov-68m", "llava-ov-68m-anyres", "llava15-160m", "llava15-160m-distilled",
         "llava15-68m", "llava15-68m-distilled")  # fmt: skip
+SEEDED = ("draft", "eagle3", "dflash", "medusa", "msd")
+EMOJI = (*SEEDED, "dspark", "eagle", "vispec", "sparrow", "hivis")
 # Recipe -> the evaluation that the card of its drafters takes; drafter -> evaluation where they differ.
 TAKEN: dict[str, str | dict[str, str]] = {
     **{f"demo/{name}": "evaluate" for name in (
@@ -32,8 +34,11 @@ TAKEN: dict[str, str | dict[str, str]] = {
     "demo/suite": {"onevision": "suite", "single_only": "evaluate", "few_onevision": "evaluate",
                    "few_single_only": "evaluate"},
     **dict.fromkeys((*LVLM, "llava15-68m-served"), "evaluate"),
-    **dict.fromkeys(("demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3", "smollm2/medusa",
-                     "smollm2/served"),
+    "demo/emoji-vlm-full": {name: "evaluate" if name == "eagle3" else f"measure_{name}" for name in EMOJI},
+    "emoji_vlm/seeds": {name: "seeds" if name[-1] in "12" or name in SEEDED else f"measure_{name}" for name in (
+        *EMOJI, *(f"{name}_{seed}" for name in SEEDED for seed in (1, 2)))},
+    **dict.fromkeys(("demo/emoji-vlm", "demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3",
+                     "smollm2/medusa", "smollm2/served"),
                     "evaluate"),
     **dict.fromkeys(("adapt-eagle3-qwen2.5-vl-7b", "dflash-llava15-7b", "dspark-llava15-7b", "eagle-llava15-7b",
                      "eagle3-llava15-7b"), "evaluate"),

@@ -1,8 +1,6 @@
 """The same records as LLaVA JSON with files beside it, as a table of `datasets`, as parquet, and as tars."""
 
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import datasets
 from draftsmith.data.records.mixture import Name
 from draftsmith.data.records.table_records import TableRecords
 from draftsmith.data.records.tar_records import TarRecords
+from small_records import write_tar
 
 
 def files(record: dict, key: str) -> list[str]:
@@ -29,14 +28,6 @@ def table(records: list[dict], media: Path) -> datasets.Dataset:
     features = {"id": datasets.Value("string"), "conversations": [turn], "image": [datasets.Image(decode=False)]}
     features["video"] = [{"bytes": datasets.Value("binary"), "path": datasets.Value("string")}]
     return datasets.Dataset.from_list(rows, features=datasets.Features(features))
-
-
-def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
 
 
 def members(record: dict, media: Path, key: str) -> list[tuple[str, bytes]]:

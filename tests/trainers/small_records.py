@@ -1,6 +1,8 @@
 """Records as LLaVA's JSON has them, written by hand, and what a run lists of those that it leaves out."""
 
+import io
 import json
+import tarfile
 import tracemalloc
 from itertools import cycle
 from pathlib import Path
@@ -28,6 +30,29 @@ def flip(path: Path, place: int | None = None) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2 if place is None else place] ^= 1
     path.write_bytes(data)
+
+
+def tar_of(*members: tuple[str, bytes] | tarfile.TarInfo, form: int = tarfile.GNU_FORMAT) -> bytes:
+    """A tar of these names and contents (a name that ends with a slash is a folder's), or of headers alone."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=form) as file:
+        for member in members:
+            info, content = (member, b"") if isinstance(member, tarfile.TarInfo) else named(*member)
+            file.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+def named(name: str, content: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(content), tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+    return info, content
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes] | tarfile.TarInfo], form: int = tarfile.GNU_FORMAT) -> Path:
+    """The same as a file."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(tar_of(*members, form=form))
+    return path
 
 
 def peak(work) -> int:

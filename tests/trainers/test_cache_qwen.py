@@ -5,23 +5,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_qwen
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
-from draftsmith.data.families.table import PICTURE_FAMILIES
 from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
-from draftsmith.models.targets.table import family_of
 from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.train.on_states import open_states
 from PIL import Image
 from small_records import talk
 from states_run import WORDS, cached, context, losses, stage
-from tiny_qwen import text_config, vision_config
 
 FORM = {"template": "qwen_vl", "image_rule": "verbatim"}
 # A clip of 16 frames: longer in time than its frames are wide.
@@ -31,20 +26,7 @@ RECORDS = ("", "<image>\n", "<video>\n", "<image>\n<video>\n", "", "<video>\n")
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
 def made(request, tmp_path_factory):
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
-    said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
-    tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
-    processor = PICTURE_FAMILIES[kind].new(
-        tokenizer, patch_size=4, min_pixels=64, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
-    )
-    ids = TokenIds(
-        len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
-        processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    config = qwen_config(kind, text_config(kind, 4, 32), vision_config(kind, 32), ids)
-    model = family_of(config).new(config)
-    model.save_pretrained(folder / "target")
-    processor.save(folder / "target")
+    tiny_qwen.saved(folder, kind, WORDS, 4, min_pixels=64, max_pixels=256)
     shades = [Image.new("RGB", (16, 16), (15 * n, 255 - 15 * n, 90)) for n in range(16)]
     shades[3].save(folder / "image.png")
     write_clip(folder / "clip.mp4", shades, fps=2)

@@ -33,6 +33,7 @@ def test_a_draft_lvlm_heads_and_ensembles_stand_in_one_table(output):
     assert cells["M"]["num_accepted"] > 0 and any(cell["rejected_somewhere"] for cell in cells.values())
     page = (output / "evaluate" / "report.md").read_text()
     assert all(f"| {name} | 4 |" in page for name in METHODS)
+    assert page.count("](example-") > 0 and " tau: " in (output / "evaluate" / "examples.txt").read_text()
 
 
 def test_an_ensemble_drafts_as_its_members_do_where_they_agree(output):

@@ -9,18 +9,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
+import tiny_qwen
 import yaml
 from command_line import prints
-from draftsmith.data.families.table import PICTURE_FAMILIES
-from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.qwen.model import qwen_config
-from draftsmith.models.targets.table import family_of
 from draftsmith.recipes.commands.cli import main
 from PIL import Image
 from states_run import WORDS
-from tiny_qwen import text_config, vision_config
 
 KIND = "qwen2_5_vl"
 TEMPLATE = Path(__file__).parents[1] / "data" / "chat_templates" / "qwen2.5-vl.jinja"
@@ -31,20 +25,7 @@ PIXELS = {"min_pixels": 256, "max_pixels": 256, "max_length": 256}
 def folder(tmp_path_factory):
     """`target`, a tiny Qwen2.5-VL, and `traffic.jsonl`, what it was asked: every other request shows a picture."""
     folder = tmp_path_factory.mktemp("traffic")
-    said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
-    tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
-    tokenizer.chat_template = TEMPLATE.read_text()
-    processor = PICTURE_FAMILIES[KIND].new(
-        tokenizer, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
-    )
-    ids = TokenIds(
-        len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
-        processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    config = qwen_config(KIND, text_config(KIND, 7, 32), vision_config(KIND, 32), ids)
-    family_of(config).new(config).save_pretrained(folder / "target")
-    processor.save(folder / "target")
+    tiny_qwen.saved(folder, KIND, WORDS, 7, chat_template=TEMPLATE.read_text(), min_pixels=256, max_pixels=256)
     lines = [line(number, url(number) if number % 2 else None) for number in range(20)]
     lines.insert(3, line(99, "https://example.com/a.png"))
     lines[5]["request"]["messages"].insert(0, {"role": "system", "content": "Be brief."})

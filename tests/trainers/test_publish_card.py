@@ -237,9 +237,8 @@ def test_recipe_and_report(tmp_path):
     rows = random_rows(2, drafter="head", method="M", benchmark=f"{HOME}/sets")
     built = build(rows, about=about, methods={"M": MethodInfo("head")}, warnings=[f"read from {HOME}/sets"])
     write(run / "evaluate", built, rows)
-    for plot in (run / "evaluate").glob("*.png"):
-        plot.unlink()
-    (run / "evaluate" / "report.md").write_text(f"- read from {HOME}/sets\n\n![a](a.png)\n")
+    private = "## Examples\n\n> `alice`\n\n"
+    (run / "evaluate" / "report.md").write_text(f"- read from {HOME}/sets\n\n{private}## How\n\n![a](a.png)\n")
     Image.effect_noise((40, 40), 90).save(run / "evaluate" / "a.png")
     (run / "evaluate" / "suite" / "a.json").write_text(json.dumps([f"{HOME}/a b.json"]))
     (run / "run.yaml").write_text(f"command: train.py output={HOME}/run\npid: 7\n")
@@ -247,7 +246,7 @@ def test_recipe_and_report(tmp_path):
     copy_provenance(run, {"output": f"{HOME}/run", "target": {"path": "org/name"}}, folder)
     for path in folder.rglob("*.*"):
         assert b"alice" not in path.read_bytes(), path
-    page = html_page("- read from sets\n\n![a](a.png)\n", run / "evaluate")
+    page = html_page("- read from sets\n\n## How\n\n![a](a.png)\n", run / "evaluate")
     assert (folder / "report" / "report.html").read_text() == page, "with the picture as it was: base64 is no path"
     assert json.loads((folder / "report" / "report.json").read_text())["about"]["gamma"] == 5
     assert "path: org/name" in (folder / "recipe.yaml").read_text()

@@ -50,7 +50,7 @@ from .drafters import Drafters, Drafting
 from .evaluate_settings import EvaluateSettings
 from .measuring import Measuring
 from .probe_settings import Binding
-from .reporting import Reporting
+from .reporting import Reporting, examples
 from .requests import Opening
 from .studies import OF_ROWS, OF_TEXT
 from .turns import TabedRun, open_tabed, suite_names, turn_runs
@@ -110,6 +110,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             sections = [section for study in OF_ROWS for section in study(measuring, rows)]
             sections += [suite_run.report(rows, notes) for suite_run in runs]
             sections += [section for section in [turns_section(rows, early)] if section is not None]
+            sections += examples(measuring, rows, sets)
             reporting.write(*sections, binding=bound)
             # Runs after the report is written, so that a failing study loses no measurements.
             more = [section for study in OF_TEXT for section in study(measuring, sets)]

@@ -31,6 +31,7 @@ _MODEL_FILES = (
 # Of a report's folder; every request's rows hold answers to other people's data, and stay behind.
 _REPORT_FILES = ("*.md", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
+_EXAMPLES = re.compile(r"^## Examples\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)  # other people's data, too
 REPORT, CHECK = "report", "check"
 _AGAIN = "restore the file, or run the evaluation again (restart=STAGE)"
 _PART = r"[^\s/\\'\"`,;:=(){}\[\]<>|&]+"
@@ -63,7 +64,7 @@ def copy_report(source: Path, folder: Path) -> list[str]:
                 shutil.copyfile(path, place)
                 continue
             text = read_text(path, hint=_AGAIN, max_bytes=LOG_BYTES)  # with commands and names of data
-            place.write_text(without_places(text), encoding="utf-8")
+            place.write_text(without_places(_EXAMPLES.sub("", text)), encoding="utf-8")
     page = folder / REPORT / "report.md"
     if page.is_file():
         page.with_suffix(".html").write_text(html_page(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")

@@ -248,7 +248,7 @@ def named_weights(section: JsonMapping) -> Iterator[tuple[str, str]]:
     """Key and path of the weights that a section itself names."""
     for key in sorted(NAMES_WEIGHTS & section.keys()):
         value = text_at(section, key)
-        if value is not None and (key, value) != ("vision_tower", "target"):  # the target's own tower: no path
+        if value is not None and (key == "path" or value != "target"):  # the target's own half: no path
             yield key, value
 
 

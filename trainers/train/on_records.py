@@ -284,7 +284,7 @@ def start_weights(which: str, context: Context, processor: Processor, seed: int)
     if which == "target":
         return build_target(language_section(context.target), context.token_ids(processor, processor.num_token_ids))
     drafter = cast(LvlmConfig, context.drafter)
-    if drafter.vision_tower == "target":
+    if "target" in (drafter.vision_tower, drafter.language_model):
         target: Any = target_weights(language_section(context.target), context.target_source(), dtype=torch.float32)
     elif (folder := context.inputs.get("target")) is not None:
         target = read_config(str(folder), key="target")

@@ -17,7 +17,7 @@ from draftsmith.data.records import tars
 from fails import fails_with
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
-from small_records import peak
+from small_records import peak, write_tar
 
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP",
            "tiff": "TIFF", "tif": "TIFF", "jfif": "JPEG", "jpe": "JPEG", "apng": "PNG",
@@ -32,19 +32,6 @@ def picture(shade: int, suffix: str = "png", mode: str = "RGB", side=(20, 30)) -
     data = io.BytesIO()
     Image.new("L", side, shade).convert(mode).save(data, FORMATS[suffix])
     return data.getvalue()
-
-
-def write_tar(path: Path, members: list[tuple[str, bytes] | tarfile.TarInfo], form=tarfile.GNU_FORMAT) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    with tarfile.open(path, "w", format=form) as file:
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                file.addfile(member)
-                continue
-            info = tarfile.TarInfo(member[0])
-            info.size = len(member[1])
-            file.addfile(info, io.BytesIO(member[1]))
-    return path
 
 
 def caption_tar(path: Path, first: int, count: int) -> Path:

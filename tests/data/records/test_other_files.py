@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import tarfile
 import zipfile
 
 import pyarrow
@@ -13,7 +12,7 @@ from draftsmith.data.records import scan
 from draftsmith.data.records.record import check_record
 from draftsmith.data.records.records import name_of, open_records
 from fails import fails_with
-from small_records import talk
+from small_records import talk, tar_of
 
 TURNS = talk("What?", "A café.")
 ROWS = [{"id": str(number), "conversations": TURNS} for number in range(3)]
@@ -31,15 +30,6 @@ def zipped() -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         archive.writestr("a.json", LIST)
-    return data.getvalue()
-
-
-def tar() -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        info = tarfile.TarInfo("0.json")
-        info.size = 2
-        archive.addfile(info, io.BytesIO(b"{}"))
     return data.getvalue()
 
 
@@ -89,7 +79,7 @@ TOLD = {
     "packed.json": (gzip.compress(LIST.encode()), "compressed with gzip", "gunzip"),
     "table.json": (table(), "a Parquet table", "kind: datasets"),
     "zip.json": (zipped(), "a zip archive", "unzip"),
-    "tar.json": (tar(), "a tar archive", "kind: webdataset"),
+    "tar.json": (tar_of(("0.json", b"{}")), "a tar archive", "kind: webdataset"),
     "csv.json": (b"id,question\n1,What?\n", "not valid JSON", "JSON lines"),
     "tsv.jsonl": (b"id\tquestion\n1\tWhat?\n", "not valid JSON", "JSON lines"),
     "yaml.json": (b"- id: 1\n", "not valid JSON", "JSON lines"),

@@ -26,8 +26,8 @@ from draftsmith.data.records.table_records import Columns, TableRecords
 from draftsmith.data.records.tar_records import TarRecords
 from fails import fails_with
 from PIL import Image
-from record_forms import members, table, write_forms, write_tar
-from small_records import talk
+from record_forms import members, table, write_forms
+from small_records import talk, write_tar
 
 FORMS = ("arrow", "parquet", "tar")
 

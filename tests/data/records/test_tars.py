@@ -10,17 +10,7 @@ import pytest
 from draftsmith.data.captioned.sources import TarSource, num_items, read
 from draftsmith.data.records import tars
 from fails import fails_with
-
-
-def write(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=form) as file:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            if name.endswith("/"):
-                info.type = tarfile.DIRTYPE
-            file.addfile(info, io.BytesIO(data))
-    return path
+from small_records import write_tar
 
 
 def pairs(count: int) -> list[tuple[str, bytes]]:
@@ -58,12 +48,12 @@ def test_a_pass_may_begin_at_any_item(tmp_path, monkeypatch, form, seed):
         for member in dice.sample(extra, dice.randrange(3)):
             result.insert(dice.randrange(3), member)
         members += result
-    path = write(tmp_path / "mixed.tar", members, form)
+    path = write_tar(tmp_path / "mixed.tar", members, form)
     index, items = tars.tar_index(path), list(tars.samples(path))
     assert index.num_items == len(items) > 40 and 2 <= len(index.places) <= 8
     for number, offset in index.places:
         assert list(tars.samples(path, start=offset)) == items[number:]
-    given = source(path, write(tmp_path / "behind.tar", pairs(2)))
+    given = source(path, write_tar(tmp_path / "behind.tar", pairs(2)))
     whole = list(read(given))
     for start in range(len(whole) + 2):
         assert list(read(given, start)) == whole[start:]
@@ -71,7 +61,7 @@ def test_a_pass_may_begin_at_any_item(tmp_path, monkeypatch, form, seed):
 
 def test_shards_do_not_read_a_tars_headers_again_and_again(tmp_path, headers):
     """As `encode` goes through a source: counting, then one pass for each output shard."""
-    first, second = write(tmp_path / "a.tar", pairs(2000)), write(tmp_path / "b.tar", pairs(500))
+    first, second = write_tar(tmp_path / "a.tar", pairs(2000)), write_tar(tmp_path / "b.tar", pairs(500))
     given, size = source(first, second), 25
     total = num_items(given)
     assert total == 2500 and len(headers) == 2 * total + 2, "each header once, and each end"
@@ -84,9 +74,9 @@ def test_shards_do_not_read_a_tars_headers_again_and_again(tmp_path, headers):
 
 
 def test_a_tar_that_was_written_anew_is_scanned_anew(tmp_path):
-    path = write(tmp_path / "a.tar", pairs(30))
+    path = write_tar(tmp_path / "a.tar", pairs(30))
     assert next(read(source(path), 20)).key == "00020"
-    write(path, pairs(60)[40:])
+    write_tar(path, pairs(60)[40:])
     assert next(read(source(path), 20)).key == "00040"
 
 
@@ -101,7 +91,7 @@ def test_a_member_of_a_kind_that_nobody_knows_is_passed_with_its_data(tmp_path):
 
 
 def test_an_empty_tar_is_passed_over(tmp_path):
-    paths = [write(tmp_path / f"{n}.tar", pairs(count)) for n, count in enumerate((3, 0, 4))]
+    paths = [write_tar(tmp_path / f"{n}.tar", pairs(count)) for n, count in enumerate((3, 0, 4))]
     whole = list(read(source(*paths)))
     assert len(whole) == 7
     assert all(list(read(source(*paths), start)) == whole[start:] for start in range(9))
@@ -129,14 +119,14 @@ BAD_RECORDS = {
 @pytest.mark.parametrize("before", [b"", pax(tarfile.DIRTYPE, b"")], ids=["first", "later"])
 @pytest.mark.parametrize("records", BAD_RECORDS.values(), ids=BAD_RECORDS)
 def test_records_that_do_not_parse_whole_are_damage(tmp_path, records, before):
-    path = write(tmp_path / "a.tar", pairs(1))
+    path = write_tar(tmp_path / "a.tar", pairs(1))
     path.write_bytes(before + pax(tarfile.XHDTYPE, records) + path.read_bytes())
     fails_with(r"damaged tar: pax record", list, tars.samples(path))
 
 
 @pytest.mark.parametrize("records", [b"18 path=other.jpg\n", b"9 size=0\n", b"nothing of pax"])
 def test_a_global_header_says_nothing_of_members(tmp_path, records):
-    path = write(tmp_path / "a.tar", pairs(2), tarfile.PAX_FORMAT)
+    path = write_tar(tmp_path / "a.tar", pairs(2), tarfile.PAX_FORMAT)
     plain = list(read(source(path)))
     path.write_bytes(pax(tarfile.XGLTYPE, records) + path.read_bytes())
     items = list(tars.samples(path))

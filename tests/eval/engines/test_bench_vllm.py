@@ -5,8 +5,7 @@ import json
 import pytest
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.recipes.commands.cli import main
-from PIL import Image
-from served_pair import TEXTS, build
+from served_pair import build, conversations
 from vllm_server import IN_VLLM, start, wait
 
 pytestmark = IN_VLLM
@@ -35,22 +34,10 @@ def servers(tmp_path_factory):
             process.wait(300)
 
 
-def rows(folder):
-    """As MMSpec's: texts ask again after the server's answer, and every row has a picture."""
-    (folder / "images").mkdir(parents=True)
-    found = []
-    for number in range(6):
-        Image.new("RGB", (32, 32), (40 * number, 90, 200 - 30 * number)).save(folder / "images" / f"{number}.png")
-        turns = [TEXTS[number % 3], TEXTS[(number + 1) % 3]][: 1 + number % 2]
-        found.append({"id": f"m{number}", "image": f"{number}.png", "turns": turns, "category": "x", "topic": "shapes"})
-    (folder / "mmspec.jsonl").write_text("\n".join(map(json.dumps, found)))
-    return folder
-
-
 def test_tau_and_identical_answers_of_a_real_server(servers, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     plain, drafting, _ = servers
-    command = ["bench", drafting, str(rows(tmp_path / "set")), "--beside", plain, "--at-once", "1,3"]
+    command = ["bench", drafting, str(conversations(tmp_path / "set", 6)), "--beside", plain, "--at-once", "1,3"]
     assert main([*command, "--tokens", str(TOKENS), "--output", str(tmp_path / "out")]) == 0
     assert "Served by vLLM 0." in capsys.readouterr().out
     found = json.loads((tmp_path / "out" / "bench.json").read_text())
@@ -70,7 +57,15 @@ def test_tau_and_identical_answers_of_a_real_server(servers, tmp_path, monkeypat
 
 def test_a_request_that_the_server_refuses_is_one_sentence(servers, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    command = ["bench", servers[1], str(rows(tmp_path / "set")), "--at-once", "2", "--output", str(tmp_path / "out")]
+    command = [
+        "bench",
+        servers[1],
+        str(conversations(tmp_path / "set", 6)),
+        "--at-once",
+        "2",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main([*command, "--tokens", "4000"]) == 2
     said = capsys.readouterr().err
     assert "answers 400 to /v1/chat/completions" in said and "Traceback" not in said

@@ -9,7 +9,7 @@ from draftsmith.eval.summary import tau_of
 from draftsmith.models.formats.export import export_drafter
 from PIL import Image
 from served_heads import save_draft, save_drawn
-from served_pair import TEXTS, build
+from served_pair import TEXTS, build, conversations
 from stages_run import load_spelled, run_loaded
 from vllm_server import IN_VLLM
 
@@ -84,20 +84,6 @@ def test_both_loops_have_one_tau_and_one_answer(tmp_path):
     assert not [line for line in report["findings"] if "tau of EAGLE-3" in line]
 
 
-def conversations(folder):
-    """Rows as MMSpec's, of which every second one asks again."""
-    (folder / "images").mkdir(parents=True)
-    found = []
-    for number in range(4):
-        picture = Image.new("RGB", (32, 32), (60 * number, 90, 200 - 50 * number))
-        picture.paste((250, 10 * number, 0), (6, 2, 22, 26))
-        picture.save(folder / "images" / f"{number}.png")
-        turns = [TEXTS[number % 3], TEXTS[(number + 1) % 3]][: 1 + number % 2]
-        found.append({"id": f"m{number}", "image": f"{number}.png", "turns": turns, "category": "x", "topic": "shapes"})
-    (folder / "mmspec.jsonl").write_text("\n".join(map(json.dumps, found)))
-    return folder
-
-
 def test_each_kind_accepts_what_our_own_loop_does_turn_by_turn(tmp_path):
     """Drawn weights in vLLM's own classes and in our plugin's, of which one is an exported folder: every request of
     conversations of two turns has the same tokens in the same cycles.
@@ -114,7 +100,7 @@ def test_each_kind_accepts_what_our_own_loop_does_turn_by_turn(tmp_path):
         "kind": "evaluate", "max_new_tokens": 24, "stop_at_end": False,
         "format": {"template": "v1", "system": "", "image_rule": "verbatim"},
         "benchmarks": {"talks": {"kind": "sets", "sets": ["MMSpec"], "data": {
-            "path": str(conversations(tmp_path / "set")), "aspect": "square", "max_length": 256}}},
+            "path": str(conversations(tmp_path / "set", 4)), "aspect": "square", "max_length": 256}}},
         "methods": {kind: {"drafter": kind, "tree": {"kind": "chain", "gamma": gamma}}
                     for kind, gamma in (("medusa", 3), ("msd", 3), ("middle", 3), ("lvlm", 3), ("dflash", 4))},
     }  # fmt: skip
