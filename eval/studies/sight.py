@@ -8,9 +8,10 @@ Letters: I pictures of a request, P places of one, C width of the tower, n token
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from ...models.drafters.base import Drafter
 from ...models.drafters.modes import without_pictures
 from ...models.targets.base import Taps, TargetStep
 from ...models.targets.language import LanguageTarget
-from ..figures import draw_points
+from ..figures import draw_curves
 from ..loop import Decoding, EmbeddedRequest, Generation, generate
 from ..summary import ends, ratio, resampled
 from ..tables import Column, Table, Value, text
@@ -46,11 +47,6 @@ class Shown:
     name: str = ""  # of what the pictures show
     kind: str = ""  # of question
     answer: tuple[int, ...] = ()  # a right one, its end token included; none: not known
-
-    def is_unlike(self, other: Shown) -> bool:
-        """Whether the other's pictures can stand in the place of these and show another thing, by its head noun."""
-        same = self is other or (self.name and head_noun(self.name) == head_noun(other.name))
-        return not same and self.features.shape == other.features.shape
 
 
 def shown(target: LanguageTarget, request: Request, **about: Any) -> Shown:
@@ -69,9 +65,10 @@ def mean_picture(records: Sequence[Shown]) -> Tensor:
 
 
 def another(records: Sequence[Shown], number: int) -> Shown | None:
-    """The next record whose pictures can stand in the place of this one's and show another thing."""
-    after = (*records[number + 1 :], *records[:number])
-    return next((record for record in after if records[number].is_unlike(record)), None)
+    """The next record whose pictures can stand in the place of this one's and show a thing with another head noun."""
+    record, after = records[number], (*records[number + 1 :], *records[:number])
+    fitting = (one for one in after if one.features.shape == record.features.shape)
+    return next((one for one in fitting if not one.name or head_noun(one.name) != head_noun(record.name)), None)
 
 
 def _trees(answers: Sequence[tuple[int, ...]]) -> dict[int, tuple[Tree, dict[tuple[int, ...], int]]]:
@@ -143,32 +140,22 @@ def naming(
     if int(unlike.sum(1).min()) < candidates - 1:
         raise UserError(f"{title} has too few names for {candidates} candidates with a head noun each",
                         key="probes.sight.candidates", hint=f"set at most {int(unlike.sum(1).min()) + 1}")  # fmt: skip
-    ids = [*answers.values()]
-
-    def scored(features: Tensor) -> Tensor:
-        return torch.stack([of[0].sum() for of in answer_scores(target, request, features, ids)])
-
-    scores = torch.stack([scored(record.features) for record in watch(records)])  # [R,U]
+    ids, pictures = [*answers.values()], [record.features for record in records]
+    each_scored = [answer_scores(target, request, one, ids) for one in watch([*pictures, mean_picture(records)])]
+    *rows, without = [torch.stack([of[0].sum() for of in scored]) for scored in each_scored]
+    scores = torch.stack(rows)  # [R,U]
     counted = scores * unlike
     prior = (counted.sum(0) - counted) / (unlike.sum(0) - unlike.int())
-    without = scored(mean_picture(records))
     draw, right = random.Random(seed), [names.index(record.name) for record in records]
     drawn = [draw.sample(row.nonzero().flatten().tolist(), candidates - 1) for row in unlike]
 
-    def share(scores: Tensor) -> Value:
-        best = [float(of[one] > of[rest].max()) for of, one, rest in zip(scores, right, drawn, strict=True)]
-        return value_of(best)
-
-    def gap(less: Tensor) -> Value:
-        each = zip(scores, less, right, strict=True)
-        return value_of([float(of[one] - by[one]) / len(ids[one]) for of, by, one in each])
-
-    among, count = f"the right name is the likeliest of {candidates}", len(records)
-    return [
-        (f"{among}, prior taken off", title, count, share(scores - prior)), (among, title, count, share(scores)),
-        ("the name, right - another's picture", title, count, gap(prior)),
-        ("the name, right - mean picture", title, count, gap(without.expand_as(scores))),
-    ]  # fmt: skip
+    among, each = f"the right name is the likeliest of {candidates}", [*zip(right, drawn, strict=True)]
+    wins = [[float(row[one] > row[rest].max()) for row, (one, rest) in zip(of, each, strict=True)]
+            for of in (scores - prior, scores)]  # fmt: skip
+    gaps = [[float(row[one]) / len(ids[one]) for row, one in zip(scores - less, right, strict=True)]
+            for less in (prior, without)]  # fmt: skip
+    names = [f"{among}, prior taken off", among, "name, right - another's picture", "name, right - mean picture"]
+    return [(what, title, len(right), value_of(of)) for what, of in zip(names, wins + gaps, strict=True)]
 
 
 def right_answers(target: LanguageTarget, records: Sequence[Shown], watch: Watch) -> list[Measured]:
@@ -217,7 +204,7 @@ FIRST, EARLY, LATER = ("first cycle", "tokens 3 to 8", "later tokens")
 # Of acceptance: by the nats that the right picture adds to the log-probability of a word, over another's.
 HANGS, HANGS_NOT, HANGING = "words that hang on it", "other words", 0.5
 BINS = {"below 0": -math.inf, "0 to 0.5": 0.0, "0.5 to 1": 0.5, "1 to 2": 1.0, "from 2 on": 2.0}
-_GROUPS = (ALL, FIRST, EARLY, LATER, HANGS, HANGS_NOT, *BINS)
+_TAU, _ACCEPTED = (ALL, FIRST, EARLY, LATER), (HANGS, HANGS_NOT, *BINS)
 Counts = Mapping[str, tuple[int, int]]  # group -> what tau or acceptance divides, and by what
 Readings = dict[tuple[str, str], list[list[tuple[int, int]]]]  # method and group -> of each record by reading
 
@@ -255,20 +242,18 @@ def counts_of(generation: Generation, kind: str, gaps: Sequence[float]) -> Count
     those of acceptance drafted tokens that the target took, of those that it came to, by what the picture adds to the
     token which it emits there: `gaps` in nats, of the answer's tokens whose acceptance counts.
     """
-    counts, place = defaultdict[str, tuple[int, int]](lambda: (0, 0)), 1  # tokens emitted so far
-
-    def add(group: str, part: int) -> None:
-        counts[group] = counts[group][0] + part, counts[group][1] + 1
-
+    parts, wholes, place = Counter[str](), Counter[str](), 1  # tokens emitted so far
     for cycle in generation.cycles:
-        for group in {ALL, kind or ALL, FIRST if place == 1 else EARLY if place < 8 else LATER}:
-            add(group, cycle.num_emitted)
+        groups = {ALL, kind or ALL, FIRST if place == 1 else EARLY if place < 8 else LATER}
+        parts.update(dict.fromkeys(groups, cycle.num_emitted))
+        wholes.update(groups)
         for level, gap in enumerate(gaps[place : place + min(cycle.num_drafted, cycle.num_accepted + 1)]):
-            above = [name for name, least in BINS.items() if gap >= least]
-            for group in (above[-1], HANGS if gap >= HANGING else HANGS_NOT):
-                add(group, int(level < cycle.num_accepted))
+            *_, above = [name for name, least in BINS.items() if gap >= least]
+            groups = {above, HANGS if gap >= HANGING else HANGS_NOT}
+            parts.update(dict.fromkeys(groups, int(level < cycle.num_accepted)))
+            wholes.update(groups)
         place += cycle.num_emitted
-    return counts
+    return {group: (parts[group], whole) for group, whole in wholes.items()}
 
 
 def swapped_pictures(
@@ -295,10 +280,10 @@ def swapped_pictures(
                     each = [answer_scores(target, record.request, one.features, [tuple(answer)])[0][0]
                             for one in (record, other)]  # fmt: skip
                     gaps = (each[0] - each[1]).tolist()[: len(answer) - (generation.stop == "eos")]
-                pairs = enumerate(zip(answer, generation.tokens, strict=False))
-                same = next((place for place, (one, its) in pairs if one != its), len(answer))
-                counts.append(counts_of(generation, record.kind, gaps[:same]))
-            for group in counts[0]:
+                places = range(min(len(answer), len(generation.tokens)))
+                differs = next((place for place in places if answer[place] != generation.tokens[place]), len(answer))
+                counts.append(counts_of(generation, record.kind, gaps[:differs]))
+            for group in {*counts[0], *counts[1], *counts[2]}:
                 results.setdefault((name, group), []).append([of.get(group, (0, 0)) for of in counts])
     return results
 
@@ -306,30 +291,31 @@ def swapped_pictures(
 def swapped_table(results: Readings) -> Table:
     """A line for each method and group: what it is with each reading, and what the right picture adds to another's."""
     lines: list[tuple[Value, ...]] = []
-    names = [*dict.fromkeys(name for name, _ in results)]
-    order = {group: place for place, group in enumerate((*_GROUPS[:4], "", *_GROUPS[4:]))}  # kinds stand before words
-    for name, group in sorted(results, key=lambda key: (names.index(key[0]), order.get(key[1], order[""]), key[1])):
+    kinds = sorted({group for _, group in results} - {*_TAU, *_ACCEPTED})
+    names = dict.fromkeys(name for name, _ in results)
+    for name, group in itertools.product(names, (*_TAU, *kinds, *_ACCEPTED)):
+        if (name, group) not in results:
+            continue
         ratios = [tuple(zip(*of, strict=True)) for of in zip(*results[name, group], strict=True)]
         draws, means = resampled(ratios), [ratio(*map(sum, pair)) for pair in ratios]
         values = [(mean, *ends(some)) for mean, some in zip(means, draws, strict=True)]
         less = (means[0] - means[1], *ends(draws[0] - draws[1]))
-        what = "accepted" if group in _GROUPS[4:] else "tau"
+        what = "accepted" if group in _ACCEPTED else "tau"
         lines.append((name, what, group, len(results[name, group]), *values, less))
     columns = (text("method"), text("number"), text("of"), Column("n", "d"),
                *(Column(reading, kind="interval") for reading in READINGS),
                Column("right - another's", "+.2f", kind="interval"))  # fmt: skip
-    note = (
-        "Columns: the pictures that the drafter reads, with 95% intervals over n requests; the target reads the right "
-        "ones. Accepted: of the drafted tokens that the target came to, by the nats that the right picture adds to the "
-        f"token's log-probability over another's, {HANGING:g} for words that hang on it."
-    )
-    return Table("", columns, tuple(lines), note=note)
+    note = f"""The drafter reads the right pictures, another's or none, with 95% intervals over n requests. Accepted: of
+        the drafted tokens that the target came to, by the nats that the right picture adds to the token over another's
+        ({HANGING:g} and more: it hangs on the picture)."""
+    return Table("", columns, tuple(lines), note=" ".join(note.split()))
 
 
 def draw_swapped(path: Path, table: Table) -> None:
     """The figure of the table: tau by reading, and acceptance by what the right picture adds to a word."""
-    taus: Any = {row[0]: row[4:7] for row in table.rows if row[2] == ALL}
-    shares: Any = {name: {row[2]: row[4] for row in table.rows if row[0] == name and row[2] in BINS} for name in taus}
-    gains = {name: [of.get(group) or (math.nan,) * 3 for group in BINS] for name, of in shares.items()}
-    draw_points(path, [("pictures that the drafter reads", "tau", READINGS, taus),
-                       ("nats that the right picture adds to a word", "share accepted", [*BINS], gains)])  # fmt: skip
+    rows: list[Any] = [row for row in table.rows if row[4] is not None]
+    taus = {row[0]: [(place, value[0]) for place, value in enumerate(row[4:7])] for row in rows if row[2] == ALL}
+    shares = {name: [([*BINS].index(row[2]), row[4][0]) for row in rows if row[0] == name and row[2] in BINS]
+              for name in taus}  # fmt: skip
+    panels = [("tau by the pictures that the drafter reads", taus), ("share accepted by nats of the picture", shares)]
+    draw_curves(path, panels, places=(READINGS, [*BINS]))
