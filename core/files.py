@@ -329,6 +329,15 @@ def check_new(destination: Path) -> None:
         raise UserError("the destination exists", where=str(destination), hint="name another, or remove it first")
 
 
+def fetch_command(place: str | Path) -> str | None:
+    """The command that writes the folder of a place, where none is here; None for places that it does not write."""
+    for name, parent in FETCHED.items():
+        folder = Path(parent, name)
+        if Path(place).is_relative_to(folder) and not folder.exists():
+            return f"draftsmith fetch {name}"
+    return None
+
+
 @contextmanager
 def new_folder(destination: Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder beside the destination to write to; it becomes the destination once everything is written. Raises

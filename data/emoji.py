@@ -23,21 +23,21 @@ from ..core.json_types import JsonObject
 from ..core.pictures import IMAGE_MARK
 
 SIZE, _PLAIN_SIDE, _SIDES = 224, 200, (150, 216)  # in pixels: of a page, of a plain picture on it, of a drawn one
-# Kind of question -> its wordings. Of QUESTIONS each asks for one short sentence, so that answers end.
+# Kind of question -> its wordings. Of QUESTIONS each asks for few words or one sentence, so that answers end.
 CAPTIONS = {
     "naming": ("What is this?", "What does the picture show?", "What do you see?", "Name it."),
     "category": ("What kind of thing is it?", "What kind of thing does the picture show?"),
     "keywords": ("Give some keywords.", "Which keywords fit the picture?"),
 }
 QUESTIONS = {
-    "naming": ("In one short sentence, what is this?", "In one short sentence, what does the picture show?"),
-    "describing": ("Describe what you see in one short sentence.", "What does it look like? Use one short sentence."),
-    "using": ("What is it good for? Use one short sentence.", "Where would you meet it? Use one short sentence."),
+    "naming": ("In three words, what is this?", "In one short sentence, what is this?"),
+    "describing": ("Describe it in a few words.", "Describe what you see in one short sentence."),
+    "using": ("Where do you find it? Answer in a few words.", "What is it good for? Use one short sentence."),
     "story": ("Tell a story about it in one short sentence.", "Write one short sentence that a poem could begin with."),
-    "comparing": ("How do these two differ? Use one short sentence.", "What do they share? Use one short sentence."),
+    "comparing": ("How do these two differ? Answer in a few words.", "What do they share? Use one short sentence."),
     "two_turns": ("What is this?", "What does the picture show?"),
-}  # fmt: skip
-_SECOND = "Describe it in one short sentence."  # of two turns
+}
+_SECOND = "Describe it in a few words."  # of two turns
 _WORDING = " ".join([*itertools.chain(*CAPTIONS.values(), *QUESTIONS.values()), _SECOND])
 _OBJECTS = {"Activities", "Animals & Nature", "Food & Drink", "Objects", "Travel & Places"}
 _LEFT_OUT = {"Flags", "Component", "Symbols", "family", "time"}  # groups and subgroups
@@ -62,12 +62,6 @@ class Item:
     keywords: tuple[str, ...] = ()
     is_object: bool = True  # so that its noun may be held out
     paths: tuple[str, ...] = ()  # of renderings of one of its pictures, the plain one first
-
-    @property
-    def in_words(self) -> str:
-        """The text that may stand in a picture's place."""
-        more = ": ".join(part for part in (self.category, ", ".join(self.keywords[:5])) if part)
-        return _with_article(self.name) + (f" ({more})" if more else "")
 
 
 def _with_article(name: str) -> str:
@@ -179,7 +173,9 @@ def _record(name: object, kind: str, about: Sequence[Item], paths: Sequence[str]
     turns = [{"from": ("human", "gpt")[at % 2], "value": text} for at, text in enumerate([question, *texts[1:]])]
     return {
         "id": f"{kind}-{name}", "image": paths[0] if len(paths) == 1 else list(paths), "conversations": turns,
-        "kind": kind, "name": " and ".join(item.name for item in about), "told": [item.in_words for item in about],
+        "kind": kind, "name": " and ".join(item.name for item in about),
+        # The name alone: a small language model that reads keywords, too, lists them in its answer.
+        "told": [f"{_with_article(item.name)}." for item in about],
     }  # fmt: skip
 
 
@@ -214,7 +210,7 @@ def questions(chosen: Sequence[Item], count: int, draw: random.Random, *, plain:
 
 def write_emoji(
     folder: Path, every: Sequence[Item], pictures: Mapping[str, Mapping[str, bytes]], *, seed: int = 0,
-    num_questions: int = 1500, num_evaluated: int = 120,
+    num_questions: int = 1500, num_evaluated: int = 240,
 ) -> JsonObject:  # fmt: skip
     """Write pictures and records, and return what the manifest says of them. `pictures`: set -> code -> PNG or WebP.
     `held_out_names.json` and `trained_names.json` have plain pictures with their names.
@@ -233,6 +229,12 @@ def write_emoji(
         records[f"{name}_names"] = [*captions([replace(item, paths=item.paths[:1]) for item in named], draws[name])]
     for name, rows in records.items():
         (folder / f"{name}.json").write_text(json.dumps(rows, indent=0))
+    # Captions keep names in mind while answers are learned: eight for five questions.
+    beside = min(len(records["captions"]), 8 * num_questions // 5)
+    (folder / "learned.yaml").write_text(
+        "datasets:\n- {json_path: questions.json}\n"
+        f'- {{json_path: captions.json, sampling_strategy: "random:{beside}"}}\n'
+    )
     counts = {name: {"names": len({item.name for item in chosen}), "pictures": len(chosen)}
               for name, chosen in (("training", training), ("held_out", held))}  # fmt: skip
     return {"seed": seed, "records": {name: len(rows) for name, rows in records.items()},

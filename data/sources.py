@@ -33,6 +33,7 @@ from .dataset import ConversationData, ConversationDataset
 from .shards.shards import ShardReader
 
 Source = Literal["data", "target", "draft"]
+_NEVER = -1e30  # a log-probability; finite, since 0 times it is taken
 
 
 class DraftWriting(Section):
@@ -58,6 +59,8 @@ class AnswersConfig(Section):
     # Answers of the draft are useful only with a target that corrects them (objective: distill).
     shares: dict[Source, float] = Field({"target": 1.0}, min_length=1)
     draft: DraftWriting = DraftWriting()
+    # own: records behind the last that the target was asked keep their own answers, as captions beside its sentences.
+    others: Literal["refuse", "own"] = Field("refuse", exclude_if=lambda value: value == "refuse")
     # skip: answers of the target in which three words follow each other twice are left out.
     loops: Literal["learn", "skip"] = Field("learn", exclude_if=lambda value: value == "learn")
     # Answers of the target that may begin with the same three words; further ones are left out. null: all.
@@ -119,8 +122,11 @@ class AnsweredSamples:
     def row(self, index: int, epoch: int, *, pixels: bool = True) -> Row:
         """Sample `index` as `epoch` has it; without `pixels` it can only be counted."""
         source = self.config.source(self.seed, epoch, self.dataset.sample_id(index))
-        if source == "data":
-            return Row(self.dataset[index] if pixels else self.dataset.counted(index))
+        unasked = source == "target" and self.answers is not None and index >= len(self.answers)
+        if source == "data" or unasked:
+            sample = self.dataset[index] if pixels else self.dataset.counted(index)
+            kept = self.answers.num_kept if self.answers is not None else 0
+            return Row(sample, certain(sample, kept) if kept else None)
         if source == "target" and index in self._unwanted:
             self.dataset.list_as_left_out(index, self._unwanted[index])
             return self._without(index)
@@ -167,6 +173,17 @@ def answered(request: Request, ids: Sequence[int], name: str) -> Sample:
         name,
         request.pictures,
     )
+
+
+def certain(sample: Sample, count: int) -> TopLogProbs:
+    """Kept scores [n,count] of a target that is sure of each of the sample's n supervised tokens: to learn them by any
+    divergence is cross-entropy.
+    """
+    labels = torch.tensor(sample.ids)[torch.tensor(sample.loss_mask)][:, None]
+    others = torch.arange(count - 1)[None]
+    logs = torch.full((len(labels), count), _NEVER)
+    logs[:, 0] = 0.0
+    return TopLogProbs(torch.cat([labels, others + (others >= labels)], 1), logs, logs.new_full((len(labels),), _NEVER))
 
 
 @dataclass(frozen=True)
@@ -276,10 +293,13 @@ def kept_tensors(kept: TopLogProbs | None) -> dict[str, Tensor]:
 class Answers:
     """A `regenerate` stage's answers, in the order of their records. Raises `UserError`: they are of other data."""
 
-    def __init__(self, folder: Path, dataset: ConversationDataset):
+    def __init__(self, folder: Path, dataset: ConversationDataset, *, others: Literal["refuse", "own"] = "refuse"):
         self.folder, self.dataset, self.reader = folder, dataset, ShardReader(folder)
-        if len(self.reader) != len(dataset):
+        if len(self.reader) != len(dataset) and (others == "refuse" or len(self.reader) > len(dataset)):
             raise self._other(f"{len(self.reader)} answers for {len(dataset)} records")
+
+    def __len__(self) -> int:
+        return len(self.reader)
 
     @property
     def num_kept(self) -> int:

@@ -19,10 +19,10 @@ from ..core.errors import Refused, UserError, did_you_mean, first_line
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
 from ..core.json_types import JsonMapping, JsonObject
-from ..core.pretrained import CPU, check_config, opened
+from ..core.pretrained import CPU, check_config, opened, read_safetensors
 from ..core.results import SUMS, check_sums
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, ADAPTERS = "config.json", "model.safetensors", "adapters.safetensors"
 State = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -36,20 +36,49 @@ def write_folder(folder: Path, values: JsonMapping, state: Mapping[str, Tensor])
     write_whole(folder / CONFIG, json.dumps(values, indent=1).encode())
 
 
-def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
-    """A directory, or a Hub id downloaded, no more than the `files` that are read; held against its checksums."""
+def joined_halves(language_model: Path, tower: Path) -> State:
+    """The weights of a LLaVA's halves in bfloat16, as they are trained; statistics of norms stay."""
+    halves = (("language_model.", language_model), ("vision_tower.", tower))
+    whole = {f"{prefix}{name}": t for prefix, half in halves for name, t in read_safetensors(half / WEIGHTS).items()}
+    stays = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: tensor if name.endswith(stays) else tensor.bfloat16() for name, tensor in whole.items()}
+
+
+def with_adapters(state: State, adapters: State) -> State:
+    """The weights of halves with what was trained of them: `NAME.up` [O,R] times `NAME.down` [R,I] is added to NAME,
+    `NAME.rows` stand below its rows, others take their places. Rounded once, so that every machine has the same bits.
+    """
+    state = dict(state)
+    for name, tensor in adapters.items():
+        base, _, kind = name.rpartition(".")
+        if kind == "up":
+            product = tensor.double() @ adapters[f"{base}.down"].double()
+            state[base] = (state[base].double() + product).to(state[base].dtype)
+        elif kind == "rows":
+            state[base] = torch.cat([state[base], tensor])
+        elif kind != "down":
+            state[name] = tensor
+    return state
+
+
+def downloaded(source: str | Path, revision: str | None, *, files: Sequence[str] | None = None) -> Path:
+    """A directory as it is; a Hub id downloaded, whole or no more than the `files`."""
     from huggingface_hub import snapshot_download
 
     if Path(source).is_dir():
-        check_sums(Path(source), only=files)
         return Path(source)
     try:
-        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=[*files, SUMS]))
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=files and [*files]))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
-            hint="check the name and the network, or download it once and give the local directory",
+            hint="check the name, the network and your login (hf auth login), or give a directory",
         ) from error
+
+
+def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
+    """`downloaded`, no more than the `files` that are read; held against its checksums."""
+    folder = downloaded(source, revision, files=(*files, SUMS))
     check_sums(folder, only=files)
     return folder
 

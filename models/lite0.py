@@ -45,6 +45,8 @@ class EfficientNetLite0Config(PreTrainedConfig):
     # One state is kept, the last (LLaVA counts the layers before it): no key of a recipe, as it has no annotation.
     num_hidden_layers = 0
     hidden_size: int | None = None  # follows from the others
+    # Share of the features that a picture loses in training: few pictures are learned by heart.
+    feature_dropout: float = 0.4
 
     def __post_init__(self, **kwargs: Any):
         self.rows = [list(row) for row in self.rows]
@@ -147,6 +149,7 @@ class EfficientNetLite0Model(PreTrainedModel):
         """`hidden_states` has the last state alone, which `last_hidden_state` is."""
         features = self.features(pixel_values)
         normed = (features - self.mean.to(features)) / self.std.to(features)
+        normed = F.dropout(normed, self.config.feature_dropout, self.training)
         places = torch.eye(self.num_places, dtype=normed.dtype, device=normed.device)
         shape = (len(normed), self.num_places, -1)
         states = torch.cat([normed[:, None].expand(shape), places.expand(shape)], -1)

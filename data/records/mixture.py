@@ -20,7 +20,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from ...core.errors import NotFound, UserError, counted
 from ...core.fields import Place
-from ...core.files import checked, read_yaml
+from ...core.files import checked, fetch_command, read_yaml
 from ...core.json_types import JsonObject, text_at
 from ...core.section import Section
 from .patterns import MOST_NAMES, PUBLISHED, braces, fetch_commands, matched, shipped
@@ -230,8 +230,9 @@ def missing_hint(names: Iterable[Name]) -> str | None:
         if isinstance(source, JsonFile) and (place := shipped(source.path)) is not None:
             commands += fetch_commands(place)
         elif isinstance(source, JsonFile):
-            commands += PUBLISHED.get(source.path.as_posix(), ())
-    return " && ".join(commands) or None
+            fetch = fetch_command(source.path)
+            commands += PUBLISHED.get(source.path.as_posix(), ()) if fetch is None else (fetch,)
+    return " && ".join(dict.fromkeys(commands)) or None
 
 
 class _Entry(Section):

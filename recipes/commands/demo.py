@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     for name, parent in FETCHED.items():
         folder = f"{parent}/{name}"
         if any(f"{value}/".startswith(f"{folder}/") for value in texts) and not Path(folder).exists():
-            both = ["--pictures", "all"] if name == "emoji" and given[0].endswith("-full") else []
+            both = ["--pictures", "all"] if name.startswith("emoji") and given[0].endswith("-full") else []
             if code := subprocess.run([sys.executable, "-m", MODULE, "fetch", name, folder, *both]).returncode:
                 return code
     if text is not None:

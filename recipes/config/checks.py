@@ -27,7 +27,7 @@ from .launch import looked_at, say
 from .load import Loaded
 from .plan import plan
 from .preflight_inputs import check_placement, data_findings, models_findings, weight_findings
-from .preflight_samples import fetched, model_findings
+from .preflight_samples import model_findings, without_processor
 
 
 def findings_of(loaded: Loaded, samples: int) -> list[Finding]:
@@ -120,7 +120,7 @@ def _prompt_findings(plan: Planned, context: Context, finished: set[str]) -> lis
     target, key, findings = context.target, f"stages.{plan.name}.format", list[Finding]()
     if target.draws_images or {"processor", "target"} & (context.inputs.keys() - finished):
         return []
-    if "processor" not in context.inputs and target.path and fetched(target.path, target.revision):
+    if without_processor(context):
         return []
     try:
         if plan.stage.answer_format is not None and (text := context.penalties()):

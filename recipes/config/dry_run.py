@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import listed
+from ...core.files import fetch_command
+from ...core.json_types import listed, walk
 from ...core.section import Section, parts
 from ...models.hub import config_value
 from ...models.inline import building
@@ -42,6 +43,9 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
     with building("target"):
         lines += ["", "target", *target_lines(recipe)]
+    texts = (value for _, value in walk(recipe.model_dump(mode="json")) if isinstance(value, str))
+    if commands := [*filter(None, dict.fromkeys(map(fetch_command, texts)))]:
+        lines.append("not on this machine: " + "; ".join(commands))
     if recipe.drafter is not None:
         with building("drafter"):
             lines += ["drafter", *recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))]

@@ -153,7 +153,7 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
     from ...core.results import DONE, read_mark
     from ...trainers.run.matching import is_done
     from ...trainers.run.restart import built_on
-    from .preflight_inputs import data_findings, weight_findings
+    from .preflight_inputs import data_findings, models_findings, weight_findings
 
     stale = built_on(planned, restart)
     for stage, context in looked_at(loaded, planned, command):
@@ -162,6 +162,8 @@ def _check_data(loaded: Loaded, planned: Sequence[Planned], command: str, restar
             continue
         stays = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
         findings = weight_findings(stage.name, stage.stage, loaded.recipe)
+        if "target" not in context.inputs and stage.stage.kind != "publish":  # which names it alone
+            findings += [finding for finding in models_findings(loaded.recipe) if finding.is_absent]
         findings += data_findings(stage, context, finished=stays, count=8 if is_stale else 0)
         for finding in findings:
             if finding.level == "fault" or (finding.is_absent and is_stale):

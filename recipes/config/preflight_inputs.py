@@ -16,6 +16,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from ...core.errors import NotFound, UserError, counted, page
+from ...core.files import fetch_command
 from ...core.json_types import text_at, value_at, walk
 from ...core.placement import check_one_rank
 from ...core.results import DATASET_FOLDER
@@ -125,6 +126,8 @@ def _place(key: str, name: str, revision: str | None, output: Path) -> Finding:
         return ok(key, f"{name} is on this machine")
     if Path(name).resolve().is_relative_to(output.resolve()):
         return ok(key, f"{name} is written by an earlier stage")
+    if (command := fetch_command(name)) is not None:
+        return Finding("fault", key, f"{name} is not on this machine", command, is_absent=True)
     try:
         validate_repo_id(name)
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True))

@@ -18,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...core.batch import TEXT, Batch, Request
 from ...core.errors import UserError, counted, first_line
+from ...core.files import fetch_command
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
@@ -77,8 +78,7 @@ def records_findings(
     """
     if "processor" in context.inputs and "processor" not in finished:
         return [ok(subject, "on disk, not read: the stage that makes the processor has not run")]
-    path = context.target.path
-    if "processor" not in context.inputs and path and (why := fetched(path, context.target.revision)):
+    if why := without_processor(context):
         return [ok(subject, f"on disk, not read: {why}")]
     processor = context.processor_of(dict(plan.stage).get("model", "drafter"))
     read, ids, supervised, largest, kinds = 0, 0, 0, -1, dict[int, Sample]()
@@ -129,11 +129,20 @@ def records_findings(
     return findings
 
 
+def without_processor(context: Context) -> str:
+    """Why the files of the target's processor are not here, where no stage writes them; or nothing."""
+    target = context.target
+    places = () if "processor" in context.inputs else (target.path, *(target.halves or ()))
+    return next(filter(None, (fetched(place, target.revision) for place in places if place)), "")
+
+
 @functools.lru_cache(8)
 def fetched(name: str, revision: str | None) -> str:
     """Fetches a target's small files where they are not on this machine. Returns why they are not, or nothing."""
     if Path(name).is_dir():
         return ""
+    if (command := fetch_command(name)) is not None:
+        return f"the tokenizer and configs of {name} are not here: {command}"
     try:
         snapshot_download(name, revision=revision, allow_patterns=SMALL)
     except (OSError, HFValidationError, HfHubHTTPError) as error:

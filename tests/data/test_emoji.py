@@ -52,8 +52,6 @@ def test_items_are_named_emoji_without_flags_families_and_skin_tones():
     apple = Item("1f34e", "red apple", "food fruit", ("fruit", "sweet thing"))
     groups = [dict(zip(("codes", "char", "group", "subgroup"), row, strict=True)) for row in rows]
     assert items(names, groups) == [apple, Item("5", "girl", "person", (), is_object=False)]
-    assert apple.in_words == "a red apple (food fruit: fruit, sweet thing)"
-    assert Item("1", "owl", "bird").in_words == "an owl (bird)" and Item("1", "red shoes", "").in_words == "red shoes"
 
 
 def test_no_text_of_training_holds_a_held_noun():

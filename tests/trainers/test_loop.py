@@ -10,7 +10,7 @@ from draftsmith.core.batch import StepLoss
 from draftsmith.core.errors import TrainingError, UserError
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.model import LlavaTraining
-from draftsmith.models.training import LoraConfig, merge_adapters
+from draftsmith.models.training import LoraConfig, add_adapters, merge_adapters
 from draftsmith.trainers.run.context import EngineConfig, check_engine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train import loop
@@ -205,7 +205,7 @@ def test_lora_trains_adapters_and_merges_them(tmp_path):
     (step,) = loader(Samples(), 1, micro=BATCH)
     with torch.no_grad():
         adapted = model.eval().hidden_states(step.micro[0])
-    merge_adapters(llava_model)
+    assert merge_adapters(llava_model) < 1e-5
     assert llava_model.state_dict().keys() == before.state_dict().keys()
     with torch.no_grad():
         merged = model.hidden_states(step.micro[0])
@@ -213,6 +213,22 @@ def test_lora_trains_adapters_and_merges_them(tmp_path):
     changed = {n for n, p in llava_model.named_parameters() if not torch.equal(p, dict(before.named_parameters())[n])}
     assert any("q_proj" in n for n in changed)
     assert not any(part in n for n in changed for part in ("embed_tokens", "lm_head", "vision_tower", "norm"))
+
+
+def test_merging_says_how_far_rounding_moves_the_weights():
+    """By as much as the merged forward is from that of the adapters, over inputs of no direction."""
+    layers = nn.ModuleList(nn.Linear(64, 48, bias=False) for _ in range(3)).to(torch.bfloat16)
+    add_adapters(layers, LoraConfig(rank=4, layers=("0", "2")))
+    draw = torch.Generator().manual_seed(0)
+    for name, value in layers.named_parameters():
+        value.data = torch.randn(value.shape, generator=draw).to(value) * (0.02 if "lora_" in name else 0.1)
+    exact, inputs = copy.deepcopy(layers).double(), torch.randn(4000, 64, generator=draw).double()
+    share = merge_adapters(layers)
+    merged = layers.double()
+    moved = sum((exact[n](inputs) - merged[n](inputs)).square().sum() for n in (0, 2))
+    added = sum((exact[n](inputs) - exact[n].get_base_layer()(inputs)).square().sum() for n in (0, 2))
+    assert share == pytest.approx((moved / added).sqrt().item(), rel=0.05) and share > 0.02
+    assert merge_adapters(layers) == 0.0, "there is none left"
 
 
 def test_validation_counts_agreement_with_the_target():

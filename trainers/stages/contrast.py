@@ -126,6 +126,7 @@ class ContrastStage(Stage):
     def _features(self, dataset: ConversationDataset, module: Any, context: Context) -> Tensor:
         """What the tower says of each picture: [N,P,C]. A tower that norms its channels gets their statistics."""
         rows = []
+        module.eval()
         context.progress.count("picture", len(dataset), 0)
         for start in range(0, len(dataset), _PICTURES):
             context.stop.check("while the tower reads pictures")

@@ -57,6 +57,7 @@ from .validate import RecordsValidation, validate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_ROUNDING = 0.01  # of what adapters add: less is no news
 # Of target and draft that read one batch.
 _SHARED = ("text_config.vocab_size", "vision_config.image_size", "vision_config.patch_size")
 
@@ -206,7 +207,7 @@ def training_data(
     answers = None
     if stage.answers.share("target"):
         folder = Path(stage.answers.path) if stage.answers.path else context.inputs["answers"] / SHARDS
-        answers = Answers(folder, dataset)
+        answers = Answers(folder, dataset, others=stage.answers.others)
     num_kept = 0
     objective = stage.objective
     if objective is not None and objective.kind == "distill" and objective.probabilities == "kept":
@@ -303,7 +304,8 @@ def _save(
         if ranks.is_main():
             module = engine.module
             assert isinstance(module, ModelTraining)
-            merge_adapters(module.model)
+            if (rounding := merge_adapters(module.model)) > _ROUNDING:
+                context.say(f"rounding the merged weights moves them by {rounding:.1%} of what the adapters add")
             save_model(stage.model, stage.format, context, module.model, processor, total, seed, aspect)
     ranks.barrier()
 

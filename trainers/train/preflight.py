@@ -116,12 +116,15 @@ def _check_head(module: ModelTraining, sample: Sample, processor: Processor, pla
         ids = batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id)
         batch = replace(batch, pixels=None, ids=ids, modality=torch.zeros_like(batch.modality), pictures=())
     batch, first = batch.to(place), module.num_unseen
+    training = module.training
+    module.eval()  # dropout would make two passes differ
     with torch.no_grad():
         ours = module.scores(module.hidden_states(batch))[:, first:]
         pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels.to(place)}
         theirs = module.model(
             input_ids=batch.ids[:, first:], attention_mask=batch.attention_mask[:, first:].long(), **pixels
         ).logits
+    module.train(training)
     gap = float((ours - theirs).abs().max())
     if gap > 1e-3:
         raise UserError(

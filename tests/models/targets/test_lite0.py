@@ -63,10 +63,14 @@ def slow(state, pixels):
 
 @torch.no_grad()
 def test_four_places_of_the_published_features(tmp_path):
-    """In training mode as in evaluation, whatever picture stands beside; the classifier is left out."""
+    """In training mode as in evaluation but for dropout, whatever picture stands beside; the classifier is left out."""
     state, pixels = published(), torch.randn(2, 3, 224, 224)
     save_lite0(state, tmp_path)
     model = AutoModel.from_pretrained(tmp_path).train()
+    some = model(pixels).last_hidden_state
+    assert 0.3 < (some[..., :3072] == 0).float().mean() < 0.5
+    torch.testing.assert_close(some[0, :, 3072:], torch.eye(4), atol=0, rtol=0)
+    model.config.feature_dropout = 0.0
     states = model(pixels, output_hidden_states=True)
     assert states.last_hidden_state.shape == (2, 4, 3076) and states.hidden_states[-1] is states.last_hidden_state
     expected = slow(state, pixels)
