@@ -107,8 +107,9 @@ def _pairs(ours: Drafted, engine: Drafted) -> list[tuple[list[int], list[int], l
 
 _UNPAIRED = ("dflash", "medusa")  # kinds that pair no state with the token after it
 _OTHER_ANSWERS = (
-    "nothing of the drafter's: the engine runs other weights or sees other pictures (swapped, left out). One that is resized differs a "
-    "little with the library (engines: torchvision, here: PIL): hand over pictures that are resized already"
+    "nothing of the drafter's: the engine runs other weights or sees other pictures (swapped, left out). One that is "
+    "resized differs a little with the library (engines: torchvision, here: PIL): hand over pictures that are resized "
+    "already"
 )
 _OTHER_CHAINS = (
     "the head reads other states or weights: tapped layers in config.json, their order, fc; where pictures alone "
