@@ -145,8 +145,8 @@ VERIFY_ENGINE = Command(
     summary="serve an exported folder with vLLM, and compare every drafted chain with draftsmith's own",
     description="Serve a folder of `draftsmith export --to vllm` with the vLLM that is installed, and decode the same\n"
     "requests here: texts, one picture, two pictures, and pictures that are resized. The command compares plain\n"
-    "answers, answers with the drafter, and every drafted chain, token by token, and names the likely cause of each\n"
-    "difference. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits\n"
+    "answers, answers with the drafter, and every drafted chain, token by token, and says what each difference may\n"
+    "come of. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits\n"
     "with 3 if an answer differs, or more than 2% of the chains of a group.",
     examples=(
         ("draftsmith verify-engine out/EAGLE3-Qwen2.5-VL-7B", "vLLM in this environment"),

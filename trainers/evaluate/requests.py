@@ -276,11 +276,6 @@ def digest(*values: object) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
-def frames_in(length: Length) -> int | None:
-    """The number of frames that a length is; None: it says how many visual tokens."""
-    return length if isinstance(length, int) else None
-
-
 def at_length(
     video: VideoSettings, length: Length, processor: Processor, sizes: Sequence[Size]
 ) -> tuple[VideoSettings, str]:
@@ -291,7 +286,7 @@ def at_length(
     Args:
         sizes: width and height of the set's clips, read where frames keep sides of their own.
     """
-    num_frames = frames_in(length)
+    num_frames = length if isinstance(length, int) else None
     tokens = processor.picture_family.frame_tokens(video, processor, sizes, num_frames or 1)
     frames = tokens.frames(str(length)) if num_frames is None else num_frames
     settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
@@ -300,7 +295,7 @@ def at_length(
 
 def check_length(length: Length) -> None:
     """Raises `UserError` for what is no length."""
-    if (frames := frames_in(length)) is None:
-        visual_tokens(str(length))
-    elif frames < 1:
+    if isinstance(length, str):
+        visual_tokens(length)
+    elif length < 1:
         raise UserError(f"{length} is no number of frames", hint='give 1 or more, or visual tokens as text ("25k")')

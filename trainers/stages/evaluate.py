@@ -17,7 +17,6 @@ from ...models.targets.section import TargetSection
 from ...models.targets.sizes import parameter_counts
 from ...models.targets.table import TargetConfig
 from ..evaluate.evaluate_settings import EvaluateSettings
-from ..evaluate.requests import frames_in
 from ..run.context import Context
 from ..run.stage import Planned
 from ..train.engine import init_distributed
@@ -93,7 +92,7 @@ class EvaluateStage(EvaluateSettings):
         lines = [f"  benchmarks {', '.join(files)}"] if files else []
         lines += [line for benchmark in self.benchmarks.values() for line in benchmark.lines()]
         for key, lengths in self.listed_lengths().items():
-            clips = (f"{length} {'visual tokens' if frames_in(length) is None else 'frames'}" for length in lengths)
+            clips = (f"{length} {'visual tokens' if isinstance(length, str) else 'frames'}" for length in lengths)
             of = key.removeprefix("lengths").replace(".", " of ")
             lines.append(f"  clips{of} at {', '.join(clips)}")
         answers = "" if self.draws else f"answers of up to {', '.join(map(str, self.max_new_tokens))} tokens; "
