@@ -33,7 +33,7 @@ from ..models.drafters import DRAFTER
 from ..models.drafters.base import Drafter, DrafterConfig, DraftingOptions, for_decoding
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
-from ..models.folders import opened_target
+from ..models.folders import downloaded, opened_target
 from ..models.hub import is_somewhere
 from ..models.stored import check_types
 from ..models.targets.table import AnyTarget, image_section
@@ -141,29 +141,13 @@ def open_published(
         UserError: a file is missing or not as it was published, the drafter was not made for this target, or its code
             is missing or must not be imported.
     """
-    folder = fetch(source, revision)
+    folder = downloaded(source, revision)  # whole, since its checksums are of all its files
     check_sums(folder)
     section = read_published(folder, allow_import=allow_import)
     if not (folder / SUMS).is_file():
         hint = "fetch the folder again: without its list nothing shows whether a file was changed"
         raise UserError(f"{SUMS} is missing", where=str(folder / SUMS), hint=hint)
     return assemble(folder, section, target, allow_import=allow_import)
-
-
-def fetch(source: str | Path, revision: str | None) -> Path:
-    """A folder as it is; a Hub id downloaded whole."""
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    try:
-        # The list covers the whole folder, so all of it is fetched: a report is small beside weights.
-        return Path(snapshot_download(str(source), revision=revision))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
-            hint="check the name, the network and your login (hf auth login), or give a directory",
-        ) from error
 
 
 def lost_target(folder: Path) -> bool:
@@ -341,7 +325,7 @@ def reproduce(
     Raises:
         UserError: it does not come out as it was published.
     """
-    folder = fetch(source, None)
+    folder = downloaded(source, None)
     speculator = open_published(folder, target=target, allow_import=allow_import)
     section = read_published(folder)
     if section.expected is None:

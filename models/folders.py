@@ -61,20 +61,24 @@ def with_adapters(state: State, adapters: State) -> State:
     return state
 
 
-def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
-    """A directory, or a Hub id downloaded, no more than the `files` that are read; held against its checksums."""
+def downloaded(source: str | Path, revision: str | None, *, files: Sequence[str] | None = None) -> Path:
+    """A directory as it is; a Hub id downloaded, whole or no more than the `files`."""
     from huggingface_hub import snapshot_download
 
     if Path(source).is_dir():
-        check_sums(Path(source), only=files)
         return Path(source)
     try:
-        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=[*files, SUMS]))
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=files and [*files]))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
-            hint="check the name and the network, or download it once and give the local directory",
+            hint="check the name, the network and your login (hf auth login), or give a directory",
         ) from error
+
+
+def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
+    """`downloaded`, no more than the `files` that are read; held against its checksums."""
+    folder = downloaded(source, revision, files=(*files, SUMS))
     check_sums(folder, only=files)
     return folder
 

@@ -1,7 +1,6 @@
 """Numbers of the code: its budget, core and extras, rooms that import each other, circles of files, and names.
 
-    python scripts/house.py           # the four totals of tests/budget.yaml, then a table
-    python scripts/house.py groups    # lines of each group of issue 59's table, before and after
+    python scripts/house.py    # the four totals of tests/budget.yaml, then a table
 
 Core is what every user passes through. Extras are further target families, baseline drafters, other tools' formats,
 engines' serving, the papers' studies and the synthetic dataset. A room is a folder; its files stand directly in it.
@@ -10,12 +9,10 @@ engines' serving, the papers' studies and the synthetic dataset. A room is a fol
 from __future__ import annotations
 
 import ast
-import fnmatch
 import functools
 import graphlib
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -268,28 +265,8 @@ def totals(root: Path = ROOT) -> dict[str, int]:
     }
 
 
-def show_groups() -> None:
-    """Print each group of tests/budget.yaml: its lines at f7ebafb0, its bound, and its lines now; then all the rest."""
-    budget = yaml.safe_load((ROOT / "tests" / "budget.yaml").read_text())
-    rest = product()
-    before = budget["before"]
-    print("| group | issue 59 | f7ebafb0 | bound | now | files |\n| --- | --- | --- | --- | --- | --- |")
-    for name, group in budget["groups"].items():
-        members = {path: n for path, n in rest.items() if any(fnmatch.fnmatchcase(path, one) for one in group["files"])}
-        rest = {path: n for path, n in rest.items() if path not in members}
-        before -= group["before"]
-        numbers = (group["issue"], group["before"], group["bound"], sum(members.values()), len(members))
-        print(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} |")
-    print(f"| the rest | | {before:,} | | {sum(rest.values()):,} | {len(rest)} |")
-
-
 def main() -> None:
-    """Print the totals and the table, or the groups."""
-    if sys.argv[1:] == ["groups"]:
-        show_groups()
-        return
-    if sys.argv[1:]:
-        raise SystemExit(__doc__)
+    """Print the totals and the table."""
     bounds = yaml.safe_load((ROOT / "tests" / "budget.yaml").read_text())["totals"]
     files = trees()
     links = imports(files)

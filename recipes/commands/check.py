@@ -82,8 +82,9 @@ DOCTOR = Command(
 
 def _verify(options: argparse.Namespace) -> int:
     """Nothing of a folder with a fault among its files is loaded."""
-    from ...eval.published import LOST_TARGET, fetch, lost_target, reproduce
+    from ...eval.published import LOST_TARGET, lost_target, reproduce
     from ...models.drafters.manifest import MANIFEST
+    from ...models.folders import downloaded
 
     target: dict[str, str] = {}
     for word in options.target:
@@ -93,7 +94,7 @@ def _verify(options: argparse.Namespace) -> int:
         if part in target:
             raise UserError(f"--target: {part} is named twice", hint="name each part once")
         target[part] = place
-    folder = fetch(options.folder, options.revision)
+    folder = downloaded(options.folder, options.revision)
 
     def decoded() -> str:
         expected = reproduce(folder, target=target or None, allow_import=options.allow_import)

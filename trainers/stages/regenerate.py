@@ -74,7 +74,7 @@ class RegenerateStage(Stage):
     # Log-probabilities kept at each token, with the mass of all others; null: none. 64 take 512 bytes a token, the
     # whole vocabulary of a Llama 128 kB.
     keep_logprobs: int | None = Field(None, ge=1)
-    # The program that runs the target: transformers in this process, or vllm or sglang in a separate process.
+    # The program that runs the target: transformers in this process, or vLLM (kind: vllm) in a separate process.
     # Fingerprints leave it out if it is not set.
     engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     expected: Expected | None = None
