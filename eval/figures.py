@@ -141,11 +141,16 @@ def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
         figure.legend(loc="outside lower center", ncol=2)
 
 
-def draw_curves(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[int, float]]]]]) -> None:
+def draw_curves(
+    path: Path,
+    panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[int, float]]]]],
+    places: Sequence[Sequence[str]] = (),
+) -> None:
     """Training curves of several runs, one panel for each stage and metric.
 
     Args:
         panels: title, run -> (step, value); a run has the same colour in all of them.
+        places: for each panel the names of steps 0, 1, ..., where they are none of an optimizer.
     """
     names = list(dict.fromkeys(name for _, lines in panels for name in lines))
     with drawing(path, len(panels), 4.2, 3.0) as (figure, axes):
@@ -155,7 +160,9 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
                 width = 1.2 + 1.6 * (len(names) - 1 - number) / len(names)  # wider below: runs that agree are both seen
                 panel.plot(*zip(*points, strict=True), marker="o" if len(points) < 12 else "", markersize=3,
                            color=f"C{number % 10}", linewidth=width, label=name)  # fmt: skip
-            panel.set(title=title, xlabel="optimizer step")
+            panel.set(title=title, xlabel="" if places else "optimizer step")
+        for panel, of_panel in zip(axes.flat, places, strict=False):
+            panel.set_xticks(range(len(of_panel)), of_panel)
         lines_legend(figure, axes)
 
 

@@ -1,5 +1,5 @@
 """Whether a target that reads pictures needs them: names among candidates, right answers with the right picture and
-with others, and what its own answers are like.
+with others, what its own answers are like. And whether its drafters need them.
 
 The measures are of this project; no paper has them in this form. Pictures are changed behind the tower, for others of
 as many places, so that prompts keep their ids. Intervals are of one bootstrap over pictures (`summary.py`).
@@ -8,9 +8,13 @@ Letters: I pictures of a request, P places of one, C width of the tower, n token
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +25,13 @@ from ...core.errors import UserError
 from ...data.emoji import head_noun
 from ...data.sources import is_loop, words_of
 from ...models.decoding.tree import ROOT, Tree
-from ...models.targets.base import Taps
+from ...models.decoding.warp import Warp
+from ...models.drafters.base import Drafter
+from ...models.drafters.modes import without_pictures
+from ...models.targets.base import Taps, TargetStep
 from ...models.targets.language import LanguageTarget
+from ..figures import draw_curves
+from ..loop import Decoding, EmbeddedRequest, Generation, generate
 from ..summary import ends, ratio, resampled
 from ..tables import Column, Table, Value, text
 
@@ -38,11 +47,6 @@ class Shown:
     name: str = ""  # of what the pictures show
     kind: str = ""  # of question
     answer: tuple[int, ...] = ()  # a right one, its end token included; none: not known
-
-    def is_unlike(self, other: Shown) -> bool:
-        """Whether the other's pictures can stand in the place of these and show another thing, by its head noun."""
-        same = self is other or (self.name and head_noun(self.name) == head_noun(other.name))
-        return not same and self.features.shape == other.features.shape
 
 
 def shown(target: LanguageTarget, request: Request, **about: Any) -> Shown:
@@ -61,9 +65,10 @@ def mean_picture(records: Sequence[Shown]) -> Tensor:
 
 
 def another(records: Sequence[Shown], number: int) -> Shown | None:
-    """The next record whose pictures can stand in the place of this one's and show another thing."""
-    after = (*records[number + 1 :], *records[:number])
-    return next((record for record in after if records[number].is_unlike(record)), None)
+    """The next record whose pictures can stand in the place of this one's and show a thing with another head noun."""
+    record, after = records[number], (*records[number + 1 :], *records[:number])
+    fitting = (one for one in after if one.features.shape == record.features.shape)
+    return next((one for one in fitting if not one.name or head_noun(one.name) != head_noun(record.name)), None)
 
 
 def _trees(answers: Sequence[tuple[int, ...]]) -> dict[int, tuple[Tree, dict[tuple[int, ...], int]]]:
@@ -135,32 +140,22 @@ def naming(
     if int(unlike.sum(1).min()) < candidates - 1:
         raise UserError(f"{title} has too few names for {candidates} candidates with a head noun each",
                         key="probes.sight.candidates", hint=f"set at most {int(unlike.sum(1).min()) + 1}")  # fmt: skip
-    ids = [*answers.values()]
-
-    def scored(features: Tensor) -> Tensor:
-        return torch.stack([of[0].sum() for of in answer_scores(target, request, features, ids)])
-
-    scores = torch.stack([scored(record.features) for record in watch(records)])  # [R,U]
+    ids, pictures = [*answers.values()], [record.features for record in records]
+    each_scored = [answer_scores(target, request, one, ids) for one in watch([*pictures, mean_picture(records)])]
+    *rows, without = [torch.stack([of[0].sum() for of in scored]) for scored in each_scored]
+    scores = torch.stack(rows)  # [R,U]
     counted = scores * unlike
     prior = (counted.sum(0) - counted) / (unlike.sum(0) - unlike.int())
-    without = scored(mean_picture(records))
     draw, right = random.Random(seed), [names.index(record.name) for record in records]
     drawn = [draw.sample(row.nonzero().flatten().tolist(), candidates - 1) for row in unlike]
 
-    def share(scores: Tensor) -> Value:
-        best = [float(of[one] > of[rest].max()) for of, one, rest in zip(scores, right, drawn, strict=True)]
-        return value_of(best)
-
-    def gap(less: Tensor) -> Value:
-        each = zip(scores, less, right, strict=True)
-        return value_of([float(of[one] - by[one]) / len(ids[one]) for of, by, one in each])
-
-    among, count = f"the right name is the likeliest of {candidates}", len(records)
-    return [
-        (f"{among}, prior taken off", title, count, share(scores - prior)), (among, title, count, share(scores)),
-        ("the name, right - another's picture", title, count, gap(prior)),
-        ("the name, right - mean picture", title, count, gap(without.expand_as(scores))),
-    ]  # fmt: skip
+    among, each = f"the right name is the likeliest of {candidates}", [*zip(right, drawn, strict=True)]
+    wins = [[float(row[one] > row[rest].max()) for row, (one, rest) in zip(of, each, strict=True)]
+            for of in (scores - prior, scores)]  # fmt: skip
+    gaps = [[float(row[one]) / len(ids[one]) for row, one in zip(scores - less, right, strict=True)]
+            for less in (prior, without)]  # fmt: skip
+    names = [f"{among}, prior taken off", among, "name, right - another's picture", "name, right - mean picture"]
+    return [(what, title, len(right), value_of(of)) for what, of in zip(names, wins + gaps, strict=True)]
 
 
 def right_answers(target: LanguageTarget, records: Sequence[Shown], watch: Watch) -> list[Measured]:
@@ -200,3 +195,127 @@ def measures_table(rows: Sequence[Measured]) -> Table:
     columns = text("measured"), text("on"), Column("n", "d"), Column("value [95%]", ".3f", kind="interval")
     note = "Differences are in nats a token of the answer, the mean over n records."
     return Table("", columns, tuple(rows), note=note)
+
+
+# ---- Whether drafters need the picture
+
+READINGS = ("right", "another's", "none")
+FIRST, EARLY, LATER = ("first cycle", "tokens 3 to 8", "later tokens")
+# Of acceptance: by the nats that the right picture adds to the log-probability of a word, over another's.
+HANGS, HANGS_NOT, HANGING = "words that hang on it", "other words", 0.5
+BINS = {"below 0": -math.inf, "0 to 0.5": 0.0, "0.5 to 1": 0.5, "1 to 2": 1.0, "from 2 on": 2.0}
+_TAU, _ACCEPTED = (ALL, FIRST, EARLY, LATER), (HANGS, HANGS_NOT, *BINS)
+Counts = Mapping[str, tuple[int, int]]  # group -> what tau or acceptance divides, and by what
+Readings = dict[tuple[str, str], list[list[tuple[int, int]]]]  # method and group -> of each record by reading
+
+
+class Misled:
+    """A drafter that begins after another prompt than the target's. What it hears of each cycle stays the target's.
+
+    A draft with eyes of its own reads another record's pictures, or none: a newline in the place of each. A head reads
+    the target's states of the prompt with the other's pictures, or with a mean picture [1,P,C] in the place of each.
+    """
+
+    def __init__(self, drafter: Drafter, target: LanguageTarget, record: Shown, other: Shown | Tensor, newline_id: int):
+        request, self._drafter = record.request, drafter
+        features = other if isinstance(other, Tensor) else other.features
+        embedded = target.embed_prompt(request, encoded=features.expand_as(record.features))
+        _, self._prefill = target.prefill(request, drafter.taps, capacity=1, embedded=embedded)
+        if isinstance(other, Tensor):
+            self._request = without_pictures(request, newline_id)
+        else:
+            view, its = request.drafter_view, other.request.drafter_view
+            view = None if view is None or its is None else replace(view, pixels=its.pixels)
+            self._request = replace(request, pixels=other.request.pixels, drafter_view=view)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Begin with its own prompt in the place of the given one."""
+        self._drafter.start(self._request, self._prefill, warp, capacity=capacity)
+
+
+def counts_of(generation: Generation, kind: str, gaps: Sequence[float]) -> Counts:
+    """What one answer adds to each group: to those of tau tokens emitted and cycles, by kind of question and by the
+    answer's token that a cycle drafts first (the prefill gives the first one, the first cycle drafts the second); to
+    those of acceptance drafted tokens that the target took, of those that it came to, by what the picture adds to the
+    token which it emits there: `gaps` in nats, of the answer's tokens whose acceptance counts.
+    """
+    parts, wholes, place = Counter[str](), Counter[str](), 1  # tokens emitted so far
+    for cycle in generation.cycles:
+        groups = {ALL, kind or ALL, FIRST if place == 1 else EARLY if place < 8 else LATER}
+        parts.update(dict.fromkeys(groups, cycle.num_emitted))
+        wholes.update(groups)
+        for level, gap in enumerate(gaps[place : place + min(cycle.num_drafted, cycle.num_accepted + 1)]):
+            *_, above = [name for name, least in BINS.items() if gap >= least]
+            groups = {above, HANGS if gap >= HANGING else HANGS_NOT}
+            parts.update(dict.fromkeys(groups, int(level < cycle.num_accepted)))
+            wholes.update(groups)
+        place += cycle.num_emitted
+    return {group: (parts[group], whole) for group, whole in wholes.items()}
+
+
+def swapped_pictures(
+    target: LanguageTarget, records: Sequence[Shown], decodings: Mapping[str, tuple[Drafter, Decoding]],
+    newline_id: int, watch: Watch,
+) -> Readings:  # fmt: skip
+    """Decode each record where the drafter reads the right pictures, another's or none, and the target the right ones,
+    so that greedy answers stay the same. An end token's acceptance does not count, nor what stands behind a place where
+    two passes round differently.
+    """
+    mean, results = mean_picture(records), Readings()
+    for number in watch(range(len(records))):
+        record, other, answer = records[number], another(records, number), list[int]()
+        if other is None:
+            continue
+        embedded = EmbeddedRequest(target.embed_prompt(record.request, encoded=record.features), 0.0)
+        for name, (drafter, decoding) in decodings.items():
+            counts = []
+            for shows in (None, other, mean):
+                reads = drafter if shows is None else Misled(drafter, target, record, shows, newline_id)
+                generation = generate(target, reads, record.request, decoding, embedded=embedded)
+                if not answer:
+                    answer = generation.tokens
+                    each = [answer_scores(target, record.request, one.features, [tuple(answer)])[0][0]
+                            for one in (record, other)]  # fmt: skip
+                    gaps = (each[0] - each[1]).tolist()[: len(answer) - (generation.stop == "eos")]
+                places = range(min(len(answer), len(generation.tokens)))
+                differs = next((place for place in places if answer[place] != generation.tokens[place]), len(answer))
+                counts.append(counts_of(generation, record.kind, gaps[:differs]))
+            for group in {*counts[0], *counts[1], *counts[2]}:
+                results.setdefault((name, group), []).append([of.get(group, (0, 0)) for of in counts])
+    return results
+
+
+def swapped_table(results: Readings) -> Table:
+    """A line for each method and group: what it is with each reading, and what the right picture adds to another's."""
+    lines: list[tuple[Value, ...]] = []
+    kinds = sorted({group for _, group in results} - {*_TAU, *_ACCEPTED})
+    names = dict.fromkeys(name for name, _ in results)
+    for name, group in itertools.product(names, (*_TAU, *kinds, *_ACCEPTED)):
+        if (name, group) not in results:
+            continue
+        ratios = [tuple(zip(*of, strict=True)) for of in zip(*results[name, group], strict=True)]
+        draws, means = resampled(ratios), [ratio(*map(sum, pair)) for pair in ratios]
+        values = [(mean, *ends(some)) for mean, some in zip(means, draws, strict=True)]
+        less = (means[0] - means[1], *ends(draws[0] - draws[1]))
+        what = "accepted" if group in _ACCEPTED else "tau"
+        lines.append((name, what, group, len(results[name, group]), *values, less))
+    columns = (text("method"), text("number"), text("of"), Column("n", "d"),
+               *(Column(reading, kind="interval") for reading in READINGS),
+               Column("right - another's", "+.2f", kind="interval"))  # fmt: skip
+    note = f"""The drafter reads the right pictures, another's or none, with 95% intervals over n requests. Accepted: of
+        the drafted tokens that the target came to, by the nats that the right picture adds to the token over another's
+        ({HANGING:g} and more: it hangs on the picture)."""
+    return Table("", columns, tuple(lines), note=" ".join(note.split()))
+
+
+def draw_swapped(path: Path, table: Table) -> None:
+    """The figure of the table: tau by reading, and acceptance by what the right picture adds to a word."""
+    rows: list[Any] = [row for row in table.rows if row[4] is not None]
+    taus = {row[0]: [(place, value[0]) for place, value in enumerate(row[4:7])] for row in rows if row[2] == ALL}
+    shares = {name: [([*BINS].index(row[2]), row[4][0]) for row in rows if row[0] == name and row[2] in BINS]
+              for name in taus}  # fmt: skip
+    panels = [("tau by the pictures that the drafter reads", taus), ("share accepted by nats of the picture", shares)]
+    draw_curves(path, panels, places=(READINGS, [*BINS]))

@@ -175,11 +175,13 @@ def test_the_teacher_reads_the_text_and_the_answer_is_to_the_picture(made):
     assert any(row.get("alpha", 0) > 0 for row in steps), "it compares with what was kept"
 
 
-def rewrite(stage, changes):
-    """The answers of a stage with other information about each."""
+def rewrite(stage, changes, *, last=None):
+    """The answers of a stage with other information about each, and other `last` tokens."""
     reader = ShardReader(stage / SHARDS)
     identity = reader.identity
     samples = [(key, tensors, info | change) for (key, tensors, info), change in zip(reader, changes, strict=True)]
+    for (_, tensors, _), token in zip(samples, last or (), strict=last is not None):
+        tensors["ids"][-1:] = token
     shutil.rmtree(stage / SHARDS)
     claim(stage / SHARDS, identity)
     write_shard(stage / SHARDS, 0, iter(samples), {SKIPPED: 1})
@@ -212,23 +214,25 @@ def test_an_evaluation_has_a_table_of_what_the_target_owes_to_pictures(made):
     folder, again = made[0], made[0] / "sight"
     shutil.copytree(folder / "run", again)
     texts = ["A cat.", "A red cat, a red cat.", "A dog.", "A cup.", "A tree.", ""]
-    stops = ["eos", "eos", "length", "eos", "eos", SKIPPED]
-    rewrite(again / "answers", [{"text": text, "stop": stop} for text, stop in zip(texts, stops, strict=True)])
+    rewrite(again / "answers", [{"text": text} for text in texts], last=[2, 2, 9, 2, 2, 9])
     read = {key: recipe(folder)["stages"]["caption"][key] for key in ("data", "format")}
     answers = {"from": "answers", "loops": "skip"}
     sight = {"names": {"six": read["data"]}, "questions": read["data"], "answers": answers, "candidates": 4}
     whole = recipe(folder)
     whole["stages"]["gates"] = {
         "kind": "evaluate", "format": read["format"], "benchmarks": {"six": {"data": read["data"]}},
-        "methods": {"lookup": {"drafter": {"kind": "ngram"}}}, "max_new_tokens": 4, "probes": {"sight": sight},
+        "methods": {"lookup": {"drafter": {"kind": "ngram"}}}, "max_new_tokens": 4,
+        "probes": {"sight": sight, "swapped": True},
     }  # fmt: skip
     runner(lambda: whole, "gates")[1](again, stages=["gates"])
     report = json.loads((again / "gates" / "report.json").read_text())
-    (section,) = (section for section in report["sections"] if section["name"] == "sight")
-    counts = {(what, on): n for what, on, n, _ in section["tables"][0]["rows"]}
+    tables = {one["name"]: one["tables"][0]["rows"] for one in report["sections"] if one["tables"]}
+    counts = {(what, on): n for what, on, n, _ in tables["sight"]}
     assert counts["the right name is the likeliest of 4, prior taken off", "six"] == 6
     assert counts["right answers, right - another's picture", "naming"] == 3
     assert counts["its own answers: mean p_max", "all"] == 6
+    assert tables["swapped"] and all(row[-1] == [0, 0, 0] for row in tables["swapped"]), "lookup reads no picture"
+    assert (again / "gates" / "swapped.png").is_file()
 
 
 def contrast(folder, **changes):

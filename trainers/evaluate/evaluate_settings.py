@@ -144,7 +144,7 @@ class EvaluateSettings(Stage):
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
         if self.probes.importance is not None:
             self.probes.importance.check(self.benchmarks)
-        for name in ("states", "importance", "binding", "sight") if self.draws else ("analysis",):
+        for name in ("states", "importance", "binding", "sight", "swapped") if self.draws else ("analysis",):
             if dict(self.probes)[name] != Probes.model_fields[name].default:
                 what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
                 raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")

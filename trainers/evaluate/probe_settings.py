@@ -88,5 +88,8 @@ class Probes(Section):
     binding: Binding | None = None
     # Names among candidates, right answers and own ones of a LLaVA; null: not asked.
     sight: Sight | None = Field(None, exclude_if=lambda value: value is None)
+    # What a LLaVA's drafters owe to pictures, at temperature 0: they read the right ones, another's or none, while the
+    # target reads the right ones.
+    swapped: bool = Field(False, exclude_if=lambda value: not value)
     # Of image generators: what target and head make of each cell of the pictures; true: the papers' settings.
     analysis: AnalysisConfig | None = None

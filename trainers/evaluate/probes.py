@@ -26,16 +26,15 @@ from ...core.errors import UserError, did_you_mean
 from ...core.json_types import JsonObject, nulls
 from ...core.results import CODES
 from ...data.captioned.prompts import ImagePrompt
-from ...data.dataset import ConversationData
 from ...data.pictures.videos import visual_tokens as num_visual_tokens
-from ...data.sources import SHARDS, Answers, AnswersConfig
+from ...data.states.samples import StatesSamples
 from ...eval.loop import Decoding, EmbeddedRequest, generate
 from ...eval.measured_rows import PLAIN, Row, drawn_tokens
 from ...eval.studies import sight, visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section
 from ...eval.studies.video import tables
-from ...eval.tables import Column, ReportSection, Table, text
+from ...eval.tables import Column, Figure, ReportSection, Table, text
 from ...models.decoding.warp import Warp
 from ...models.drafters.beside import head_in
 from ...models.drafters.eagle_images import ImageEagleHead
@@ -45,14 +44,14 @@ from ...models.drafters.head_settings import HeadSettings
 from ...models.targets.base import Target
 from ...models.targets.drawing import Generator
 from ...models.targets.table import image_section
-from ..run.stage_records import data_files
+from ..serve.states_builder import open_samples
 from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .measuring import Measuring
 from .probe_settings import Importance
 from .reporting import infos
-from .requests import ConversationSet, Opening
+from .requests import ConversationSet
 
 PROBING = "while probing, after the report"
 
@@ -193,11 +192,13 @@ def sight_section(measuring: Measuring, sets: Sequence[ConversationSet]) -> list
     settings, target = measuring.stage.probes.sight, measuring.target
     if settings is None:
         return []
-    watch, rows = partial(measuring.context.stop.watch, place=PROBING), list[sight.Measured]()
+    context, form, rows = measuring.context, measuring.stage.format, list[sight.Measured]()
+    watch, processor = partial(context.stop.watch, place=PROBING), context.processor()
     for title, data in settings.names.items():
-        named, more = _records(measuring, title, data), {"title": title, "seed": measuring.context.seed}
-        rows += sight.naming(target, named, watch, candidates=settings.candidates, **more)
-    records = _records(measuring, "questions", settings.questions, settings.answers)
+        named = _records(measuring, open_samples(data, form, None, context, processor))
+        count, seed = settings.candidates, context.seed
+        rows += sight.naming(target, named, watch, title=title, candidates=count, seed=seed)
+    records = _records(measuring, open_samples(settings.questions, form, settings.answers, context, processor))
     rows += sight.right_answers(target, records, watch)
     likeliest, texts, decoding = [], [], replace(measuring.plainly(0.0, settings.max_new_tokens), warp=Warp(0.0))
     for record in watch(records):
@@ -210,32 +211,40 @@ def sight_section(measuring: Measuring, sets: Sequence[ConversationSet]) -> list
     return [ReportSection("What the target owes to pictures", (sight.measures_table(rows),), name="sight")]
 
 
-def _records(
-    measuring: Measuring, name: str, data: ConversationData, config: AnswersConfig | None = None
-) -> list[sight.Shown]:
-    """The records that can be read, with their pictures' features. Right answers are the records' own, or those of a
-    regenerate stage that are wanted and came to their ends.
+def swapped_section(measuring: Measuring, sets: Sequence[ConversationSet]) -> list[ReportSection]:
+    """What drafters owe to pictures (`probes.swapped`): a table and a figure of the requests of all sets together."""
+    if not measuring.stage.probes.swapped:
+        return []
+    context, most = measuring.context, measuring.stage.probes.requests
+    records = [record for part in sets for record in _records(measuring, StatesSamples(part.dataset, None), most)]
+    decodings = measuring.decodings(0.0, max(measuring.lengths)).items()
+    methods = {one.title: (one.drafter, replace(decoding, warp=Warp(0.0))) for one, decoding in decodings}
+    watch, newline_id = partial(context.stop.watch, place=PROBING), context.processor().newline_id
+    table = sight.swapped_table(sight.swapped_pictures(measuring.target, records, methods, newline_id, watch))
+    figure = Figure("swapped.png", "What drafters read, and what they gain by it.")
+    sight.draw_swapped(context.folder / figure.path, table)
+    return [ReportSection("What drafters owe to pictures", (table, figure), name="swapped")]
+
+
+def _records(measuring: Measuring, samples: StatesSamples, most: int | None = None) -> list[sight.Shown]:
+    """The records that can be read, with their pictures' features, and the answers that came to their ends; `most`:
+    the first ones, without answers.
     """
-    context, records = measuring.context, []
-    opening = Opening(context, context.processor(), measuring.stage.format, measuring.stage.lengths)
-    part = opening.requests(name, data, data_files(data, context))
-    dataset, answers, unwanted = part.dataset, None, {}
-    if config is not None:
-        answers = Answers(Path(config.path) if config.path else context.inputs["answers"] / SHARDS, dataset)
-        unwanted = answers.unwanted(config)
-    for index in context.stop.watch(range(len(part)), PROBING):
-        request, record = part.request(index, measuring.target), dataset.record(index)
-        if request is None:
+    records, dataset = list[sight.Shown](), samples.dataset
+    part = ConversationSet(benchmark="", medium="image", dataset=dataset)
+    for index in measuring.context.stop.watch(range(len(dataset)), PROBING):
+        if len(records) == most:
+            break
+        opened, record, ids = part.open(index, measuring.target), dataset.record(index), list[int]()
+        if opened is None or not isinstance(opened.request, Request):
             continue
-        ids: list[int] = []
-        if answers is None:
-            sample, start = dataset.counted(index), len(request.ids)
+        if most is None:
+            sample, start = samples.outline(index), opened.prompt_tokens
             learned = zip(sample.ids[start:], sample.loss_mask[start:], strict=True)
             ids = [token for token, is_learned in learned if is_learned]
-        elif index not in unwanted and answers.reader[index][2]["stop"] == "eos":
-            ids, _ = answers.read(index, request)
         about = {key: str(record.get(key) or "") for key in ("name", "kind")}
-        records.append(sight.shown(measuring.target, request, **about, answer=tuple(ids)))
+        answer = tuple(ids) if ids and ids[-1] in measuring.eos_ids else ()
+        records.append(sight.shown(measuring.target, opened.request, **about, answer=answer))
     return records
 
 

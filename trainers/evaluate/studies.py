@@ -4,12 +4,12 @@ A study is asked whatever the recipe says, and has no section where the recipe d
 """
 
 from .engine_run import run_in_engine
-from .probes import analysis, check_analysis, clip_tables, probe, recorded_weights, sight_section
+from .probes import analysis, check_analysis, clip_tables, probe, recorded_weights, sight_section, swapped_section
 
 # Of a language target's rows.
 OF_ROWS = (clip_tables,)
 # Of a language target once the report is written: they decode again, on every rank that holds a part of the target.
-OF_TEXT = (recorded_weights, probe, sight_section)
+OF_TEXT = (recorded_weights, probe, sight_section, swapped_section)
 # Of an image generator's pictures once the report is written, and what refuses such a study before any is drawn.
 OF_PICTURES = (analysis,)
 CHECKS_OF_PICTURES = (check_analysis,)
