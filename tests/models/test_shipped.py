@@ -10,14 +10,16 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.fields import PLACES
 from draftsmith.data.processor_files import load_processor
 from draftsmith.models.drafters.manifest import MANIFEST
-from draftsmith.models.folders import FOLDER, shipped_name
+from draftsmith.models.folders import ADAPTERS, FOLDER, shipped_name
 from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from pydantic import ValidationError
+from safetensors.torch import load_file
 
 NAME = "shipped:shapes-llava"
 MOST_BYTES = 4_000_000
+MOST_BYTES_TRAINED = 13_000_000  # of what is put on fetched halves
 
 
 def test_the_files_are_those_that_were_recorded_and_small():
@@ -30,6 +32,16 @@ def test_the_files_are_those_that_were_recorded_and_small():
         assert len(made["commit"]) == 40 and made["recipe"] == "demo/lvlm" and made["seed"] == 0
         assert folder.name in (FOLDER / "README.md").read_text()
         assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
+
+
+def test_what_was_trained_of_emoji_vlm_is_whole_and_small():
+    folder = FOLDER / "emoji-vlm"
+    made, adapters = json.loads((folder / "made.json").read_text()), load_file(folder / ADAPTERS)
+    assert hashlib.sha256((folder / ADAPTERS).read_bytes()).hexdigest() == made["sha256"]
+    assert (len(made["commit"]), made["recipe"], made["seed"]) == (40, "emoji_vlm/target", 0)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES_TRAINED
+    names = [name.removesuffix(".up") for name in adapters if name.endswith(".up")]
+    assert len(names) == 30 * 7 and adapters["vision_tower.mean"].shape == (3072,) and (folder / "NOTICE").is_file()
 
 
 def test_a_target_is_read_by_its_name_and_says_it_in_manifests():

@@ -11,7 +11,7 @@ from draftsmith.eval.engines import ours
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
 from draftsmith.eval.engines.ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, CheckRequest, Drafted
 
-GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, first=100, accepted=(70, 70))
+GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, accepted=(70, 70))
 V1 = Engine("0.32.0", "cpu", "V1")
 
 
@@ -33,10 +33,10 @@ def test_chains_behind_the_same_tokens_are_compared_as_far_as_both_reach():
     ours = {"a": Drafted([5, 6, 7, 8], {1: [6, 0], 3: [8]})}
     engine = {"a": Drafted([5, 6, 7, 8], {1: [6, 0], 3: [8, 9]})}
     (cell,) = compare([asked("a")], ours, {"a": [5, 6, 7, 8]}, engine)
-    assert cell == Cell(TEXT, 1, plain=1, same=1, chains=2, equal=2, first=2, accepted=(2, 2))
+    assert cell == Cell(TEXT, 1, plain=1, same=1, chains=2, equal=2, accepted=(2, 2))
     other = {"a": Drafted([5, 6, 7, 8], {1: [6, 1], 3: [9, 9]})}
     (cell,) = compare([asked("a")], ours, {"a": [5, 6, 7, 8]}, other)
-    assert (cell.equal, cell.first, cell.accepted) == (0, 1, (2, 1))
+    assert (cell.equal, cell.accepted) == (0, (2, 1))
     # After other tokens nothing can be compared, and that is no agreement.
     elsewhere = {"a": Drafted([4, 4, 4, 4], {1: [6, 0], 3: [8]})}
     (cell,) = compare([asked("a")], ours, {"a": [4, 4, 4, 4]}, elsewhere)
@@ -44,7 +44,7 @@ def test_chains_behind_the_same_tokens_are_compared_as_far_as_both_reach():
 
 
 def test_two_percent_may_differ():
-    assert not found(GOOD, replace(GOOD, equal=98, first=98))
+    assert not found(GOOD, replace(GOOD, equal=98))
     assert len(found(replace(GOOD, equal=97))) == 1
 
 
@@ -54,16 +54,14 @@ PICTURE = replace(GOOD, group=ONE)
 @pytest.mark.parametrize(
     ("cells", "options", "words"),
     [
-        ([replace(GOOD, equal=10, first=12)], {}, "tapped layers"),
-        ([replace(GOOD, equal=10, first=100)], {}, "positions or keys within a cycle"),
-        ([GOOD, replace(PICTURE, equal=10, first=20)], {}, "row for the placeholder"),
+        ([replace(GOOD, equal=10)], {}, "tapped layers"),
+        ([GOOD, replace(PICTURE, equal=10)], {}, "the placeholder's row"),
         ([GOOD, PICTURE, replace(GOOD, group=TWO, plain=1)], {}, "swapped"),
-        ([GOOD, replace(PICTURE, plain=1)], {}, "another picture"),
         ([GOOD, replace(GOOD, group=RESIZED, plain=3)], {}, "resized already"),
-        ([replace(GOOD, plain=2)], {}, "runs another target"),
+        ([replace(GOOD, plain=2)], {}, "runs other weights"),
         ([replace(GOOD, same=3)], {}, "must not change an answer"),
-        ([GOOD, replace(PICTURE, equal=20, first=100)], {"target": "qwen2_5_vl"}, "vLLM's V1 runner"),
-        ([replace(GOOD, equal=20, first=50)], {"kind": "dflash", "layers": 2}, "vLLM's norm op"),
+        ([GOOD, replace(PICTURE, equal=20)], {"target": "qwen2_5_vl"}, "vLLM's V1 runner"),
+        ([replace(GOOD, equal=20)], {"kind": "dflash", "layers": 2}, "vLLM's norm op"),
     ],
 )  # fmt: skip
 def test_what_a_difference_points_at(cells, options, words):

@@ -85,7 +85,7 @@ def test_another_input_at_pictures_is_flagged(pair, tmp_path):
     found = verified(copy(pair, tmp_path, change), tmp_path)
     by_group = {cell.group: cell for cell in found.cells}
     assert by_group["text"].good and not by_group["one picture"].good
-    assert "another row for the placeholder, or projected pictures" in " ".join(hint for _, hint in found.faults)
+    assert "the placeholder's row, or projected pictures" in " ".join(hint for _, hint in found.faults)
 
 
 def test_swapped_pictures_are_flagged(pair, tmp_path, monkeypatch):
