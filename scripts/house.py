@@ -58,7 +58,7 @@ EXTRAS = {
 # Tests of the extras that mirror no file of theirs: files or folders, the project's own tools and pages among them.
 _TESTS = (
     "docs", "pretend_cuda", "serving",
-    "test_check_gpu.py", "test_goldens.py", "test_mutate.py", "test_peers.py",
+    "test_check_gpu.py", "test_goldens.py", "test_mutate.py",
     "test_bench.py", "test_budget.py", "test_torture.py", "test_wheel.py",
     "data/captioned", "data/families/test_towers.py", "eval/test_combinations.py", "eval/test_cycle_operations.py",
     "eval/test_quality.py", "eval/test_specvlm.py", "eval/test_text_quality.py", "eval/test_tiled.py",

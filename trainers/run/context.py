@@ -36,7 +36,8 @@ from .stopping import Stop
 
 _AGAIN = "run the stage again (restart=STAGE)"
 # Of a stage's folder: what makes up the model, and what a reader of the report wants.
-RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.html", "*.json", "*.png")
+# report.md and report.html show example answers, which a tracker is not given, as it is not given sample.txt.
+RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.json", "*.png")
 NOT_RESULT = ("done.json", "fingerprint.json", "score.json", "sample.txt")
 
 
