@@ -125,8 +125,8 @@ class AnsweredSamples:
         unasked = source == "target" and self.answers is not None and index >= len(self.answers)
         if source == "data" or unasked:
             sample = self.dataset[index] if pixels else self.dataset.counted(index)
-            kept = self.answers.num_kept if self.answers is not None else 0
-            return Row(sample, certain(sample, kept) if kept else None)
+            count = 0 if self.answers is None else self.answers.num_kept
+            return Row(sample, certain(sample, count) if count else None)
         if source == "target" and index in self._unwanted:
             self.dataset.list_as_left_out(index, self._unwanted[index])
             return self._without(index)

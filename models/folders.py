@@ -68,7 +68,9 @@ def downloaded(source: str | Path, revision: str | None, *, files: Sequence[str]
     if Path(source).is_dir():
         return Path(source)
     try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=files and [*files]))
+        return Path(
+            snapshot_download(str(source), revision=revision, allow_patterns=None if files is None else [*files])
+        )
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",

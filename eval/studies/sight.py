@@ -162,19 +162,19 @@ def right_answers(target: LanguageTarget, records: Sequence[Shown], watch: Watch
     """Nats a token that the picture adds to right answers, over another record's pictures and over a mean picture in
     the place of each: the mean over records, of all and of each kind of question.
     """
-    mean, gaps = mean_picture(records), list[tuple[str, float, float]]()
+    mean, gaps = mean_picture(records), list[tuple[str, tuple[float, float]]]()
     for number in watch(range(len(records))):
         record, other = records[number], another(records, number)
         if record.answer and other is not None:
             pictures = record.features, other.features, mean.expand_as(record.features)
             scored = [answer_scores(target, record.request, one, [record.answer])[0] for one in pictures]
             scores = [float(of[0].mean()) for of in scored]
-            gaps.append((record.kind, scores[0] - scores[1], scores[0] - scores[2]))
+            gaps.append((record.kind, (scores[0] - scores[1], scores[0] - scores[2])))
     return [
         (f"right answers, right - {what} picture", kind, len(some), value_of(some))
-        for what, number in (("another's", 1), ("mean", 2))
-        for kind in (ALL, *sorted({kind for kind, *_ in gaps} - {""}))
-        if (some := [gap[number] for gap in gaps if kind in (ALL, gap[0])])
+        for what, number in (("another's", 0), ("mean", 1))
+        for kind in (ALL, *sorted({kind for kind, _ in gaps} - {""}))
+        if (some := [gap[number] for asked, gap in gaps if kind in (ALL, asked)])
     ]
 
 
@@ -296,7 +296,10 @@ def swapped_table(results: Readings) -> Table:
     for name, group in itertools.product(names, (*_TAU, *kinds, *_ACCEPTED)):
         if (name, group) not in results:
             continue
-        ratios = [tuple(zip(*of, strict=True)) for of in zip(*results[name, group], strict=True)]
+        ratios: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
+        for of in zip(*results[name, group], strict=True):
+            parts, wholes = zip(*of, strict=True)
+            ratios.append((parts, wholes))
         draws, means = resampled(ratios), [ratio(*map(sum, pair)) for pair in ratios]
         values = [(mean, *ends(some)) for mean, some in zip(means, draws, strict=True)]
         less = (means[0] - means[1], *ends(draws[0] - draws[1]))
