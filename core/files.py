@@ -334,7 +334,7 @@ def fetch_command(place: str | Path) -> str | None:
     for name, parent in FETCHED.items():
         folder = Path(parent, name)
         if Path(place).is_relative_to(folder) and not folder.exists():
-            return f"draftsmith fetch {name}"
+            return f"draftsmith fetch {name}" + (" --pictures all" if name == "emoji" else "")
     return None
 
 

@@ -176,8 +176,8 @@ def answered(request: Request, ids: Sequence[int], name: str) -> Sample:
 
 
 def certain(sample: Sample, count: int) -> TopLogProbs:
-    """Kept scores [n,count] of a target that is sure of each of the sample's n supervised tokens: to learn them by any
-    divergence is cross-entropy.
+    """Kept scores [n,count] of a target that is sure of each of the sample's n supervised tokens: to learn them by KL is
+    cross-entropy.
     """
     labels = torch.tensor(sample.ids)[torch.tensor(sample.loss_mask)][:, None]
     others = torch.arange(count - 1)[None]

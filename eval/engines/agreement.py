@@ -126,6 +126,7 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
         layers: of the drafter.
     """
     by_group = {cell.group: cell for cell in cells}
+    text_good = TEXT not in by_group or by_group[TEXT].good
     alone_good = all(cell.good for cell in cells if cell.group not in (TOGETHER, PIECES, RESIZED))
     problems = []
     for cell in cells:
@@ -145,7 +146,7 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
                 hint = _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
             elif kind == "dflash" and layers > 1 and engine.device == "cpu" and not again:
                 hint = _NORMS
-            elif cell.group in (ONE, TWO, RESIZED) and family_named(target).v1_misplaces_drafts:
+            elif cell.group in (ONE, TWO, RESIZED) and text_good and family_named(target).v1_misplaces_drafts:
                 hint = _V1 if engine.runner == "V1" else hint
             problems.append((f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ", hint))
     return problems

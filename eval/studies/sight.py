@@ -226,7 +226,8 @@ class Misled:
         else:
             view, its = request.drafter_view, other.request.drafter_view
             view = None if view is None or its is None else replace(view, pixels=its.pixels)
-            self._request = replace(request, pixels=other.request.pixels, drafter_view=view)
+            originals = other.request.originals
+            self._request = replace(request, pixels=other.request.pixels, drafter_view=view, originals=originals)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)

@@ -59,8 +59,10 @@ def _run(options: argparse.Namespace) -> int:
     texts = [value for _, value in walk(words.tree) if isinstance(value, str)]
     for name, parent in FETCHED.items():
         folder = f"{parent}/{name}"
-        if any(f"{value}/".startswith(f"{folder}/") for value in texts) and not Path(folder).exists():
-            both = ["--pictures", "all"] if name.startswith("emoji") and given[0].endswith("-full") else []
+        both = ["--pictures", "all"] if name.startswith("emoji") and given[0].endswith("-full") else []
+        # fetch itself tells a folder that was made of fewer pictures.
+        here = Path(folder).exists() and not (both and name == "emoji-vlm")
+        if any(f"{value}/".startswith(f"{folder}/") for value in texts) and not here:
             if code := subprocess.run([sys.executable, "-m", MODULE, "fetch", name, folder, *both]).returncode:
                 return code
     if text is not None:

@@ -107,7 +107,7 @@ def test_the_data_s_own_answers_are_the_data_s_samples(data):
 
 
 def test_records_behind_those_that_the_target_was_asked_keep_their_own_answers(data, folder, open_data):
-    """Kept scores of them are of a target that is sure: any divergence from them is cross-entropy."""
+    """Kept scores of them are of a target that is sure: KL to them is cross-entropy."""
     first = open_data(folder / "data.json", max_length=128, max_samples=4)
     written = write_answers(folder, first, kept=KEPT)
     fails_with("4 answers for 6 records", Answers, written.folder, data, error=UserError)

@@ -110,10 +110,10 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             sections = [section for study in OF_ROWS for section in study(measuring, rows)]
             sections += [suite_run.report(rows, notes) for suite_run in runs]
             sections += [section for section in [turns_section(rows, early)] if section is not None]
-            sections += examples(measuring, rows, sets)
             reporting.write(*sections, binding=bound)
             # Runs after the report is written, so that a failing study loses no measurements.
-            more = [section for study in OF_TEXT for section in study(measuring, sets)]
+            more = [*examples(measuring, rows, sets)]
+            more += [section for study in OF_TEXT for section in study(measuring, sets)]
             if more:
                 reporting.write(*sections, *more, binding=bound, again=True)
         elif context.is_in_step:

@@ -89,7 +89,8 @@ def open_samples(
     if answers is None or not answers.share("target"):
         return StatesSamples(dataset, None)
     folder = Path(answers.path) if answers.path else context.inputs["answers"] / ANSWERS
-    return StatesSamples(dataset, AnsweredSamples(dataset, answers, Answers(folder, dataset), seed=0))
+    written = Answers(folder, dataset, others=answers.others)
+    return StatesSamples(dataset, AnsweredSamples(dataset, answers, written, seed=0))
 
 
 def count_samples(samples: StatesSamples, context: Context) -> Counts:

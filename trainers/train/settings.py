@@ -292,6 +292,8 @@ class RecordsSettings(TrainSettings):
         if distills is not None and distills.probabilities == "kept":
             if self.answers is None or self.answers.share("target") < 1:
                 raise ValueError("probabilities: kept are of the target's answers: set answers.shares to {target: 1}")
+            if self.answers.others == "own" and distills.divergence not in ("kl", "soft_ce"):
+                raise ValueError("answers.others: own has certain tokens to learn: set objective.divergence to kl")
             if distills.temperature != 1:
                 raise ValueError("probabilities: kept were taken at temperature 1: set objective.temperature to 1")
         return self
