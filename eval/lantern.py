@@ -71,7 +71,9 @@ class LanternConfig(RuleSection):
 
     def build_for_codes(self, temperature: float, codes: Codes) -> Lantern:
         needed = self.num_neighbours(len(codes.codebook))
-        table = load_neighbours(codes.codebook, needed, metric=self.metric, offset=codes.offset, seed=codes.seed)
+        table = load_neighbours(
+            codes.codebook, needed, metric=self.metric, offset=codes.offset, seed=codes.seed, folder=codes.folder
+        )
         return Lantern(self, table, greedy=temperature == 0)
 
     @property

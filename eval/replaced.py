@@ -34,7 +34,7 @@ class ReplacedConfig(RuleSection):
 
     def build_for_codes(self, temperature: float, codes: Codes) -> Replaced:
         self.check_codebook(len(codes.codebook))
-        table = load_neighbours(codes.codebook, self.k - 1, metric="l2", offset=codes.offset)
+        table = load_neighbours(codes.codebook, self.k - 1, metric="l2", offset=codes.offset, folder=codes.folder)
         return Replaced(self.k, table)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
@@ -41,6 +42,7 @@ class Codes:
     codebook: Tensor  # [C,D], which lies where p will
     offset: int = 0  # a token's id is its code + offset
     seed: int = 0  # of random neighbours
+    folder: Path | None = None  # keeps the neighbour table
 
 
 class RuleSection(Kinded):

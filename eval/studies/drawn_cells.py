@@ -62,10 +62,10 @@ class AnalysisConfig(Section):
                 f"analysis: k is {max(self.k)}, in a codebook of {num_codes}", hint="give k of at most that many"
             )
 
-    def table(self, codebook: Tensor, *, offset: int = 0) -> NeighbourTable:
+    def table(self, codebook: Tensor, *, offset: int = 0, folder: Path | None = None) -> NeighbourTable:
         """One table serves every k: the nearest codes (L2) of each row of `codebook` [C,d]."""
         self.check(len(codebook))
-        return load_neighbours(codebook, max(self.k) - 1, metric="l2", offset=offset)
+        return load_neighbours(codebook, max(self.k) - 1, metric="l2", offset=offset, folder=folder)
 
 
 # ---- one picture

@@ -1,21 +1,28 @@
 """The nearest codes of each code of a codebook, which LANTERN treats as interchangeable (appendix D.2).
 
-The table of 16384 codes takes half a minute on one core.
+The table is computed once for a codebook and kept on disk under its hash: 16384 codes take half a minute on one core.
 Letters: C codes, K neighbours, D width of a code, N tokens.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.files import write_whole
+from ...core.pretrained import opened
+from ...core.ranks import notice
 from ...core.states import OnDevice
 
 Metric = Literal["l2", "cosine", "random"]
+NAME = "codes"  # of the tensor in the file
 ROWS = 256  # rows of distances held at once: 256 rows of 16384 float64 are 32 MiB
 
 
@@ -46,15 +53,17 @@ class NeighbourTable(OnDevice):
         return self.codes[codes.where(known, 0), :k].long() + self.offset, known
 
 
-def load_neighbours(codebook: Tensor, k: int, *, metric: Metric, offset: int = 0, seed: int = 0) -> NeighbourTable:
-    """The table of `codebook` [C,D].
+def load_neighbours(
+    codebook: Tensor, k: int, *, metric: Metric, offset: int = 0, seed: int = 0, folder: Path | None = None
+) -> NeighbourTable:
+    """The table of `codebook` [C,D], from `folder` where it was computed before.
 
     Args:
         k: neighbours to keep, without the code itself, at most C-1.
         seed: of the "random" metric, the control in which neighbours have nothing to do with one another.
 
     Raises:
-        UserError: too many neighbours asked for, or a codebook that is not finite.
+        UserError: too many neighbours asked for, a codebook that is not finite, or an unreadable file.
     """
     if not 0 <= k < len(codebook):
         raise UserError(
@@ -63,7 +72,24 @@ def load_neighbours(codebook: Tensor, k: int, *, metric: Metric, offset: int = 0
         )
     if not bool(codebook.isfinite().all()):
         raise UserError("the codebook holds values that are not finite", hint="check the tokenizer's checkpoint")
-    return NeighbourTable(nearest(codebook, k, metric=metric, seed=seed), offset)
+    if folder is None:
+        return NeighbourTable(nearest(codebook, k, metric=metric, seed=seed), offset)
+    values = codebook.detach().float().cpu().contiguous().numpy()
+    sha256 = hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()
+    facts = {"sha256": sha256, "metric": metric, "k": str(k)} | ({"seed": str(seed)} if metric == "random" else {})
+    path = folder / f"neighbours-{sha256[:16]}-{metric}{facts.get('seed', '')}-{k}.safetensors"
+    codes: Tensor | None = None
+    if path.is_file():
+        try:
+            with opened(path) as file:
+                codes = file.get_tensor(NAME) if file.metadata() == facts else None
+        except UserError as error:
+            notice(f"the neighbour table {path} is damaged and is made again ({error.problem})")
+    if codes is None:
+        codes = nearest(codebook, k, metric=metric, seed=seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save({NAME: codes.cpu().contiguous()}, metadata=facts))
+    return NeighbourTable(codes.to(codebook.device), offset)
 
 
 def nearest(codebook: Tensor, k: int, *, metric: Metric, seed: int = 0) -> Tensor:

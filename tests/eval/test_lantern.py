@@ -6,6 +6,7 @@ setting, d<delta>_k<k>: a delta above 1 is the multiplicative bound, of (delta -
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,32 @@ def test_the_offset_maps_ids_to_ids_and_other_ids_are_no_codes():
     ids, known = table.of(torch.tensor([3, 4, 27, 28]), 2)
     assert known.tolist() == [False, True, True, False]
     assert torch.equal(ids[1:3] - 4, V["neighbours"][[0, 23], :2])
+
+
+def test_the_table_is_kept_and_computed_again_for_another_codebook(tmp_path, monkeypatch, capsys):
+    load = partial(load_neighbours, metric="l2", folder=tmp_path)
+    first = load(V["codebook"], 5)
+    [path] = tmp_path.iterdir()
+    calls = []
+    compute = lambda *a, **k: calls.append(k) or nearest(*a, **k)  # noqa: E731
+    monkeypatch.setattr("draftsmith.models.decoding.neighbours.nearest", compute)
+    assert torch.equal(load(V["codebook"], 5).codes, first.codes)
+    assert not calls
+    load(V["codebook"], 6)
+    load(V["codebook"], 5, metric="random", seed=1)
+    load(V["codebook"], 5, metric="random", seed=2)
+    assert len(calls) == 3 and len(list(tmp_path.iterdir())) == 4
+    load(V["codebook"].flip(0), 5)
+    assert len(calls) == 4
+    # A file under the right name with another codebook's facts inside.
+    stranger = next(p for p in tmp_path.glob("*-l2-5*") if p != path)
+    path.write_bytes(stranger.read_bytes())
+    assert torch.equal(load(V["codebook"], 5).codes, first.codes)
+    assert len(calls) == 5
+    path.write_bytes(b"half a ta")
+    # A damaged one is made again, and that is said.
+    assert torch.equal(load(V["codebook"], 5).codes, first.codes)
+    assert len(calls) == 6 and f"note: the neighbour table {path} is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("make", "why"), [

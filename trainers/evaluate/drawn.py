@@ -71,7 +71,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     )
     # What LANTERN's rules read of the target.
     codebook = generator.codebook.to(generator.target.device)
-    codes = Codes(codebook, generator.first_id, context.seed)
+    codes = Codes(codebook, generator.first_id, context.seed, context.folder / "neighbours")
     drafting = Drafters(stage, context, pair).all(codes, grid=generator.target.grid, wanted=stage.is_drawn)
     measuring = Measuring(stage, context, generator.target, drafting, ())
     rows: Sequence[Row] = ()

@@ -332,7 +332,7 @@ def analysis(
         return []
     target, head = generator.target, eagle_head(measuring.drafting)
     codebook = generator.codebook.to(target.device)
-    table = config.table(codebook, offset=generator.first_id)
+    table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
 
     def read(drawn: list[tuple[Tensor, Tensor]], temperature: float) -> CellStatistics:
         return read_pictures(config, target, head, drawn, measuring.warp(temperature), table)
