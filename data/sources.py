@@ -176,7 +176,7 @@ def answered(request: Request, ids: Sequence[int], name: str) -> Sample:
 
 
 def certain(sample: Sample, count: int) -> TopLogProbs:
-    """Kept scores [n,count] of a target that is sure of each of the sample's n supervised tokens: to learn them by KL is
+    """Kept scores [n,count] of a target that is sure of each of the sample's n supervised tokens: KL to it is
     cross-entropy.
     """
     labels = torch.tensor(sample.ids)[torch.tensor(sample.loss_mask)][:, None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...models.targets.table import family_named
-from .ours import ONE, PIECES, RESIZED, TOGETHER, TWO, CheckRequest, Drafted
+from .ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, CheckRequest, Drafted
 
 BOUND = 0.02  # share of chains that may differ in a cell
 

@@ -2,7 +2,8 @@
 with others, what its own answers are like. And whether its drafters need them.
 
 The measures are of this project; no paper has them in this form. Pictures are changed behind the tower, for others of
-as many places, so that prompts keep their ids. Intervals are of one bootstrap over pictures (`summary.py`).
+as many places, so that prompts keep their ids. Intervals are of a bootstrap over head nouns (`summary.py`): pictures of
+one thing, and questions about it, have much in common.
 Letters: I pictures of a request, P places of one, C width of the tower, n tokens of an answer, R records, U names.
 """
 
@@ -110,11 +111,17 @@ Watch = Callable[[Iterable[Any]], Iterable[Any]]  # goes through records until t
 Measured = tuple[str, str, int, Value]  # what, of which records, how many, the value with its 95% interval
 
 
-def value_of(parts: Sequence[float], wholes: Sequence[float] | None = None) -> Value:
-    """The mean of some records' numbers, or the ratio of two sums, with the ends of its 95% interval."""
-    wholes = [1.0] * len(parts) if wholes is None else wholes
-    (draws,) = resampled([(parts, wholes)])
-    return (ratio(sum(parts), sum(wholes)), *ends(draws))
+def value_of(parts: Sequence[float], names: Sequence[str], wholes: Sequence[float] | None = None) -> Value:
+    """The mean of some records' numbers, or the ratio of two sums, with the ends of its 95% interval, for which the
+    records of one head noun are drawn together; records without a name each by itself.
+    """
+    sums: dict[object, tuple[float, float]] = {}
+    for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+        one = sums.get(unit := head_noun(name) if name else number, (0.0, 0.0))
+        sums[unit] = one[0] + part, one[1] + (1.0 if wholes is None else wholes[number])
+    above, below = zip(*sums.values(), strict=True)
+    (draws,) = resampled([(above, below)])
+    return (ratio(sum(above), sum(below)), *ends(draws))
 
 
 def naming(
@@ -128,8 +135,12 @@ def naming(
     name has another head noun than the candidate: names are more and less common, and that they owe to no picture. The
     right name with another's picture is its mean over the same pictures; a mean picture is `mean_picture` of the file.
 
-    Raises `UserError` for pictures of several sizes, and for fewer names than candidates.
+    Raises `UserError` for pictures of several sizes, and for too few names or pictures.
     """
+    commonest = max(Counter(head_noun(record.name) for record in records).values(), default=0)
+    if len(records) - commonest < 2:  # nothing that a prior could be the mean of
+        raise UserError(f"{title} has pictures of too few things", key="probes.sight.names",
+                        hint="give records of more things; skipped.jsonl names what was left out")  # fmt: skip
     answers = {record.name: record.answer for record in records}
     names, request = [*answers], records[0].request
     if len({record.features.shape for record in records}) > 1 or not all(names) or not all(answers.values()):
@@ -155,37 +166,40 @@ def naming(
     gaps = [[float(row[one]) / len(ids[one]) for row, one in zip(scores - less, right, strict=True)]
             for less in (prior, without)]  # fmt: skip
     names = [f"{among}, prior taken off", among, "name, right - another's picture", "name, right - mean picture"]
-    return [(what, title, len(right), value_of(of)) for what, of in zip(names, wins + gaps, strict=True)]
+    shows = [record.name for record in records]
+    return [(what, title, len(right), value_of(of, shows)) for what, of in zip(names, wins + gaps, strict=True)]
 
 
 def right_answers(target: LanguageTarget, records: Sequence[Shown], watch: Watch) -> list[Measured]:
     """Nats a token that the picture adds to right answers, over another record's pictures and over a mean picture in
     the place of each: the mean over records, of all and of each kind of question.
     """
-    mean, gaps = mean_picture(records), list[tuple[str, tuple[float, float]]]()
+    mean, gaps = mean_picture(records), list[tuple[Shown, tuple[float, float]]]()
     for number in watch(range(len(records))):
         record, other = records[number], another(records, number)
         if record.answer and other is not None:
             pictures = record.features, other.features, mean.expand_as(record.features)
             scored = [answer_scores(target, record.request, one, [record.answer])[0] for one in pictures]
             scores = [float(of[0].mean()) for of in scored]
-            gaps.append((record.kind, (scores[0] - scores[1], scores[0] - scores[2])))
+            gaps.append((record, (scores[0] - scores[1], scores[0] - scores[2])))
     return [
-        (f"right answers, right - {what} picture", kind, len(some), value_of(some))
+        (f"right answers, right - {what} picture", kind, len(some), value_of([gap[number] for _, gap in some], shows))
         for what, number in (("another's", 0), ("mean", 1))
-        for kind in (ALL, *sorted({kind for kind, _ in gaps} - {""}))
-        if (some := [gap[number] for asked, gap in gaps if kind in (ALL, asked)])
+        for kind in (ALL, *sorted({record.kind for record, _ in gaps} - {""}))
+        if (some := [one for one in gaps if kind in (ALL, one[0].kind)]) and (shows := [one.name for one, _ in some])
     ]
 
 
-def own_answers(likeliest: Sequence[Sequence[float]], texts: Sequence[str]) -> list[Measured]:
-    """What greedy answers are like: `likeliest` has for each the probability of every token of it, `texts` its text."""
+def own_answers(likeliest: Sequence[Sequence[float]], texts: Sequence[str], shows: Sequence[str]) -> list[Measured]:
+    """What greedy answers are like: `likeliest` has for each the probability of every token of it, `texts` its text,
+    `shows` the name of what its picture shows.
+    """
     words = [words_of(answer) for answer in texts]
     openings, count = len({tuple(of[:3]) for of in words}), len(texts)
-    sums, loops = (list(map(sum, likeliest)), list(map(len, likeliest))), [float(is_loop(of)) for of in words]
+    sums, counts, loops = [*map(sum, likeliest)], [*map(len, likeliest)], [float(is_loop(of)) for of in words]
     return [
-        ("its own answers: mean p_max", ALL, count, value_of(*sums)),
-        ("its own answers: three words follow each other twice", ALL, count, value_of(loops)),
+        ("its own answers: mean p_max", ALL, count, value_of(sums, shows, counts)),
+        ("its own answers: three words follow each other twice", ALL, count, value_of(loops, shows)),
         ("its own answers: distinct openings of three words", ALL, count, openings / count),
     ]  # fmt: skip
 
@@ -193,7 +207,7 @@ def own_answers(likeliest: Sequence[Sequence[float]], texts: Sequence[str]) -> l
 def measures_table(rows: Sequence[Measured]) -> Table:
     """A line for each measure."""
     columns = text("measured"), text("on"), Column("n", "d"), Column("value [95%]", ".3f", kind="interval")
-    note = "Differences are in nats a token of the answer, the mean over n records."
+    note = "Differences are in nats a token of the answer, the mean over n records; intervals are over head nouns."
     return Table("", columns, tuple(rows), note=note)
 
 

@@ -61,10 +61,11 @@ def _run(options: argparse.Namespace) -> int:
         folder = f"{parent}/{name}"
         both = ["--pictures", "all"] if name.startswith("emoji") and given[0].endswith("-full") else []
         # fetch itself tells a folder that was made of fewer pictures.
-        here = Path(folder).exists() and not (both and name == "emoji-vlm")
-        if any(f"{value}/".startswith(f"{folder}/") for value in texts) and not here:
-            if code := subprocess.run([sys.executable, "-m", MODULE, "fetch", name, folder, *both]).returncode:
-                return code
+        is_here = Path(folder).exists() and not (both and name == "emoji-vlm")
+        is_read = any(f"{value}/".startswith(f"{folder}/") for value in texts)
+        fetch = [sys.executable, "-m", MODULE, "fetch", name, folder, *both]
+        if is_read and not is_here and (code := subprocess.run(fetch).returncode):
+            return code
     if text is not None:
         say(text)
     # In place of this process: signals and the exit code are the launcher's.

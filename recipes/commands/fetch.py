@@ -22,7 +22,6 @@ from typing import Any
 from ...core.errors import OK, UserError, did_you_mean
 from ...core.files import FETCHED, new_folder, open_data, read_json
 from ...core.json_types import JsonObject
-from ...core.pretrained import read_safetensors
 from ...core.results import sha256_of
 from ..config.launch import say
 from .command import Argument, Command
@@ -135,6 +134,7 @@ def _lite0(folder: Path, files: dict[Package, Path]) -> None:
 
 
 def _emoji_vlm(folder: Path, files: dict[Package, Path]) -> None:
+    from ...core.pretrained import read_safetensors
     from ...data.families.table import PICTURE_FAMILIES
     from ...data.processor_files import processor_of_halves
     from ...models import folders

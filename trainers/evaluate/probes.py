@@ -30,6 +30,7 @@ from ...data.pictures.videos import visual_tokens as num_visual_tokens
 from ...data.states.samples import StatesSamples
 from ...eval.loop import Decoding, EmbeddedRequest, generate
 from ...eval.measured_rows import PLAIN, Row, drawn_tokens
+from ...eval.policies.chain import Chain
 from ...eval.studies import sight, visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn_tables import contrasts, drawn_section
@@ -207,7 +208,7 @@ def sight_section(measuring: Measuring, sets: Sequence[ConversationSet]) -> list
         ((_, best),) = sight.answer_scores(target, record.request, record.features, [tuple(tokens)])
         likeliest.append(best.exp().tolist())
         texts.append(measuring.text(tokens))
-    rows += sight.own_answers(likeliest, texts)
+    rows += sight.own_answers(likeliest, texts, [record.name for record in records])
     return [ReportSection("What the target owes to pictures", (sight.measures_table(rows),), name="sight")]
 
 
@@ -218,6 +219,10 @@ def swapped_section(measuring: Measuring, sets: Sequence[ConversationSet]) -> li
     context, most = measuring.context, measuring.stage.probes.requests
     records = [record for part in sets for record in _records(measuring, StatesSamples(part.dataset, None), most)]
     decodings = measuring.decodings(0.0, max(measuring.lengths)).items()
+    for one, decoding in decodings:
+        if not isinstance(decoding.policy, Chain):  # of a tree it is not known at which levels something was drafted
+            raise UserError(f"probes.swapped is of chains, and {one.title} drafts trees",
+                            key=f"stages.{context.name}.methods", hint="leave its tree out")  # fmt: skip
     methods = {one.title: (one.drafter, replace(decoding, warp=Warp(0.0))) for one, decoding in decodings}
     watch, newline_id = partial(context.stop.watch, place=PROBING), context.processor().newline_id
     table = sight.swapped_table(sight.swapped_pictures(measuring.target, records, methods, newline_id, watch))

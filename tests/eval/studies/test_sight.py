@@ -51,6 +51,8 @@ def test_names_are_scored_with_the_prior_of_other_pictures_taken_off(target, rec
     assert rows[2][3][0] == pytest.approx(fmean(gaps), abs=1e-4) and rows[2][3][1] < rows[2][3][0] < rows[2][3][2]
     with pytest.raises(UserError, match="at most 3"):
         sight.naming(target, records, iter, title="t", candidates=4, seed=0)
+    with pytest.raises(UserError, match="too few things"):
+        sight.naming(target, records[:3], iter, title="t", candidates=2, seed=0)
 
 
 def test_right_answers_lose_by_the_next_picture_of_another_thing(target, records):
@@ -67,8 +69,13 @@ def test_right_answers_lose_by_the_next_picture_of_another_thing(target, records
 
 def test_own_answers_by_hand():
     texts = ["A red cat, a red cat.", "A red cat sits.", "It is blue."]
-    p_max, loops, openings = (value for *_, value in sight.own_answers([[0.5, 0.7], [0.9], [0.1]], texts))
+    p_max, loops, openings = (value for *_, value in sight.own_answers([[0.5, 0.7], [0.9], [0.1]], texts, [""] * 3))
     assert p_max[0] == pytest.approx(2.2 / 4) and loops[0] == pytest.approx(1 / 3) == openings / 2
+
+
+def test_intervals_draw_pictures_of_one_thing_together():
+    assert sight.value_of([1.0, 0.0, 1.0, 0.0], [""] * 4) == (0.5, 0.0, 1.0)
+    assert sight.value_of([1.0, 0.0, 1.0, 0.0], ["red apple", "green apple", "owl", "an owl"]) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize("reading", ["another's", "none"])
