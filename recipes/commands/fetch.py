@@ -248,7 +248,9 @@ def downloaded(package: Package, folder: Path) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     except OSError as error:
-        raise UserError(f"{client[0]} cannot be run, which gets {package} of {package.registry}", hint=hint) from error
+        raise UserError(
+            f"{client[0]} cannot be run, which gets {package} of {package.registry}", hint=f"install it; or, {hint}"
+        ) from error
     files = [*folder.glob(f"*{ending}")]
     if done.returncode or not files:
         lines = done.stderr.strip().splitlines() or ["no file came"]
