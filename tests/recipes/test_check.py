@@ -272,7 +272,7 @@ def test_what_fetch_writes_is_named_with_its_command(monkeypatch, capsys, tmp_pa
     for key, name in (
         ("target.language_model", "smollm2"),
         ("target.vision_tower", "lite0"),
-        ("stages.learn.data", "emoji"),
+        ("stages.learn.data", "emoji --pictures all"),
     ):
         here = text.index(line(text, key))
         assert code == FAULTS and f"draftsmith fetch {name}\n" in text[here : here + 300]

@@ -35,6 +35,8 @@ TAKEN: dict[str, str | dict[str, str]] = {
                    "few_single_only": "evaluate"},
     **dict.fromkeys((*LVLM, "llava15-68m-served"), "evaluate"),
     "demo/emoji-vlm-full": {name: "evaluate" if name == "eagle3" else f"measure_{name}" for name in EMOJI},
+    "emoji_vlm/picture": {name: "need_picture" if name in ("draft", "eagle3", "dflash") else f"measure_{name}"
+                          for name in EMOJI},
     "emoji_vlm/seeds": {name: "seeds" if name[-1] in "12" or name in SEEDED else f"measure_{name}" for name in (
         *EMOJI, *(f"{name}_{seed}" for name in SEEDED for seed in (1, 2)))},
     **dict.fromkeys(("demo/emoji-vlm", "demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3",
