@@ -151,20 +151,6 @@ def smollm2_full_readme() -> Rows:
     return rows
 
 
-# demo/emoji-vlm
-
-
-@table
-def emoji_vlm() -> Rows:
-    """Every method on each kind of question, at temperature 0."""
-    kinds = [*dict.fromkeys(cell["benchmark"] for cell in runs_of("emoji-vlm")[0]["cells"])]
-    rows = [["tau [95%], measured", *kinds]]
-    for method in methods_of("emoji-vlm"):
-        cells = [cells_of("emoji-vlm", method, benchmark=kind)[0] for kind in kinds]
-        rows.append([method, *(f"{tau_of_run(cell)}, {cell['DSR']:.2f}x" for cell in cells)])
-    return rows
-
-
 # demo/lvlm and its family
 
 
