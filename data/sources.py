@@ -65,6 +65,8 @@ class AnswersConfig(Section):
     loops: Literal["learn", "skip"] = Field("learn", exclude_if=lambda value: value == "learn")
     # Answers of the target that may begin with the same three words; further ones are left out. null: all.
     openings: int | None = Field(None, ge=1, exclude_if=lambda value: value is None)
+    # Tokens, the end token among them: longer answers of the target, and cut ones as long, are left out. null: none.
+    longest: int | None = Field(None, ge=1, exclude_if=lambda value: value is None)
     # Words in the singular: answers of the target that hold one, or its plural, are left out.
     without: tuple[Annotated[str, Field(pattern="^[a-z0-9]+$")], ...] = Field((), exclude_if=lambda value: not value)
 
@@ -311,9 +313,13 @@ class Answers:
         reasons, begun = dict[int, str](), Counter[tuple[str, ...]]()
         barred = {word + ending for word in config.without for ending in ("", "s", "es")}
         barred |= {f"{word[:-1]}ies" for word in config.without if word.endswith("y")}
-        for number in range(len(self.reader) if config.loops == "skip" or config.openings or barred else 0):
-            words = words_of(self.reader[number][2].get("text", ""))
-            if config.loops == "skip" and is_loop(words):
+        asked = config.loops == "skip" or config.openings or config.longest or barred
+        for number in range(len(self.reader) if asked else 0):
+            _, tensors, info = self.reader[number]
+            words = words_of(info.get("text", ""))
+            if config.longest is not None and len(tensors["ids"]) > config.longest:
+                reasons[number] = f"the target's answer has more than {config.longest} tokens (answers.longest)"
+            elif config.loops == "skip" and is_loop(words):
                 reasons[number] = "three words of the target's answer follow each other twice (answers.loops)"
             elif not barred.isdisjoint(re.findall("[a-z0-9]+", " ".join(words))):
                 reasons[number] = "the target's answer holds a word that it should not (answers.without)"
