@@ -36,7 +36,7 @@ from ..loop import Decoding, EmbeddedRequest, Generation, generate
 from ..summary import ends, ratio, resampled
 from ..tables import Column, Table, Value, text
 
-ALL = "all"
+ALL, FIRST_TURNS = "all", "first turns"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Shown:
     name: str = ""  # of what the pictures show
     kind: str = ""  # of question
     answer: tuple[int, ...] = ()  # a right one, its end token included; none: not known
+    turns: int = 1  # its question's place: behind others the text may name what the picture shows
 
 
 def shown(target: LanguageTarget, request: Request, **about: Any) -> Shown:
@@ -172,7 +173,7 @@ def naming(
 
 def right_answers(target: LanguageTarget, records: Sequence[Shown], watch: Watch) -> list[Measured]:
     """Nats a token that the picture adds to right answers, over another record's pictures and over a mean picture in
-    the place of each: the mean over records, of all and of each kind of question.
+    the place of each: the mean over records, of all, of first turns and of each kind of question.
     """
     mean, gaps = mean_picture(records), list[tuple[Shown, tuple[float, float]]]()
     for number in watch(range(len(records))):
@@ -182,11 +183,13 @@ def right_answers(target: LanguageTarget, records: Sequence[Shown], watch: Watch
             scored = [answer_scores(target, record.request, one, [record.answer])[0] for one in pictures]
             scores = [float(of[0].mean()) for of in scored]
             gaps.append((record, (scores[0] - scores[1], scores[0] - scores[2])))
+    groups = {ALL: gaps, FIRST_TURNS: [one for one in gaps if one[0].turns == 1]}
+    groups |= {kind: [one for one in gaps if one[0].kind == kind] for kind in sorted({one.kind for one, _ in gaps})}
     return [
-        (f"right answers, right - {what} picture", kind, len(some), value_of([gap[number] for _, gap in some], shows))
+        (f"right answers, right - {what} picture", group, len(some), value_of([gap[number] for _, gap in some], shows))
         for what, number in (("another's", 0), ("mean", 1))
-        for kind in (ALL, *sorted({record.kind for record, _ in gaps} - {""}))
-        if (some := [one for one in gaps if kind in (ALL, one[0].kind)]) and (shows := [one.name for one, _ in some])
+        for group, some in groups.items()
+        if group and (shows := [one.name for one, _ in some])
     ]
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.families.processor import tile_pixels
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards.shards import ShardReader, claim, finish, write_shard
-from draftsmith.data.sources import SHARDS, SKIPPED
+from draftsmith.data.sources import SHARDS, SKIPPED, Answers, AnswersConfig
 from draftsmith.models.folders import ADAPTERS, joined_halves, with_adapters
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava.model import selected_features
@@ -207,6 +208,9 @@ def test_loops_words_and_openings_leave_the_order_by_reason(made, monkeypatch):
     reasons = {row["record"]: row["reason"] for row in listed}
     assert reasons.keys() == {0, 3, 4, 5}
     assert all(f"(answers.{key})" in reasons[n] for n, key in ((0, "loops"), (3, "without"), (4, "openings")))
+    lengths = SimpleNamespace(reader=[(None, {"ids": [7] * count}, {}) for count in (3, 4)])
+    (reason,) = Answers.unwanted(lengths, AnswersConfig(longest=3)).items()
+    assert reason == (1, "the target's answer has more than 3 tokens (answers.longest)")
 
 
 def test_an_evaluation_has_a_table_of_what_the_target_owes_to_pictures(made):

@@ -249,7 +249,8 @@ def _records(measuring: Measuring, samples: StatesSamples, most: int | None = No
             ids = [token for token, is_learned in learned if is_learned]
         about = {key: str(record.get(key) or "") for key in ("name", "kind")}
         answer = tuple(ids) if ids and ids[-1] in measuring.eos_ids else ()
-        records.append(sight.shown(measuring.target, opened.request, **about, answer=answer))
+        turns = sum(turn.get("from") == "human" for turn in record["conversations"])
+        records.append(sight.shown(measuring.target, opened.request, **about, answer=answer, turns=turns))
     return records
 
 

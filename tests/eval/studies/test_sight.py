@@ -27,7 +27,8 @@ def target():
 @pytest.fixture(scope="module")
 def records(target):
     each = enumerate(zip(NAMES, ["naming", "using"] * 2, ANSWERS, strict=True))
-    return [sight.shown(target, tiny.request(n), name=name, kind=kind, answer=ids) for n, (name, kind, ids) in each]
+    return [sight.shown(target, tiny.request(n), name=name, kind=kind, answer=ids, turns=1 + n // 3)
+            for n, (name, kind, ids) in each]  # fmt: skip
 
 
 def by_hand(record, other, ids):
@@ -65,6 +66,7 @@ def test_right_answers_lose_by_the_next_picture_of_another_thing(target, records
     what = "right answers, right - another's picture"
     assert measured[what, "all"] == pytest.approx(fmean(gaps), abs=1e-4)
     assert measured[what, "using"] == pytest.approx((gaps[1] + gaps[3]) / 2, abs=1e-4)
+    assert measured[what, "first turns"] == pytest.approx(fmean(gaps[:3]), abs=1e-4)
 
 
 def test_own_answers_by_hand():
