@@ -22,6 +22,9 @@ CELL = (
 )  # fmt: skip
 
 
+PROBES = ("sight", "swapped")
+
+
 def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
     """The name of a finished run's recipe without `demo/`, and what is kept of the run.
 
@@ -63,6 +66,9 @@ def evaluation(report: dict[str, Any]) -> dict[str, Any]:
                 {"drafter": drafter, "method": method, "tau": dict(zip(places, taus, strict=True))}
                 for drafter, method, *taus, _ in table["rows"]
             ]
+    probes = {section["name"]: section["tables"][0]["rows"] for section in report["sections"] if section["name"] in PROBES}
+    if probes:
+        result["probes"] = probes
     result["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
     return result
 

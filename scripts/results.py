@@ -142,15 +142,62 @@ def smollm2_full() -> Rows:
 # demo/emoji-vlm
 
 
+def by_kind(cells: Sequence[Cell], temperature: float = 0.0) -> Rows:
+    """Every method on each kind of question, and the range of its speedups over the kinds."""
+    cells = [cell for cell in cells if cell["temperature"] == temperature]
+    kinds = [*dict.fromkeys(cell["benchmark"] for cell in cells)]
+    rows = [["drafter: tau [95%]", *kinds, "measured"]]
+    for method in dict.fromkeys(cell["method"] for cell in cells):
+        by_kind = {cell["benchmark"]: cell for cell in cells if cell["method"] == method}
+        speedups = [cell["DSR"] for cell in by_kind.values()]
+        taus = [tau_of_run(by_kind[kind]) for kind in kinds]
+        rows.append([method, *taus, f"{min(speedups):.2f}x to {max(speedups):.2f}x"])
+    return rows
+
+
+def emoji_stages(*without: str) -> dict[str, Any]:
+    """Evaluations of demo/emoji-vlm-full's folder, which has a stage for each drafter, but those named."""
+    (run,) = json.loads((RESULTS / "emoji-vlm-full.json").read_text()).values()
+    return {name: stage for name, stage in run["evaluations"].items() if name not in without}
+
+
 @table
 def emoji_vlm() -> Rows:
-    """Every method on each kind of question at temperature 0, and the range of its speedups over the kinds."""
-    kinds = [*dict.fromkeys(cell["benchmark"] for cell in runs_of("emoji-vlm")[0]["cells"])]
-    rows = [["drafter: tau [95%]", *kinds, "measured"]]
-    for method in methods_of("emoji-vlm"):
-        cells = [cells_of("emoji-vlm", method, benchmark=kind)[0] for kind in kinds]
-        low, high = min(cell["DSR"] for cell in cells), max(cell["DSR"] for cell in cells)
-        rows.append([method, *map(tau_of_run, cells), f"{low:.2f}x to {high:.2f}x"])
+    return by_kind(runs_of("emoji-vlm")[0]["cells"])
+
+
+@table
+def emoji_vlm_full() -> Rows:
+    return by_kind([cell for stage in emoji_stages("seeds", "need_picture").values() for cell in stage["cells"]])
+
+
+@table
+def emoji_vlm_drawn() -> Rows:
+    return by_kind([cell for stage in emoji_stages("seeds", "need_picture").values() for cell in stage["cells"]], 1.0)
+
+
+@table
+def emoji_vlm_picture() -> Rows:
+    """What drafters accept by what they read: all places, and words that hang on the picture beside others."""
+    rows = [["drafter", "of", "right [95%]", "another's", "none", "right - another's"]]
+    for method, number, group, _, *values in emoji_stages()["need_picture"]["probes"]["swapped"]:
+        if group in ("all", "first cycle", "words that hang on it", "other words"):
+            of = number if group == "all" else f"{number}, {group}"
+            rows.append([method, of, *(with_interval(value, ends) for value, *ends in values[:3]),
+                         with_interval(values[3][0], values[3][1:], "+")])  # fmt: skip
+    return rows
+
+
+@table
+def emoji_vlm_gates() -> Rows:
+    """What targets of three seeds owe to pictures: each seed, the last with its interval over head nouns."""
+    each_run = json.loads((RESULTS / "gates.json").read_text())
+    stages = [each_run[seed]["evaluations"]["gates"]["probes"]["sight"] for seed in sorted(each_run, key=int)]
+    rows = [["measured", "on", "n", *(f"seed {seed}" for seed in sorted(each_run, key=int))]]
+    for of in zip(*stages, strict=True):
+        values = [value if isinstance(value, list) else [value] for *_, value in of]
+        rows.append([*map(str, of[0][:3]), *(with_interval(value, ends) if ends else f"{value:.2f}"
+                     for value, *ends in values)])  # fmt: skip
     return rows
 
 
@@ -218,31 +265,6 @@ def adapt() -> Rows:
                      f"{statistics.fmean(values):.2f}", ", ".join(f"{share:.1%}" for share in shares),
                      f"{statistics.fmean(shares):.1%}"])  # fmt: skip
     return rows
-
-
-# demo/compare
-
-SETS = ("single", "pairs", "clips")
-
-
-@table
-def compare() -> Rows:
-    """Every method; of each column the best is bold and the second underlined."""
-    by_method = {method: [cells_of("compare", method, benchmark=name) for name in SETS]
-                 for method in methods_of("compare")}  # fmt: skip
-    rows = {method: [method] for method in by_method}
-    for place in range(len(SETS)):
-        for key in ("tau", "DSR"):
-            means = {method: round(statistics.fmean(cell[key] for cell in by_set[place]), 2)
-                     for method, by_set in by_method.items()}  # fmt: skip
-            best, second, *_ = sorted({*means.values()}, reverse=True)
-            for method, by_set in by_method.items():
-                shown = mean_of(taus(by_set[place])) if key == "tau" else speed(by_set[place])
-                value, *rest = shown.split(" ", 1)
-                value = {best: f"**{value}**", second: f"<u>{value}</u>"}.get(means[method], value)
-                rows[method].append(" ".join([value, *rest]))
-    heading = ["method", *(text for name in SETS for text in (f"{name} tau [95%]", f"{name} DSR"))]
-    return [heading, *rows.values()]
 
 
 # demo/sage, demo/dflash
