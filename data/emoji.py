@@ -38,6 +38,7 @@ QUESTIONS = {
     "two_turns": ("What is this?", "What does the picture show?"),
 }
 _SECOND = "Describe it in a few words."  # of two turns
+WORDING = hashlib.sha256(repr((CAPTIONS, QUESTIONS, _SECOND)).encode()).hexdigest()[:16]
 _WORDING = " ".join([*itertools.chain(*CAPTIONS.values(), *QUESTIONS.values()), _SECOND])
 _OBJECTS = {"Activities", "Animals & Nature", "Food & Drink", "Objects", "Travel & Places"}
 _LEFT_OUT = {"Flags", "Component", "Symbols", "family", "time"}  # groups and subgroups
@@ -237,7 +238,7 @@ def write_emoji(
     )
     counts = {name: {"names": len({item.name for item in chosen}), "pictures": len(chosen)}
               for name, chosen in (("training", training), ("held_out", held))}  # fmt: skip
-    return {"seed": seed, "records": {name: len(rows) for name, rows in records.items()},
+    return {"seed": seed, "wording": WORDING, "records": {name: len(rows) for name, rows in records.items()},
             "held_nouns": sorted(nouns), **counts}  # fmt: skip
 
 
@@ -255,4 +256,4 @@ def write_stamps(folder: Path, stamps: Mapping[str, tuple[bytes, str]], *, seed:
     chosen = _drawn(folder, chosen, {"stamp": pictures}, seed, 0)
     rows = list(questions(chosen, len(chosen), random.Random(seed), plain=True))
     (folder / "photographs.json").write_text(json.dumps(rows, indent=0))
-    return {"seed": seed, "records": {"photographs": len(rows)}}
+    return {"seed": seed, "wording": WORDING, "records": {"photographs": len(rows)}}

@@ -66,8 +66,8 @@ def evaluation(report: dict[str, Any]) -> dict[str, Any]:
                 {"drafter": drafter, "method": method, "tau": dict(zip(places, taus, strict=True))}
                 for drafter, method, *taus, _ in table["rows"]
             ]
-    probes = {section["name"]: section["tables"][0]["rows"] for section in report["sections"] if section["name"] in PROBES}
-    if probes:
+    sections = {section["name"]: section for section in report["sections"]}
+    if probes := {name: sections[name]["tables"][0]["rows"] for name in PROBES if name in sections}:
         result["probes"] = probes
     result["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
     return result

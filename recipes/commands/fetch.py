@@ -94,10 +94,7 @@ def _run(options: argparse.Namespace) -> int:
     for name, thing in things.items():
         destination = Path((name == options.model and options.destination) or f"{FETCHED[name]}/{name}")
         if len(things) > 1 and destination.is_dir():
-            hint = "remove it first"
-            made = str(read_json(destination / "manifest.json", JsonObject, hint=hint)) if thing.more else ""
-            if thing.more and (fewer := [str(package) for package in thing.packages if package.sha256 not in made]):
-                raise UserError(f"it was made without {', '.join(fewer)}", where=str(destination), hint=hint)
+            _check_kept(name, thing, destination)
             say(f"here     {destination}, which is not fetched again")
             continue
         say(f"fetch    {thing.about}, in the package {', '.join(map(str, thing.packages))}")
@@ -109,6 +106,24 @@ def _run(options: argparse.Namespace) -> int:
         if thing.use:
             say(thing.use.format(destination))
     return OK
+
+
+def _check_kept(name: str, thing: Thing, folder: Path) -> None:
+    """Raises `UserError`: a folder that stays is of fewer packages or of another version of draftsmith."""
+    from ...data.emoji import WORDING
+    from ...models.folders import FOLDER
+
+    hint = "remove it first"
+    if thing.more:
+        made = str(read_json(folder / "manifest.json", JsonObject, hint=hint))
+        if fewer := [str(package) for package in thing.packages if package.sha256 not in made]:
+            raise UserError(f"it was made without {', '.join(fewer)}", where=str(folder), hint=hint)
+        same = WORDING in made
+    else:
+        shipped, its = FOLDER / name / "made.json", folder / "made.json"
+        same = its.is_file() and its.read_bytes() == shipped.read_bytes()
+    if not same:
+        raise UserError("another version of draftsmith made it", where=str(folder), hint=hint)
 
 
 def _smollm2(folder: Path, files: dict[Package, Path]) -> None:

