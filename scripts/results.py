@@ -21,6 +21,7 @@ from typing import Any
 
 from draftsmith.core.errors import UserError
 from draftsmith.eval.summary import student_interval
+from draftsmith.recipes.config.files import recipe_names
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -337,45 +338,17 @@ def video() -> Rows:
     return [["head, and visual inputs in training", "decoding", *LENGTHS], *rows]
 
 
-# demo/visual-ar and its family
-
-TEXTURES, PLAIN = "visual-ar-textures", "plain decoding"
-
-
-@table
-def textures() -> Rows:
-    """Every method of demo/visual-ar-textures at both temperatures."""
-    scored = ("DSR", "as captioned", "FID")
-    rows = [["method", "tau [95%], T = 0", *scored, "tau [95%], T = 1", *scored]]
-    for method in [PLAIN, *dict.fromkeys(method for t in (0.0, 1.0) for method in methods_of(TEXTURES, t))]:
-        row = ["plain decoding" if method == PLAIN else method]
-        for t in (0.0, 1.0):
-            if method == PLAIN:
-                row += ["1", "1.00x"]
-            elif method in methods_of(TEXTURES, t):
-                cells = cells_of(TEXTURES, method, temperature=t)
-                row[0] = named(cells[0])
-                row += [mean_of(taus(cells)), speeds(cells)]
-            else:
-                row += ["-"] * 4
-                continue
-            scores = [run["quality"][f"{t:g}"][method] for run in runs_of(TEXTURES)]
-            captioned, fid = (statistics.fmean(one[key] for one in scores) for key in ("as_captioned", "fid_of_reader"))
-            row += [f"{captioned:.0%}", f"{fid:.0f}"]
-        rows.append(row)
-    return rows
-
-
 @table
 def runs() -> Rows:
     """What was run: every recipe of docs/results."""
     rows = [["recipe", "seeds", "commit", "date", "device", "torch"]]
+    names = {name.rpartition("/")[2]: name for name in recipe_names()}
     for path in sorted(RESULTS.glob("*.json")):
         by_seed = json.loads(path.read_text())
         about = [evaluation["about"] for run in by_seed.values() for evaluation in run["evaluations"].values()]
         values = [sorted({run["commit"][:7] for run in by_seed.values()})]
         values += [sorted({one[key] for one in about}) for key in ("date", "device", "torch")]
-        rows.append([f"`demo/{path.stem}`", ", ".join(sorted(by_seed, key=int)), *map(", ".join, values)])
+        rows.append([f"`{names[path.stem]}`", ", ".join(sorted(by_seed, key=int)), *map(", ".join, values)])
     return rows
 
 

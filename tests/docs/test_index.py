@@ -154,13 +154,9 @@ def written(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def fields() -> set[str]:
-    return set(defaults())
-
-
 @pytest.mark.parametrize("page", TRACKS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_settings_that_a_track_names_exist(page):
-    known = fields()
+    known = set(defaults())
     for cells in rows(page.read_text()):
         if len(cells) != 3 or not re.fullmatch(r"(`[^`]+`(, | \(.*?\))*)+( of .*)?( \(.*\))?", cells[0]):
             continue
