@@ -183,18 +183,6 @@ def emoji_vlm_drawn() -> Rows:
 
 
 @table
-def emoji_vlm_seeds() -> Rows:
-    """tau of each of three drafters by kind of question at temperature 0."""
-    lines = [line for line in emoji_stages()["seeds"]["by_drafter"]]
-    kinds = list(lines[0]["tau"])
-    methods = dict.fromkeys(line["method"] for line in lines)
-    taus = [
-        [each([line["tau"][kind][0] for line in lines if line["method"] == one]) for kind in kinds] for one in methods
-    ]
-    return [["drafter: tau", *kinds], *([one, *of] for one, of in zip(methods, taus, strict=True))]
-
-
-@table
 def emoji_vlm_picture() -> Rows:
     """What drafters accept by what they read: all places, and words that hang on the picture beside others."""
     rows = [["drafter", "of", "right [95%]", "another's", "none", "right - another's"]]

@@ -110,13 +110,11 @@ def test_an_addition_that_was_cut_is_finished(clone):
     assert the_tests(clone)[0] == [DEV, TESTS]
 
 
-def test_other_pins_and_a_moved_clone_are_installed_anew(clone, tmp_path):
+def test_other_pins_are_installed_anew(clone):
     the_tests(clone)
     with (clone.folder / "constraints.txt").open("a") as pins:
         pins.write("zstandard==1.0\n")
     assert the_demo(clone)[0] == [f"pip {TORCH}", BARE, DEMO]
-    (clone.folder / ".venv" / ".draftsmith-installed").write_text("of an earlier version")
-    assert the_tests(clone)[0] == [f"pip {TORCH}", DEV, TESTS]
 
 
 def test_what_a_fresh_machine_lacks_is_said_before_anything_is_installed(clone, tmp_path):
