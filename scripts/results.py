@@ -143,7 +143,7 @@ def smollm2_full() -> Rows:
 # demo/emoji-vlm
 
 
-SHOWN = ("EAGLE-3, chain of 3", "EAGLE-3, tree of 12", "DFlash, chain of 3", "draft LVLM, M", "prompt lookup, chain")
+SHOWN = ("EAGLE-3, chain of 3", "EAGLE-3, tree of 12", "Medusa, tree of 12", "draft LVLM, M", "prompt lookup, chain")
 
 
 def by_kind(cells: Sequence[Cell], temperature: float = 0.0) -> Rows:
@@ -161,15 +161,16 @@ def by_kind(cells: Sequence[Cell], temperature: float = 0.0) -> Rows:
 
 def emoji_stages(*without: str) -> dict[str, Any]:
     """Evaluations of demo/emoji-vlm-full's folder, which has a stage for each drafter, but those named."""
-    (run,) = json.loads((RESULTS / "emoji-vlm-full.json").read_text()).values()
+    (run,) = json.loads((RESULTS / "picture.json").read_text()).values()
     return {name: stage for name, stage in run["evaluations"].items() if name not in without}
 
 
 @table
 def emoji_vlm() -> Rows:
-    """What README shows."""
-    heading, *rows = emoji_vlm_full()
-    return [heading, *(row for row in rows if row[0] in SHOWN)]
+    """What README shows, without intervals."""
+    (_, *heading), *rows = emoji_vlm_full()
+    shown = [row for row in rows if row[0] in SHOWN]
+    return [["drafter: tau", *heading], *([name, *(tau.split(" [")[0] for tau in taus)] for name, *taus in shown)]
 
 
 @table
@@ -187,7 +188,7 @@ def emoji_vlm_picture() -> Rows:
     """What drafters accept by what they read: all places, and words that hang on the picture beside others."""
     rows = [["drafter", "of", "right [95%]", "another's", "none", "right - another's"]]
     for method, number, group, _, *values in emoji_stages()["need_picture"]["probes"]["swapped"]:
-        if group in ("all", "first cycle", "words that hang on it", "other words"):
+        if group in ("all", "first cycle", "words that hang on it", "other words") and values[0] != values[2]:
             of = number if group == "all" else f"{number}, {group}"
             rows.append([method, of, *(with_interval(value, ends) for value, *ends in values[:3]),
                          with_interval(values[3][0], values[3][1:], "+")])  # fmt: skip
@@ -200,7 +201,7 @@ def emoji_vlm_gates() -> Rows:
     each_run = json.loads((RESULTS / "gates.json").read_text())
     stages = [each_run[seed]["evaluations"]["gates"]["probes"]["sight"] for seed in sorted(each_run, key=int)]
     rows = [["measured", "on", "n", *(f"seed {seed}" for seed in sorted(each_run, key=int))]]
-    for of in zip(*stages, strict=True):
+    for of in (of for of in zip(*stages, strict=True) if of[0][1].endswith(("names", "all", "turns"))):
         values = [value if isinstance(value, list) else [value] for *_, value in of]
         rows.append([*map(str, of[0][:3]), *(with_interval(value, ends) if ends else f"{value:.2f}"
                      for value, *ends in values)])  # fmt: skip

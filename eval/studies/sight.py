@@ -333,10 +333,11 @@ def swapped_table(results: Readings) -> Table:
 
 
 def draw_swapped(path: Path, table: Table) -> None:
-    """The figure of the table: tau by reading, and acceptance by what the right picture adds to a word."""
+    """The figure of the table: tau of the first cycle by reading, and acceptance by what the right picture adds."""
     rows: list[Any] = [row for row in table.rows if row[4] is not None]
-    taus = {row[0]: [(place, value[0]) for place, value in enumerate(row[4:7])] for row in rows if row[2] == ALL}
+    taus = {row[0]: [(place, value[0]) for place, value in enumerate(row[4:7])] for row in rows if row[2] == FIRST}
     shares = {name: [([*BINS].index(row[2]), row[4][0]) for row in rows if row[0] == name and row[2] in BINS]
               for name in taus}  # fmt: skip
-    panels = [("tau by the pictures that the drafter reads", taus), ("share accepted by nats of the picture", shares)]
+    panels = [("tau of the first cycle by what the drafter reads", taus),
+              ("share of drafts accepted by nats that the picture adds", shares)]  # fmt: skip
     draw_curves(path, panels, places=(READINGS, [*BINS]))

@@ -47,13 +47,13 @@ def test_every_page_has_the_tables_of_what_was_measured(results):
 
 
 def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path, monkeypatch, capsys):
-    page = tmp_path / "demos.md"
-    text = (ROOT / "docs" / "demos.md").read_text()
+    page = tmp_path / "README.md"
+    text = (ROOT / "README.md").read_text()
     cut = text.index("x |", text.index("<!-- results: emoji-vlm -->"))
     page.write_text(text[: cut - 1] + "9" + text[cut:])
     monkeypatch.setattr(results, "pages", lambda: [page])
     monkeypatch.setattr(results, "ROOT", tmp_path)
-    assert results.main(["check"]) == 1 and capsys.readouterr().out == "demos.md\n"
+    assert results.main(["check"]) == 1 and capsys.readouterr().out == "README.md\n"
     assert results.main(["write"]) == 0 and page.read_text() == text
     assert results.main(["check"]) == 0
 
