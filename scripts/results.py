@@ -143,7 +143,7 @@ def smollm2_full() -> Rows:
 # demo/emoji-vlm
 
 
-SHOWN = ("EAGLE-3, chain of 3", "EAGLE-3, tree of 12", "Medusa, tree of 12", "draft LVLM, M", "prompt lookup, chain")
+SHOWN = ("EAGLE-3, tree of 12", "MSD, tree of 12", "Medusa, tree of 12", "draft LVLM, M", "prompt lookup, chain")
 
 
 def by_kind(cells: Sequence[Cell], temperature: float = 0.0) -> Rows:
@@ -159,6 +159,10 @@ def by_kind(cells: Sequence[Cell], temperature: float = 0.0) -> Rows:
     return rows
 
 
+def without_intervals(rows: Rows) -> Rows:
+    return [[text.split(" [")[0] for text in row] for row in rows]
+
+
 def emoji_stages(*without: str) -> dict[str, Any]:
     """Evaluations of demo/emoji-vlm-full's folder, which has a stage for each drafter, but those named."""
     (run,) = json.loads((RESULTS / "picture.json").read_text()).values()
@@ -167,10 +171,8 @@ def emoji_stages(*without: str) -> dict[str, Any]:
 
 @table
 def emoji_vlm() -> Rows:
-    """What README shows, without intervals."""
-    (_, *heading), *rows = emoji_vlm_full()
-    shown = [row for row in rows if row[0] in SHOWN]
-    return [["drafter: tau", *heading], *([name, *(tau.split(" [")[0] for tau in taus)] for name, *taus in shown)]
+    """What README shows."""
+    return without_intervals([row for number, row in enumerate(emoji_vlm_full()) if number == 0 or row[0] in SHOWN])
 
 
 @table
@@ -180,7 +182,8 @@ def emoji_vlm_full() -> Rows:
 
 @table
 def emoji_vlm_drawn() -> Rows:
-    return by_kind([cell for stage in emoji_stages("seeds", "need_picture").values() for cell in stage["cells"]], 1.0)
+    stages = emoji_stages("seeds", "need_picture").values()
+    return without_intervals(by_kind([cell for stage in stages for cell in stage["cells"]], 1.0))
 
 
 @table
