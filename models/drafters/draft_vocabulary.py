@@ -117,7 +117,8 @@ def drafted_ids(size: int | None, target: Target, count_tokens: CountTokens | No
     counts = count_tokens()
     ids = likeliest_ids(counts, size, never)
     share = float(counts[ids].sum() / counts.sum().clamp(min=1))
-    notice(f"the draft's own {size:,} ids are {share:.1%} of the supervised tokens (drafter.draft_vocab_size)")
+    if counts.min() < counts.max():  # else a file's ids are read into their place
+        notice(f"the draft's own {size:,} ids are {share:.1%} of the supervised tokens (drafter.draft_vocab_size)")
     return ids
 
 

@@ -29,7 +29,7 @@ from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import INSTALL, NEEDS, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, unserved
-from .target import with_mtp_head
+from .target import unserved_tower, with_mtp_head
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
@@ -157,6 +157,12 @@ def export_drafter(
     whose = find_target(folder, target)
     if Path(whose.place).is_dir():
         check_written(Path(whose.place), only=_READ)
+    if tower := unserved_tower(whose.config):
+        raise UserError(
+            f"no engine has the target's tower ({tower}), and none can serve it with pictures", where=whose.place,
+            hint="its language model can be served on text: --to vllm --prompts text --target FOLDER --target-to "
+            "out/target writes it beside the drafter",
+        )  # fmt: skip
     made = Exported(destination, engine, "draft_model", whose.place, ())
     write: Callable[[Path], object]  # into the new folder, beside the manifest
     if manifest.get("method") == "mtp":
@@ -169,7 +175,7 @@ def export_drafter(
         manifest, write = source.manifest, partial(with_mtp_head, source)
     elif kind == "language_head":
         made, manifest, write = _head(folder, made, whose, prompts)
-    elif kind == "lvlm" and engine == "vllm" and prompts == "all":
+    elif kind == "lvlm" and engine == "vllm" and prompts == "all" and whose.sees:
         made, manifest, write = _seeing(folder, made, whose, mode)
     else:
         draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")

@@ -51,7 +51,7 @@ def from_ours(
         raise UserError(
             f"the {engine} layout is for heads, and this is a whole model", where=where, hint="use --to vllm or sglang"
         )
-    if sees and prompts == "all":
+    if sees and prompts == "all" and target.sees:
         raise UserError(
             "SGLang's draft models read ids alone, and this one reads pictures", where=where,
             hint="serve it in vLLM: --to vllm; its language model alone drafts on prompts of text: --prompts text",
@@ -73,10 +73,7 @@ def from_ours(
             f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
             where=where, hint="name the target that it drafts for: --target",
         )  # fmt: skip
-    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
-    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    draft.model.load_state_dict(language_model_of(model).state_dict())
-    draft.lm_head.load_state_dict(model.lm_head.state_dict())
+    draft = language_model_alone(model)
     notes = ["its language model alone: for prompts without pictures"] if sees else []
     if text.vocab_size < rows:
         grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
@@ -86,8 +83,20 @@ def from_ours(
         value = config_value(target.text, name)
         setattr(draft.config, name, value)
         setattr(draft.generation_config, name, value)
-    draft.config.architectures = [type(draft).__name__]
     return draft.to(next(p.dtype for p in model.parameters() if p.is_floating_point())), notes
+
+
+def language_model_alone(model: PreTrainedModel) -> PreTrainedModel:
+    """A new model of text, float32, with the language model and the LM head of `model`, as engines read them."""
+    from transformers import AutoModelForCausalLM
+
+    text = model.config.get_text_config()
+    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
+    alone: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    alone.model.load_state_dict(language_model_of(model).state_dict())
+    alone.lm_head.load_state_dict(model.lm_head.state_dict())
+    alone.config.architectures = [type(alone).__name__]
+    return alone
 
 
 def for_plugin(folder: Path, target: Target) -> Files:

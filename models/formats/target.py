@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -17,24 +18,37 @@ from ...core.results import SUMS, check_sums, check_written
 from ..drafters.manifest import MANIFEST
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values
-from ..hub import read_config
+from ..hub import config_value, read_config
 from ..stored import named_dtype
+from ..targets.family import tower_type
+from ..targets.load import load_lvlm
 from ..targets.table import family_of
+from .lvlm import language_model_alone
 from .source import Source
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 # What a served model's folder holds beside its weights.
-_BESIDE = (
-    "config.json", "generation_config.json", "processor_config.json", "preprocessor_config.json", "chat_template.jinja",
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "video_preprocessor_config.json", MANIFEST,
+_OF_TEXT = (
+    "generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", MANIFEST,
 )  # fmt: skip
+_BESIDE = (
+    "config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    *_OF_TEXT,
+)
 # transformers 5.23 leaves out a name of CLIP's and SigLIP's tower, and vLLM knows the tower by it.
 _TOWER, _NAMED = "vision_tower.", "vision_tower.vision_model."
 
 
 def export_target(source: Path, destination: Path) -> None:
-    """Write the target of a run, whole or not at all: its weights under the names that vLLM reads. Raises `UserError`:
-    the folder has no weights of a target, or is not as its stage wrote it.
+    """Write the target of a run, whole or not at all: its weights under the names that vLLM reads, and of one whose
+    tower no engine has, its language model. Raises `UserError`: the folder has no weights of a target, or is not as its
+    stage wrote it.
     """
     check_new(destination)
     check_sums(source)
@@ -44,8 +58,15 @@ def export_target(source: Path, destination: Path) -> None:
         raise UserError(
             "no weights of a target", where=str(source), hint="give the folder of the stage that trained it"
         )
-    renamed = _served if family_of(read_config(str(source), key="target")).shares_pictures else str
+    config = read_config(str(source), key="target")
+    renamed = _served if family_of(config).shares_pictures else str
     with new_folder(destination) as aside:
+        if unserved_tower(config):
+            model = load_lvlm(source, revision=None, key="target", dtype="auto", whole=True)
+            language_model_alone(model).to(model.dtype).save_pretrained(aside)
+            for file in filter(Path.is_file, (source / name for name in _OF_TEXT)):
+                shutil.copy2(file, aside)
+            return
         for name in _BESIDE:
             if (source / name).is_file():
                 shutil.copy2(source / name, aside / name)
@@ -57,6 +78,12 @@ def export_target(source: Path, destination: Path) -> None:
             index = read_json(source / INDEX, JsonObject, hint=RESTORE)
             index["weight_map"] = {renamed(key): file for key, file in index["weight_map"].items()}
             (aside / INDEX).write_text(json.dumps(index, indent=1))
+
+
+def unserved_tower(config: PreTrainedConfig) -> str | None:
+    """model_type of a tower that is not transformers' own, so that no engine has a class of it; None: it has none."""
+    tower = config_value(config, "vision_config")
+    return None if type(tower).__module__.startswith("transformers.") else tower_type(config)
 
 
 def vllm_reads(source: Path) -> bool:

@@ -9,6 +9,7 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.head_files import manifest_of
+from draftsmith.models.lite0 import EfficientNetLite0Config
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of, head_of, text_config
 from safetensors.torch import load_file, save_file
@@ -51,6 +52,11 @@ def target_config(family: str = "llava"):
         vision = {"deepstack_visual_indexes": [1, 2, 3]}
         config = Qwen3VLConfig(text_config=sizes | {"head_dim": 8}, vision_config=vision, image_token_id=40)
         config.architectures = ["Qwen3VLForConditionalGeneration"]
+    elif family == "emoji":
+        rows = [[3, 1, 1, 8, 1], [3, 2, 2, 8, 1], [3, 2, 2, 8, 1], [3, 2, 2, 8, 1], [3, 2, 2, 8, 1]]
+        tower = EfficientNetLite0Config(image_size=32, patch_size=16, stem_channels=8, rows=rows, head_channels=8)
+        config = LlavaConfig(text_config=text.to_dict(), vision_config=tower, image_token_index=40)
+        config.architectures = ["LlavaForConditionalGeneration"]
     else:
         vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
                                   image_size=16, patch_size=8)  # fmt: skip

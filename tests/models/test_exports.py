@@ -38,7 +38,14 @@ from published_tiny import (
     target_folder,
 )
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaForConditionalGeneration,
+)
 from visual_tiny import EAGLE, MEDUSA, llamagen
 from visual_tiny import target as drawing
 
@@ -564,9 +571,11 @@ def test_an_export_for_text_comes_back_with_its_bias(tmp_path, kind, fc_bias):
 
 @pytest.mark.parametrize("engine", ["vllm", "speculators"])
 @pytest.mark.parametrize("settings", [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}])
-def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings):
+def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings, capfd):
     target, folder, _ = made(tmp_path, **DFLASH | settings)
+    capfd.readouterr()
     values, state = files_of(engine, read_source(folder, Target(target_config(), "a/b")))
+    assert not capfd.readouterr().err, "it said what share of no data its own ids are"
     layer = values if engine == "vllm" else values["transformer_layer_config"]
     assert (layer["model_type"], layer["num_hidden_layers"]) == ("qwen3", 2)
     window = settings.get("sliding_window")
@@ -635,6 +644,28 @@ def test_a_target_is_written_under_the_names_that_vllm_reads(tmp_path, family):
     assert named.keys() == after.keys() and all(torch.equal(before[named[name]], after[name]) for name in after)
     assert any(name.startswith(tower) for name in after) or family == "llama"
     assert (tmp_path / "out" / "config.json").read_text() == (source / "config.json").read_text()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "speculators", "eagle"])
+def test_a_target_whose_tower_no_engine_has_is_served_on_text_by_its_language_model(tmp_path, capsys, engine):
+    """Export printed `vllm serve` of a folder that vLLM cannot load, and heads for text were made for the same one."""
+    target, folder, _ = made(tmp_path, "emoji", weights=True, **READ)
+    words = ["export", str(folder), str(tmp_path / "out"), "--to", engine]
+    for prompts in ("all", "text"):
+        assert main([*words, "--prompts", prompts]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "no engine has the target's tower (efficientnet_lite0)" in said and "--target-to" in said
+    if engine != "vllm":
+        return
+    served = tmp_path / "served"
+    assert main([*words, "--target", str(target), "--target-to", str(served)]) == 0
+    assert f"vllm serve {served} --speculative-config" in capsys.readouterr().out
+    whole, alone = LlavaForConditionalGeneration.from_pretrained(target), AutoModelForCausalLM.from_pretrained(served)
+    assert type(alone) is LlamaForCausalLM and not (served / "processor_config.json").exists()
+    ids = torch.arange(3, 15)[None]
+    assert torch.equal(alone(ids).logits, whole(ids).logits)
+    main(["export", str(folder), str(tmp_path / "sgl"), "--to", "sglang", "--target", str(served)])
+    assert read_export(tmp_path / "sgl")[0].engine == "sglang"
 
 
 @pytest.mark.parametrize("refused_first", [False, True])
