@@ -37,7 +37,9 @@ TAKEN: dict[str, str | dict[str, str]] = {
     "demo/emoji-vlm-full": {name: "evaluate" if name == "eagle3" else f"measure_{name}" for name in EMOJI},
     "emoji_vlm/picture": {name: "need_picture" if name in ("draft", "eagle3", "dflash") else f"measure_{name}"
                           for name in EMOJI},
-    "emoji_vlm/seeds": {name: "seeds" if name[-1] in "12" or name in SEEDED else f"measure_{name}" for name in (
+    "emoji_vlm/exact": dict.fromkeys(EMOJI, "exact"),
+    "emoji_vlm/seeds": dict.fromkeys(("draft_68", "draft_135", "eagle3_150", "eagle3_300"), "curve") | {
+        name: "seeds" if name[-1] in "12" or name in SEEDED else f"measure_{name}" for name in (
         *EMOJI, *(f"{name}_{seed}" for name in SEEDED for seed in (1, 2)))},
     **dict.fromkeys(("demo/emoji-vlm", "demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3",
                      "smollm2/medusa", "smollm2/served"),
