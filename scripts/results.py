@@ -25,7 +25,7 @@ from draftsmith.recipes.config.files import recipe_names
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-MARK = re.compile(r"(?P<mark>^<!-- results: (?P<name>.+?) -->\n\n)(?:^\|.*\n)*\n?", re.M)
+MARK = re.compile(r"^(?P<mark><!-- results: (?P<name>.+?) -->)\n+(?:^\|.*\n)*\n*", re.M)
 Cell = dict[str, Any]
 Rows = list[list[str]]
 
@@ -113,11 +113,6 @@ def same(cell: Cell) -> str:
     return f"{cell['identical']}/{cell.get('answers', cell['requests'])}" if cell["exact"] else "-"
 
 
-def named(cell: Cell) -> str:
-    """The method, and whether its outputs are distributed otherwise than the target's."""
-    return f"{cell['method']} (relaxed)" if cell["relaxed"] and "relaxed" not in cell["method"] else cell["method"]
-
-
 TABLES: dict[str, Callable[[], Rows]] = {}
 
 
@@ -132,11 +127,11 @@ def table(function: Callable[[], Rows]) -> Callable[[], Rows]:
 
 @table
 def smollm2_full() -> Rows:
-    """Every method at both temperatures."""
-    rows = [["T", "method", "identical", "tau [95%]", "expected", "DSR [IQR]"]]
-    for cell in sorted(runs_of("smollm2-full")[0]["cells"], key=lambda cell: cell["temperature"]):
-        rows.append([f"{cell['temperature']:g}", named(cell), "-" if cell["temperature"] else same(cell),
-                     tau_of_run(cell), f"{cell['expected_speedup']:.2f}x", speed_of_run(cell)])  # fmt: skip
+    """Every method at temperature 0."""
+    rows = [["method", "identical", "tau [95%]", "expected", "DSR [IQR]"]]
+    for method in methods_of("smollm2-full"):
+        (cell,) = cells_of("smollm2-full", method)
+        rows.append([method, same(cell), tau_of_run(cell), f"{cell['expected_speedup']:.2f}x", speed_of_run(cell)])
     return rows
 
 
@@ -163,10 +158,16 @@ def without_intervals(rows: Rows) -> Rows:
     return [[text.split(" [")[0] for text in row] for row in rows]
 
 
-def emoji_stages(*without: str) -> dict[str, Any]:
-    """Evaluations of demo/emoji-vlm-full's folder, which has a stage for each drafter, but those named."""
-    (run,) = json.loads((RESULTS / "picture.json").read_text()).values()
-    return {name: stage for name, stage in run["evaluations"].items() if name not in without}
+def emoji_stages() -> dict[str, Any]:
+    """The evaluations of demo/emoji-vlm-full's folder, in which emoji_vlm/seeds ran last."""
+    (run,) = json.loads((RESULTS / "seeds.json").read_text()).values()
+    return run["evaluations"]
+
+
+def emoji_cells() -> list[Cell]:
+    """Of the demo's own stages, which have every drafter once."""
+    stages = {name: stage for name, stage in emoji_stages().items() if name.startswith(("evaluate", "measure_"))}
+    return [cell for stage in stages.values() for cell in stage["cells"]]
 
 
 @table
@@ -177,21 +178,42 @@ def emoji_vlm() -> Rows:
 
 @table
 def emoji_vlm_full() -> Rows:
-    return by_kind([cell for stage in emoji_stages("seeds", "need_picture").values() for cell in stage["cells"]])
+    return by_kind(emoji_cells())
 
 
 @table
 def emoji_vlm_drawn() -> Rows:
-    stages = emoji_stages("seeds", "need_picture").values()
-    return without_intervals(by_kind([cell for stage in stages for cell in stage["cells"]], 1.0))
+    return without_intervals(by_kind(emoji_cells(), 1.0))
+
+
+@table
+def emoji_vlm_seeds() -> Rows:
+    """tau of three drafters each, by kind of question at temperature 0."""
+    lines = emoji_stages()["seeds"]["by_drafter"]
+    places = [place for place in lines[0]["tau"] if place.endswith("T = 0")]
+    rows = [["drafter: tau of seeds 0, 1, 2", *(place.partition(",")[0] for place in places)]]
+    for method in dict.fromkeys(line["method"] for line in lines):
+        of = [line["tau"] for line in lines if line["method"] == method]
+        rows.append([method, *(each([taus[place][0] for taus in of]) for place in places)])
+    return rows
+
+
+@table
+def emoji_vlm_curve() -> Rows:
+    """tau on naming after a quarter, half and all of the steps."""
+    cells = {cell["method"]: cell for cell in emoji_stages()["curve"]["cells"]}
+    names = dict.fromkeys(name.rpartition(", ")[0] for name in cells)
+    rows = [["drafter: tau on naming [95%]", "a quarter of its steps", "half", "all"]]
+    return [*rows, *([one, *(tau_of_run(cell) for name, cell in cells.items() if name.startswith(one))]
+            for one in names)]  # fmt: skip
 
 
 @table
 def emoji_vlm_picture() -> Rows:
-    """What drafters accept by what they read: all places, and words that hang on the picture beside others."""
+    """What drafters accept by what they read: all places, the first cycle's, and words that hang on the picture."""
     rows = [["drafter", "of", "right [95%]", "another's", "none", "right - another's"]]
     for method, number, group, _, *values in emoji_stages()["need_picture"]["probes"]["swapped"]:
-        if group in ("all", "first cycle", "words that hang on it", "other words") and values[0] != values[2]:
+        if group in ("all", "first cycle", "words that hang on it") and not method.endswith((", T", "ViSkip")):
             of = number if group == "all" else f"{number}, {group}"
             rows.append([method, of, *(with_interval(value, ends) for value, *ends in values[:3]),
                          with_interval(values[3][0], values[3][1:], "+")])  # fmt: skip
@@ -363,7 +385,7 @@ def pages() -> list[Path]:
 
 def rewritten(page: str) -> str:
     """The page with each of its tables as the recorded runs have it."""
-    return MARK.sub(lambda match: f"{match['mark']}{markdown(match['name'])}\n\n", page)
+    return MARK.sub(lambda match: f"{match['mark']}\n\n{markdown(match['name'])}\n\n", page).rstrip("\n") + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -58,6 +58,13 @@ def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path,
     assert results.main(["check"]) == 0
 
 
+@pytest.mark.parametrize("end", ["\n", "\n\nMore.\n"])
+def test_a_mark_without_a_table_gets_one(results, end):
+    """A page that ended with its mark had no table, and the check found nothing missing."""
+    page = results.rewritten(f"# A page\n\n<!-- results: runs -->{end}")
+    assert page.count("\n| `demo/lvlm` |") == 1 and page.endswith(end[1:] or " |\n") and results.rewritten(page) == page
+
+
 def test_every_table_is_on_a_page(results):
     marked = re.findall(r"^<!-- results: (.+) -->$", "\n".join(page.read_text() for page in results.pages()), re.M)
     assert set(results.TABLES) == set(marked)
