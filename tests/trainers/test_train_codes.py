@@ -549,9 +549,6 @@ def test_dead_codes_are_revived_in_most_of_the_forwards_of_a_rank(tmp_path):
     assert (module.revive_every, module.revive_until) == (2, 90)
 
 
-# Class labels, and the other kind of head
-
-
 # Two ranks
 
 
