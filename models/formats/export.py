@@ -188,7 +188,8 @@ def export_drafter(
         write(aside)
         if prompt is not None:
             (aside / PROMPT).write_text(prompt, "utf-8")
-        if kind in ("lvlm", "causal") and not made.plugin:  # with their tokenizer; heads have their target's
+        # Whole drafts are spoken to with their tokenizer, heads with their target's.
+        if kind in ("lvlm", "causal") and not made.plugin:
             for file in filter(Path.is_file, (folder / name for name in TOKENIZER)):
                 shutil.copy2(file, aside)
         (aside / MANIFEST).write_text(json.dumps(manifest | {"export": about}, indent=1, sort_keys=True))
