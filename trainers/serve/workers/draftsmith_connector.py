@@ -24,8 +24,7 @@ class OnCpu(ExampleHiddenStatesConnector):
         save_file(
             {"hidden_states": states.clone().contiguous(), "token_ids": pending.token_ids.clone()}, pending.filename
         )
-        if (descriptor := self._lock_fds.pop(pending.req_id, None)) is not None:
-            os.close(descriptor)
+        self._unlock(pending.req_id)
         self._written.add(pending.req_id)
 
     def get_finished(self, finished_req_ids):
@@ -37,3 +36,8 @@ class OnCpu(ExampleHiddenStatesConnector):
         self._accumulated_finished_req_ids -= done
         self._written -= done
         return done or None, None
+
+    def _unlock(self, req_id):
+        descriptor = self._lock_fds.pop(req_id, None)
+        if descriptor is not None:
+            os.close(descriptor)
