@@ -64,7 +64,10 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int, generator: torch.Ge
     """
     tables = _vocabulary_weights(model)
     old_size = len(tables[0])
-    fresh = [_rows_near_mean(table, vocab_size - old_size, generator) for table in tables]
+    fresh = []
+    for table in tables:
+        mean, mix = table.mean(0), torch.randn(vocab_size - old_size, old_size, generator=generator)
+        fresh.append(mean + (1e-5 / old_size) ** 0.5 * mix @ (table - mean))
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     for table, rows in zip(_vocabulary_weights(model), fresh, strict=True):
         table[old_size:] = rows
@@ -74,12 +77,6 @@ def _vocabulary_weights(model: PreTrainedModel) -> list[Tensor]:
     """Weights [V,D] of the embedding and, where it is not the same matrix, of the LM head."""
     embedding, head = (cast(Tensor, m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()))
     return [embedding] if embedding is head else [embedding, head]
-
-
-def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    mean = weight.mean(0)
-    mix = torch.randn(count, weight.shape[0], generator=generator)
-    return mean + (1e-5 / weight.shape[0]) ** 0.5 * mix @ (weight - mean)
 
 
 def num_parameters(modules: Sequence[nn.Module]) -> int:

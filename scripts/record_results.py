@@ -22,9 +22,6 @@ CELL = (
 )  # fmt: skip
 
 
-PROBES = ("sight", "swapped")
-
-
 def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
     """The name of a finished run's recipe without `demo/`, and what is kept of the run.
 
@@ -67,7 +64,7 @@ def evaluation(report: dict[str, Any]) -> dict[str, Any]:
                 for drafter, method, *taus, _ in table["rows"]
             ]
     sections = {section["name"]: section for section in report["sections"]}
-    if probes := {name: sections[name]["tables"][0]["rows"] for name in PROBES if name in sections}:
+    if probes := {name: sections[name]["tables"][0]["rows"] for name in ("sight", "swapped") if name in sections}:
         result["probes"] = probes
     result["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
     return result

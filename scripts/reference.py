@@ -65,7 +65,9 @@ def reachable() -> dict[type[Section], list[str]]:
     while waiting:
         section = waiting.pop(0)
         for name, field in section.model_fields.items():
-            many = ".NAME" if get_origin(_bare(field.annotation)) is dict else ""
+            whole = field.annotation
+            choices = get_args(whole) if get_origin(whole) in (Union, types.UnionType) else (whole,)
+            many = ".NAME" if any(get_origin(choice) is dict for choice in choices) else ""
             for inner in sections(field.annotation):
                 if inner not in places:
                     places[inner] = []
@@ -118,16 +120,6 @@ def _section(section: type[Section], places: list[str], page: str) -> str:
         cells = (f"`{field.alias or name}`", types, _default(field), _text(comment(section, name)))
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join([*lines, ""])
-
-
-def _bare(annotation: Any) -> Any:
-    """Without `Annotated` and without `None`."""
-    if get_origin(annotation) is Annotated:
-        return _bare(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        parts = [part for part in get_args(annotation) if part is not type(None)]
-        return _bare(parts[0]) if len(parts) == 1 else annotation
-    return annotation
 
 
 def _named(annotation: Any, page: str) -> str:

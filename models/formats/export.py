@@ -29,15 +29,10 @@ from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import INSTALL, NEEDS, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, unserved
-from .target import unserved_tower, with_mtp_head
+from .target import TOKENIZER, unserved_tower, with_mtp_head
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
-# Of whole drafts; heads have their target's.
-_TOKENIZER = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja",
-)  # fmt: skip
 PROMPT = "prompt.jinja"  # a chat template
 # Fields of `Exported` that say how it is served, which its manifest keeps.
 _SERVED = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
@@ -193,8 +188,9 @@ def export_drafter(
         write(aside)
         if prompt is not None:
             (aside / PROMPT).write_text(prompt, "utf-8")
-        if kind in ("lvlm", "causal") and not made.plugin:  # whole drafts are spoken to with their tokenizer
-            for file in filter(Path.is_file, (folder / name for name in _TOKENIZER)):
+        # Whole drafts are spoken to with their tokenizer, heads with their target's.
+        if kind in ("lvlm", "causal") and not made.plugin:
+            for file in filter(Path.is_file, (folder / name for name in TOKENIZER)):
                 shutil.copy2(file, aside)
         (aside / MANIFEST).write_text(json.dumps(manifest | {"export": about}, indent=1, sort_keys=True))
     return made

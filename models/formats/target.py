@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 # What a served model's folder holds beside its weights.
-_OF_TEXT = (
-    "generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", MANIFEST,
+TOKENIZER = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja",
 )  # fmt: skip
+_OF_TEXT = ("generation_config.json", *TOKENIZER, MANIFEST)
 _BESIDE = (
     "config.json",
     "processor_config.json",

@@ -39,13 +39,13 @@ def _run(options: argparse.Namespace) -> int:
     page = redact_markdown(page)
     data = nulls({"runs": [run.name for run in runs], "tables": [table.to_json() for table in shown]})
     texts = {
+        PAGE: html_page(page, output),
         "compare.md": page,
         "compare.json": redact(json.dumps(data, indent=1)),
     }
     for name, content in texts.items():
         write_whole(output / name, content.encode())
-    write_whole(output / PAGE, html_page(page, output).encode())
-    say("written: " + ", ".join(str(output / name) for name in [PAGE, *texts, *([CURVES] if panels else [])]))
+    say("written: " + ", ".join(str(output / name) for name in [*texts, *([CURVES] if panels else [])]))
     say("\n".join(["", comparison.title(runs), "", *(line for table in shown for line in for_terminal(table))]))
     return OK
 

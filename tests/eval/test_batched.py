@@ -36,11 +36,6 @@ def write(model, numbers, warp, *, eos=(EOS,), keep=None):
     )
 
 
-def some_end(model) -> int:
-    """A token that greedy answers hold in the middle, so that rows end at different steps."""
-    return reference(model, ASKED[0], 12)[4]
-
-
 @pytest.mark.parametrize(("sizes", "asked"), [(SIZES["small"], ASKED), (SIZES["other"], OTHER)], ids=SIZES)
 def test_greedy_answers_are_those_of_transformers(sizes, asked):
     model = llava(4, sizes=sizes)
@@ -52,7 +47,7 @@ def test_greedy_answers_are_those_of_transformers(sizes, asked):
 
 
 def test_rows_end_at_their_own_end_token_and_limit(model):
-    end = some_end(model)
+    end = reference(model, ASKED[0], 12)[4]  # greedy answers hold it in the middle, so that rows end at different steps
     greedy = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(), 12, (end,))
     result = write(model, range(6), Warp(), eos=(end,))
     stops = set()

@@ -307,13 +307,6 @@ def test_enumerated(policy):
         assert off_target(continuation(policy, NoResidual(), p, q, 3, set()), p, 3, 3) > 0.01
 
 
-PRUNING = pytest.mark.parametrize(
-    "policy",
-    [Dynamic(8, 2, 3), Dynamic(6, 4, 9), Product(8, 5, 3), adt(), adt(start_from="vertical")],
-    ids=lambda p: p.name,
-)
-
-
 class Checked(Wrapped):
     """Every distribution is that of a fresh pass over its prefix: the expansions that the policy names are right."""
 
@@ -356,7 +349,11 @@ class Checked(Wrapped):
         self.committed = (*self.committed, *verified.tokens, verified.bonus)
 
 
-@PRUNING
+@pytest.mark.parametrize(
+    "policy",
+    [Dynamic(8, 2, 3), Dynamic(6, 4, 9), Product(8, 5, 3), adt(), adt(start_from="vertical")],
+    ids=lambda p: p.name,
+)
 @torch.inference_mode()
 def test_the_drafter_keeps_what_was_accepted(big, near, policy):
     drafter = Checked(near)

@@ -107,15 +107,11 @@ def test_a_draft_with_an_image_processor_of_its_own_is_saved_loaded_and_exact(tm
         drafter = IndependentProposal(decoder, "M", newline_id=made.newline_id)
         decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, ())
         given = replace(asked, drafter_view=view)
-        plain = load_as_target(target, made)
+        plain = LlavaTarget(target, num_token_ids=len(made.tokenizer), image_token_id=made.image_token_id)
         assert generate(plain, drafter, given, decoding).tokens == generate(plain, None, asked, decoding).tokens
         assert [len(v.request.ids) for v in drafter.views(given)] == [len(view.ids)]
         seen.append(drafter.root())
     assert torch.equal(*seen)
-
-
-def load_as_target(llava, made):
-    return LlavaTarget(llava, num_token_ids=len(made.tokenizer), image_token_id=made.image_token_id)
 
 
 def test_towers_and_layers_by_default():

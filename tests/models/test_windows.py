@@ -39,18 +39,13 @@ def calls(monkeypatch):
     return seen
 
 
-def patches_of(grids):
-    count = sum(g.frames * g.rows * g.columns for g in grids)
-    return torch.randn(count, tiny_qwen.NUMBERS, generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("shown", PICTURES)
 @every_kind
 @torch.no_grad()
 def test_a_tower_runs_all_windows_of_a_length_at_once(kind, shown, calls):
     model, grids = tiny_qwen.model(kind), PICTURES[shown]
-    patches = patches_of(grids)
     sizes = torch.tensor([[g.frames, g.rows, g.columns] for g in grids])
+    patches = torch.randn(int(sizes.prod(1).sum()), tiny_qwen.NUMBERS, generator=torch.Generator().manual_seed(1))
     expected = model.model.visual(patches, grid_thw=sizes, return_dict=True)
     one_by_one = len(calls)
     use_windows(model.config.vision_config)

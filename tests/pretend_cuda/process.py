@@ -12,9 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 # Rank 1 of its node, and rank 0 of one: work that names no device would go to the other one.
 os.environ |= {"LOCAL_RANK": "1", "DS_ACCELERATOR": "cpu"}
@@ -36,17 +34,14 @@ from pretend_cuda import engine  # noqa: E402
 engine.install()
 
 
-def _scenario(name: str) -> Callable[[], Any]:
-    file, _, function = name.rpartition(".")
-    return getattr(importlib.import_module(f"pretend_cuda.{file or 'scenarios'}"), function)
-
-
 def answer(names: list[str]) -> None:
     """One line of JSON for each: {"name", "result"} or {"name", "error": traceback}."""
     for name in names:
+        file, _, function = name.rpartition(".")
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                said = {"name": name, "result": _scenario(name)()}
+                scenario = getattr(importlib.import_module(f"pretend_cuda.{file or 'scenarios'}"), function)
+                said = {"name": name, "result": scenario()}
         except Exception:
             said = {"name": name, "error": traceback.format_exc()}
         print(json.dumps(said), flush=True)

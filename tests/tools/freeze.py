@@ -144,12 +144,6 @@ class Decoded:
         }  # fmt: skip
 
 
-def arguments_of(run: dict[str, Any], output: Path) -> list[str]:
-    """The command line of a run."""
-    settings = [f"{key}={'null' if value is None else json.dumps(value)}" for key, value in run["set"].items()]
-    return [f"recipe={run['recipe']}", f"output={output}", *settings]
-
-
 def record_run(name: str, folder: Path) -> dict[str, Any]:
     """Runs a recipe in this process. Returns file name -> what it is to hold."""
     from draftsmith.recipes.commands.cli import main
@@ -159,7 +153,8 @@ def record_run(name: str, folder: Path) -> dict[str, Any]:
     decoded.output = output
     decoded.wrap()
     run = RUNS[name]
-    code = main(arguments_of(run, output))
+    settings = [f"{key}={'null' if value is None else json.dumps(value)}" for key, value in run["set"].items()]
+    code = main([f"recipe={run['recipe']}", f"output={output}", *settings])
     if code:
         raise SystemExit(f"{name}: the run ended with exit code {code}")
     stages = sorted(path.name for path in output.iterdir() if (path / "done.json").is_file())

@@ -5,6 +5,13 @@ import io
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from states_run import synthetic
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A synthetic dataset and its target."""
+    return synthetic(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture

@@ -23,12 +23,7 @@ from draftsmith.trainers.train.on_states import open_states
 from draftsmith.trainers.train.states_source import Cached, Online
 from fails import fails_with
 from safetensors.torch import load_file, save_file
-from states_run import RECORDS, cached, context, stage, synthetic
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return synthetic(tmp_path_factory.mktemp("world"))
+from states_run import RECORDS, cached, context, stage
 
 
 @pytest.fixture(scope="module")

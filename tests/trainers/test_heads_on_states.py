@@ -35,17 +35,12 @@ from draftsmith.trainers.train import states_source as sources
 from fails import fails_with
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from states_run import RECORDS, cached, losses, parsed, section, stage, synthetic
+from states_run import RECORDS, cached, losses, parsed, section, stage
 from states_run import context as context_of
 
 SPARROW = SparrowConfig(kind="sparrow", gap_share=0.5, blind_share=0.5)
 SEED = 3  # not a default, so that a seed that is not handed on is noticed
 context = functools.partial(context_of, seed=SEED)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return synthetic(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,8 @@ def by_hand(made, kind: str, state, batch) -> float:
     Placeholders of pictures and clips never come, and their scores are left out on both sides.
     """
     model, text = made.model, made.model.config.text_config
-    shape = Shape(text.num_attention_heads, len(state[_keys(kind)]) // 16, text.rms_norm_eps)
+    keys = state[("midlayer" if kind in JOINED else "layers.0") + ".self_attn.k_proj.weight"]
+    shape = Shape(text.num_attention_heads, len(keys) // 16, text.rms_norm_eps)
     comes = torch.ones(text.vocab_size, dtype=torch.bool)
     comes[made.placeholders] = False
     lm_head, rows = model.lm_head.weight[comes], model.get_input_embeddings().weight
@@ -175,10 +176,6 @@ def by_hand(made, kind: str, state, batch) -> float:
             total += eagle(state, sample, shape, lm_head, direct=seen if kind == "msd" else None)
         count += int(sample.supervised[1:].sum())
     return float(total / count)
-
-
-def _keys(kind: str) -> str:
-    return ("midlayer" if kind in JOINED else "layers.0") + ".self_attn.k_proj.weight"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ from draftsmith.trainers.train.loop import train
 from fails import fails_with
 from pydantic import ValidationError
 from ranks_run import run_ranks
-from states_run import cached, context, losses, stage, synthetic
+from states_run import cached, context, losses, stage
 from training import BATCH, Samples, engine, module, run, training_of, weights
 
 OPTIM = OptimConfig(lr=0.1, eps=1.0)  # so large an eps moves weights by their gradients
@@ -100,11 +100,6 @@ HEADS = {
     "dflash": DflashConfig(kind="dflash", block_size=4, num_layers=2, taps=(1, 2)),
 }
 PACKED = {"packing": {"max_tokens": 400}, "micro_batch_size": None}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return synthetic(tmp_path_factory.mktemp("world"))
 
 
 @pytest.mark.parametrize("name", ["eagle3", "medusa", "dflash"])

@@ -88,10 +88,6 @@ def test_whose_weights_it_began_with(tmp_path):
     assert began_as(head, "language_model", "path") == ["jadohu/llamagen_drafter"]
 
 
-def stages_of(recipe: str) -> dict:
-    return load([f"recipe={recipe}"]).tree["stages"]
-
-
 @pytest.mark.parametrize(("recipe", "stage", "trained"), [
     ("demo/lvlm", "finetune", ["language", "pretrain", "finetune"]),
     ("demo/video", "sparrow", ["sparrow_text", "sparrow"]),
@@ -99,7 +95,7 @@ def stages_of(recipe: str) -> dict:
     ("demo/visual-ar", "head_without_dropout", ["head_without_dropout"]),
 ])  # fmt: skip
 def test_where_a_drafter_is_from(recipe, stage, trained):
-    stages = stages_of(recipe)
+    stages = load([f"recipe={recipe}"]).tree["stages"]
     assert trained_by(stages, stage) == trained
     # Through cached states, regenerated answers and encoded pictures, down to what the synthetic dataset drew.
     assert data_of(stages, stage) == [SYNTHETIC_DATASET]

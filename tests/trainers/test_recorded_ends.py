@@ -34,17 +34,12 @@ from draftsmith.trainers.stages.train import TrainRecords, TrainStates
 from draftsmith.trainers.train import drafter
 from engines_in_place import in_place
 from fails import fails_with
-from states_run import context, synthetic
+from states_run import context
 from states_run import stage as train
 from transformers import LlavaForConditionalGeneration
 
 LENGTH, FORM = 20, PromptFormat()
 POLICIES = {"chain": Chain(4), "tree": Static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)])}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return synthetic(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")

@@ -244,20 +244,19 @@ class Died(Exception):
     pass
 
 
-def interrupt(monkeypatch, step: int, how, *, validation: bool) -> None:
-    """Call `how` when the tracker has written that step's line."""
+def die_at(monkeypatch, step: int, output: Path, *settings: str, stage: str = "head") -> None:
+    """Run until the tracker has written that step's line: a head's of its validation, another stage's of training."""
     real = Tracker.log
 
     def log(self, values, at):
         real(self, values, at)
-        if at == step and ("val_loss" in values) == validation:
-            how()
+        if at == step and ("val_loss" in values) == (stage == "head"):
+            raise Died
 
-    monkeypatch.setattr(Tracker, "log", log)
-
-
-def die():
-    raise Died
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "log", log)
+        with pytest.raises(Died):
+            run(output, *settings, stages=[stage])
 
 
 def same_head(actual: Path, expected: Path) -> None:
@@ -276,10 +275,7 @@ def test_a_head_that_died_comes_back_bit_equal(demo, alone, tmp_path, monkeypatc
     every other step, and stops.
     """
     output = branch(demo, tmp_path / "run")
-    with monkeypatch.context() as patch:
-        interrupt(patch, step, die, validation=True)
-        with pytest.raises(Died):
-            run(output, *RESUMED, stages=["head"])
+    die_at(monkeypatch, step, output, *RESUMED)
     assert not (output / "head" / "done.json").exists()
     assert any("resuming from" in line for line in run(output, *RESUMED, stages=["head"]))
     same_head(output / "head", alone)
@@ -288,10 +284,7 @@ def test_a_head_that_died_comes_back_bit_equal(demo, alone, tmp_path, monkeypatc
 def test_killed_while_the_best_weights_were_written(demo, alone, tmp_path, monkeypatch):
     """The weights of a best step lie there and their score does not yet."""
     output = branch(demo, tmp_path / "run")
-    with monkeypatch.context() as patch:
-        interrupt(patch, 4, die, validation=True)
-        with pytest.raises(Died):
-            run(output, *RESUMED, stages=["head"])
+    die_at(monkeypatch, 4, output, *RESUMED)
     for name in ("top3", "tau"):
         (output / "head" / f"best-{name}" / "score.json").unlink()
     (output / "head" / "best-tau" / "model.safetensors").write_bytes(b"half of it")
@@ -306,10 +299,7 @@ def test_a_synthetic_dataset_model_that_died_comes_back_bit_equal(demo, tmp_path
              f"stages.{name}.log_every=1", *(["stages.vq.revive_every=2"] if name == "vq" else [])]  # fmt: skip
     alone, output = (branch(demo, tmp_path / folder, without=STAGES[STAGES.index(name) :]) for folder in "ab")
     run(alone, *short, stages=[name])
-    with monkeypatch.context() as patch:
-        interrupt(patch, 5, die, validation=False)
-        with pytest.raises(Died):
-            run(output, *short, stages=[name])
+    die_at(monkeypatch, 5, output, *short, stage=name)
     assert any("(step 3)" in line for line in run(output, *short, stages=[name]))
     assert untimed(metrics(output / name)) == untimed(metrics(alone / name))
     files = [path.relative_to(alone) for path in (alone / name).rglob("model.safetensors")]
@@ -547,9 +537,6 @@ def test_dead_codes_are_revived_in_most_of_the_forwards_of_a_rank(tmp_path):
     asked = context(tmp_path / "vq", target, {}, name="vq", engine=EngineConfig(precision="fp32"))
     module = training_codes._module(stage, asked, 0, 50)
     assert (module.revive_every, module.revive_until) == (2, 90)
-
-
-# Class labels, and the other kind of head
 
 
 # Two ranks

@@ -67,18 +67,16 @@ def finished(stages: JsonMapping) -> list[str]:
 
 def data_of(stages: JsonMapping, name: str) -> list[str]:
     """Names of the data that a stage read, through the stages that prepared it: files by their name alone."""
-    names: list[str] = []
-    _collect(stages, name, names, set())
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(_data_of(stages, name, set())))
 
 
-def _collect(stages: JsonMapping, name: str, names: list[str], visited: set[str]) -> None:
+def _data_of(stages: JsonMapping, name: str, visited: set[str]) -> Iterator[str]:
     if name in visited or name not in stages:
         return
     visited.add(name)
     stage = stages[name]
     if stage.get("kind") == "generate":
-        names.append(SYNTHETIC_DATASET)
+        yield SYNTHETIC_DATASET
         return
     for key in _DATA:
         if (section := object_at(stage, key)) is None:
@@ -89,14 +87,14 @@ def _collect(stages: JsonMapping, name: str, names: list[str], visited: set[str]
         if source is None and key == "data" and not section.get("path"):
             source = _latest(stages, name, _writes_codes)
         for maker in listed(source):
-            _collect(stages, maker, names, visited)
+            yield from _data_of(stages, maker, visited)
         # With `from` on the stage itself, paths are inside what that stage wrote.
         paths = section.get("path") or section.get("annotations")
         if source is None and paths and not (stage.get("kind") == "encode" and stage.get("from")):
-            names += [Path(str(path)).name for path in listed(paths)]
+            yield from (Path(str(path)).name for path in listed(paths))
     # An `encode` stage's own input.
     if stage.get("kind") == "encode" and (maker := text_at(stage, "from")) is not None:
-        _collect(stages, maker, names, visited)
+        yield from _data_of(stages, maker, visited)
 
 
 def _writes_codes(stage: JsonMapping) -> bool:
@@ -276,10 +274,8 @@ _KNOWN: tuple[tuple[str, Licence], ...] = (
 
 def licence_of(name: str) -> Licence:
     """By a Hub id or a file's name; `Licence(None)` where nothing is known."""
-    for pattern, licence in _KNOWN:
-        if re.fullmatch(pattern, name, re.IGNORECASE):
-            return licence
-    return Licence(None)
+    known = (licence for pattern, licence in _KNOWN if re.fullmatch(pattern, name, re.IGNORECASE))
+    return next(known, Licence(None))
 
 
 def chain(parts: Iterable[tuple[str, str]]) -> list[Link]:

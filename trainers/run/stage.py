@@ -38,6 +38,8 @@ class Stage(Section):
     working: ClassVar[tuple[str, ...]] = ("checkpoints", "cache", "wandb*")
     # Keys of the recipe's target that its results depend on; None: all.
     reads_of_target: ClassVar[set[str] | None] = None
+    # Whether its results may depend on the recipe's drafter.
+    reads_drafter: ClassVar[bool] = True
     # What it is for, where the recipe does not say it.
     usual_purpose: ClassVar[str] = ""
 
@@ -101,7 +103,7 @@ class Stage(Section):
 
     def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
         """Return what the results depend on of the recipe's drafter, a section or None; None: nothing."""
-        return None if drafter is None else drafter.model_dump(mode="json")
+        return drafter.model_dump(mode="json") if drafter is not None and self.reads_drafter else None
 
     @model_validator(mode="after")
     def _all_read(self) -> Self:

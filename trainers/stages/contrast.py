@@ -38,6 +38,7 @@ _WEIGHT_DECAY = 0.05
 
 
 class ContrastStage(Stage):
+    reads_drafter: ClassVar[bool] = False  # it trains the target
     usual_purpose: ClassVar[str] = "the projector learns words for pictures"
     model: ClassVar[str] = "target"
     positions: ClassVar[int | None] = None  # of the language model: as it has them
@@ -61,9 +62,6 @@ class ContrastStage(Stage):
 
     def needs(self) -> dict[str, str | None]:
         return {"processor": None} | ({} if self.data.from_stage is None else {"data": self.data.from_stage})
-
-    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
-        """Nothing: it trains the target."""
 
     @classmethod
     def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:

@@ -40,6 +40,7 @@ _DUPLICATE = "duplicate"
 
 class EncodeStage(Stage):
     holds_models: ClassVar[bool] = False
+    reads_drafter: ClassVar[bool] = False  # codes and features are of the target's parts alone
     usual_purpose: ClassVar[str] = "pictures are read and encoded"
 
     kind: Literal["encode"]
@@ -84,9 +85,6 @@ class EncodeStage(Stage):
         if "features" in self.write:
             wanted["text"] = None
         return wanted
-
-    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
-        """Nothing: codes and features are of the target's parts alone."""
 
     def describe(self, plan: Planned) -> list[str]:
         """Samples, and how large their shards get."""

@@ -50,6 +50,7 @@ Frames = Annotated[int, Field(ge=2, le=10**5)]
 class GenerateStage(Stage):
     holds_models: ClassVar[bool] = False
     reads_of_target: ClassVar[set[str]] = {"kind", "path", "revision"}  # they decide the processor
+    reads_drafter: ClassVar[bool] = False
     usual_purpose: ClassVar[str] = "draws the synthetic dataset"
     # Kinds of scenario whose records have no picture.
     without_pictures: ClassVar[frozenset[str]] = WITHOUT_PICTURES
@@ -207,9 +208,6 @@ class GenerateStage(Stage):
                 if key in tower and tower[key] != dict(self)[key]:
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
                     raise Refused(key, problem, "write the same in both")
-
-    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
-        """Nothing."""
 
     def makes(self) -> set[str]:
         return {"data", "processor" if self.writes_conversations else "tokenizer"}

@@ -44,6 +44,7 @@ PICTURES = {"prompts", "repeats"}
 
 class RegenerateStage(Stage):
     loads_target: ClassVar[bool] = True
+    reads_drafter: ClassVar[bool] = False  # answers and pictures are the target's alone
     usual_purpose: ClassVar[str] = "the target writes the answers"
 
     kind: Literal["regenerate"]
@@ -97,9 +98,6 @@ class RegenerateStage(Stage):
         """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
         # Pictures alone, whose fingerprints never had it; those of texts stay as they were.
         return {"batch_size"} if self.data is None else set()
-
-    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
-        """Nothing: answers and pictures are the target's alone."""
 
     @property
     def answer_format(self) -> PromptFormat | None:

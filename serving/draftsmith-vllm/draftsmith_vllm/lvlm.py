@@ -42,10 +42,24 @@ class _Draft(LlamaForCausalLM):
         return super().load_weights(refusals.every(weights, [name for name, _ in self.named_parameters()]))
 
 
-class Lvlm(_Draft, SupportsEagle):
-    """The embedding and the LM head are its own."""
+class _Sees(_Draft):
+    """One with a projector of its own."""
 
     supports_multimodal_embeddings = True
+    skipped = 0  # of the width of features
+
+    def embed_input_ids(self, input_ids, multimodal_embeddings=None, is_multimodal=None):
+        """[N] ids to [N,D], with projected pictures at their places."""
+        embeds = self.model.embed_input_ids(input_ids)
+        if multimodal_embeddings is not None and len(multimodal_embeddings):
+            features = torch.cat([rows.flatten(0, -2) for rows in multimodal_embeddings])[:, self.skipped :]
+            embeds[is_multimodal] = self.multi_modal_projector(features.to(embeds.dtype))
+        return embeds
+
+
+class Lvlm(_Sees, SupportsEagle):
+    """The embedding and the LM head are its own."""
+
     has_own_embed_tokens = has_own_lm_head = True
 
     def __init__(self, *, vllm_config, prefix: str = ""):
@@ -58,23 +72,13 @@ class Lvlm(_Draft, SupportsEagle):
         super().__init__(vllm_config=draft, prefix="draft_model")
         self.multi_modal_projector = Projector(given.get_hidden_size(), self.config.hidden_size)
 
-    def embed_input_ids(self, input_ids, multimodal_embeddings=None, is_multimodal=None):
-        """[N] ids to [N,D], with projected pictures at their places."""
-        embeds = self.model.embed_input_ids(input_ids)
-        if multimodal_embeddings is not None and len(multimodal_embeddings):
-            features = torch.cat([rows.flatten(0, -2) for rows in multimodal_embeddings])
-            embeds[is_multimodal] = self.multi_modal_projector(features.to(embeds.dtype))
-        return embeds
-
     def forward(self, input_ids, positions, hidden_states, inputs_embeds=None):
         """States [N,D] for the scores, and [N,E] for the next step, which does not read them."""
         return self.model(input_ids, positions, None, inputs_embeds=inputs_embeds), hidden_states
 
 
-class SeeingDraft(_Draft):
+class SeeingDraft(_Sees):
     """Mode M."""
-
-    supports_multimodal_embeddings = True
 
     def __init__(self, *, vllm_config, prefix: str = ""):
         patches.check(vllm_config)
@@ -85,14 +89,6 @@ class SeeingDraft(_Draft):
         reads_tower = about.projector_input == "tower"
         self.skipped = width if reads_tower else 0  # of [P, target + tower]
         self.multi_modal_projector = Projector(tower if reads_tower else width, self.config.hidden_size)
-
-    def embed_input_ids(self, input_ids, multimodal_embeddings=None, is_multimodal=None):
-        """[N] ids to [N,D], with projected pictures at their places."""
-        embeds = self.model.embed_input_ids(input_ids)
-        if multimodal_embeddings is not None and len(multimodal_embeddings):
-            features = torch.cat([rows.flatten(0, -2) for rows in multimodal_embeddings])[:, self.skipped :]
-            embeds[is_multimodal] = self.multi_modal_projector(features.to(embeds.dtype))
-        return embeds
 
 
 class TextDraft(_Draft):

@@ -83,14 +83,10 @@ def test_bytes_do_not_depend_on_when_and_by_whom(folder, tmp_path, monkeypatch):
     assert all((folder / name).read_bytes() == (tmp_path / "other" / name).read_bytes() for name in names)
 
 
-def identity_collate(batch: list) -> list:
-    return batch
-
-
 def test_workers_and_pickles_read_the_same(folder):
     reader = ShardReader(folder)
     assert same(reader[3], 3), "opened before the fork"
-    loader = torch.utils.data.DataLoader(reader, batch_size=5, num_workers=2, collate_fn=identity_collate)
+    loader = torch.utils.data.DataLoader(reader, batch_size=5, num_workers=2, collate_fn=list)
     assert all(same(got, i) for i, got in enumerate(got for batch in loader for got in batch))
     assert same(pickle.loads(pickle.dumps(reader))[12], 12)
 

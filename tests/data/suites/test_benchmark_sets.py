@@ -33,12 +33,6 @@ from small_records import talk
 OWN_WORDS = PromptFormat(system="", image_rule="verbatim")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-
-
 def test_prompts_ask_for_long_answers_or_for_short_ones():
     options = ("a cat", "a dog")
     assert wording("describe", "What is it?", options, describe="Describe it.") == "Describe it."

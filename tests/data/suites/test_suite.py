@@ -174,11 +174,6 @@ def test_identity_follows_the_records(synthetic, tmp_path):
     assert suite_identity(copy) != before
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-
-
 def hub_folder(folder, rows):
     """A data set as the Hub holds it: parquet files by split."""
     folder.mkdir()

@@ -33,12 +33,6 @@ SPEED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-
-
 def mmspec(folder, rows=MMSPEC):
     (folder / "images").mkdir(parents=True)
     (folder / "mmspec.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -40,10 +40,6 @@ def long_rows(monkeypatch):
     monkeypatch.setattr(training_passes, "SHORT", 0)
 
 
-def attend_by(kernel, monkeypatch):
-    monkeypatch.setattr(pass_attention, "kernel_of", lambda *_, **__: kernel)
-
-
 def both(make, states, run=None):
     """`results` of the fast form and of the readable one."""
     run = run or results
@@ -72,7 +68,7 @@ def numbers(count):
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("count", [1, 2, PASSES, 33])
 def test_it_is_one_softmax_over_all_passes(count, groups, kernel, packed, monkeypatch):
-    attend_by(kernel, monkeypatch)
+    monkeypatch.setattr(pass_attention, "kernel_of", lambda *_, **__: kernel)
     states, segments = drawn(count, groups=groups), numbers(count) if packed else None
     compared(*both(lambda: TrainingPasses(PASSES, segments), states), 1e-12)
 

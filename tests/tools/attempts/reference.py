@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,11 @@ def results(folder: Path) -> dict[str, Any]:
         record["rows"] = sorted(lines)
     report = folder / "report.json"
     if report.is_file():
-        record["report"] = _spoken(cleaned(json.loads(report.read_text())))
+        numbers = cleaned(json.loads(report.read_text()))  # without its sentences, which tell times
+        record["report"] = {key: value for key, value in numbers.items() if key not in ("text", "sentences")}
     return record
 
 
 def _is_result(name: str) -> bool:
     path = Path(name)
     return not (set(path.parts) & {"checkpoints", "cache"} or path.name in _TIMED or path.suffix == ".lock")
-
-
-def _spoken(report: Mapping[str, Any]) -> Any:
-    """A report's numbers without its sentences, which tell times."""
-    return {key: value for key, value in report.items() if key not in ("text", "sentences")}

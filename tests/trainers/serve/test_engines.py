@@ -33,18 +33,13 @@ from engines_in_place import in_place
 from fails import fails_with
 from PIL import Image
 from pydantic import TypeAdapter
-from states_run import RECORDS, context, losses, stage, synthetic
+from states_run import RECORDS, context, losses, stage
 from tiny import request
 from tiny_qwen import IDS, text_config, vision_config
 from transformers import LlavaConfig
 
 VLLM = {"kind": "vllm", "max_num_seqs": 4, "ahead": 3}
 HEAD = Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="read", image="placeholder", mtp_steps=1)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return synthetic(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(autouse=True)
