@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -96,6 +96,15 @@ def learns_records(answers: AnswersConfig | None, data: ConversationData | None)
     """Whether a record without an answer is unusable; of mixed sources that skip it keeps its place."""
     own = 1.0 if answers is None else answers.share("data")
     return own == 1 or (own > 0 and data is not None and data.on_error == "strict")
+
+
+class LearnsRecords:
+    """What sections have in common whose `answers` to records of `data` are learned."""
+
+    @property
+    def learns_answers(self: Any) -> bool:
+        """Whether each record has to bring an answer of its own."""
+        return learns_records(self.answers, self.data)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,8 @@ TOKENIZER = (
 )  # fmt: skip
 _OF_TEXT = ("generation_config.json", *TOKENIZER, MANIFEST)
 _BESIDE = (
-    "config.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    *_OF_TEXT,
-)
+    "config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", *_OF_TEXT,
+)  # fmt: skip
 # transformers 5.23 leaves out a name of CLIP's and SigLIP's tower, and vLLM knows the tower by it.
 _TOWER, _NAMED = "vision_tower.", "vision_tower.vision_model."
 

@@ -19,7 +19,7 @@ from ...core.section import FINGERPRINT
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, finished, shard_path, unfinished
-from ...data.sources import AnswersConfig, learns_records
+from ...data.sources import AnswersConfig, LearnsRecords
 from ...data.states.records import Deal
 from ...data.states.samples import SeededCollate
 from ...data.states.storage import check_disk, samples_per_shard, shown
@@ -48,7 +48,7 @@ from ..train.engine import init_distributed
 from ..train.fit import Expected
 
 
-class CacheStage(Stage):
+class CacheStage(LearnsRecords, Stage):
     loads_target: ClassVar[bool] = True
     usual_purpose: ClassVar[str] = "the target's hidden states, computed once"
 
@@ -71,11 +71,6 @@ class CacheStage(Stage):
     def _one_source(self) -> CacheStage:
         check_answers(self.answers)
         return self
-
-    @property
-    def learns_answers(self) -> bool:
-        """Whether each record has to bring an answer of its own."""
-        return learns_records(self.answers, self.data)
 
     def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
         """Which states it reads."""

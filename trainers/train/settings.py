@@ -21,7 +21,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.order import PackingConfig, check_lengths
 from ...data.shards.codes import ShardData
-from ...data.sources import AnswersConfig, learns_records
+from ...data.sources import AnswersConfig, LearnsRecords
 from ...eval.policies import TreeConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
@@ -104,7 +104,7 @@ class HeadTrainSettings(TrainSettings):
         return self
 
 
-class StatesSettings(HeadTrainSettings):
+class StatesSettings(LearnsRecords, HeadTrainSettings):
     """Heads of language models."""
 
     held_out_key: ClassVar[str] = "held_out"
@@ -132,11 +132,6 @@ class StatesSettings(HeadTrainSettings):
     # Samples of a step one after another in rows without padding, in place of micro_batch_size padded ones; null: none.
     # Loss and gradients are those of padded batches.
     packing: PackingConfig | None = None
-
-    @property
-    def learns_answers(self) -> bool:
-        """Whether each record has to bring an answer of its own."""
-        return learns_records(self.answers, self.data)
 
     @property
     def num_text_epochs(self) -> int:
@@ -206,7 +201,7 @@ class CodesSettings(HeadTrainSettings):
         return self
 
 
-class RecordsSettings(TrainSettings):
+class RecordsSettings(LearnsRecords, TrainSettings):
     """LLaVA-like models: draft LVLMs, a tiny target, a captioner."""
 
     # Whose weights are trained; everything else is frozen. A captioner is a model like a draft LVLM, for mode C.
@@ -235,11 +230,6 @@ class RecordsSettings(TrainSettings):
     gradient_checkpointing: bool = False
     # Train low-rank adapters in place of the language model's own weights.
     lora: LoraConfig | None = None
-
-    @property
-    def learns_answers(self) -> bool:
-        """Whether each record has to bring an answer of its own."""
-        return learns_records(self.answers, self.data)
 
     @property
     def mixes_answers(self) -> bool:
