@@ -60,7 +60,7 @@ def export_target(source: Path, destination: Path) -> None:
     with new_folder(destination) as aside:
         if unserved_tower(config):
             model = load_lvlm(source, revision=None, key="target", dtype="auto", whole=True)
-            language_model_alone(model).to(model.dtype).save_pretrained(aside)
+            language_model_alone(model).to(model.dtype).save_pretrained(aside)  # type: ignore[arg-type]
             for file in filter(Path.is_file, (source / name for name in _OF_TEXT)):
                 shutil.copy2(file, aside)
             return
