@@ -18,7 +18,8 @@ from ...core.results import SUMS, check_sums, check_written
 from ..drafters.manifest import MANIFEST
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values
-from ..hub import config_value, read_config
+from ..hub import read_config
+from ..lite0 import LITE0
 from ..stored import named_dtype
 from ..targets.family import tower_type
 from ..targets.load import load_lvlm
@@ -78,9 +79,8 @@ def export_target(source: Path, destination: Path) -> None:
 
 
 def unserved_tower(config: PreTrainedConfig) -> str | None:
-    """model_type of a tower that is not transformers' own, so that no engine has a class of it; None: it has none."""
-    tower = config_value(config, "vision_config")
-    return None if type(tower).__module__.startswith("transformers.") else tower_type(config)
+    """model_type of a tower of our own, so that no engine has a class of it; None: engines have it."""
+    return LITE0 if tower_type(config) == LITE0 else None
 
 
 def vllm_reads(source: Path) -> bool:
