@@ -90,6 +90,7 @@ def save_head(head: StateHead, folder: Path, manifest: JsonMapping) -> None:
         "num_queries": head.num_queries,
         "num_steps": head.num_steps,
         "norm_output": head.norm_output,
+        "norm_before_residual": head.norm_before_residual,
         **head.shape.to_dict(),
     }
     write_folder(folder, values, head.state_dict())
@@ -119,9 +120,11 @@ def load_head(
     ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
     with without_storage(device):
         head = config.module(layer, ids)
-    # Whether a head's own state is normed is said by no weight.
-    if (folder / CONFIG).is_file() and (normed := bool(read_values(folder).get("norm_output"))) != head.norm_output:
-        refuse("norm_output", normed, head.norm_output, folder / CONFIG)
+    # Whether a head's own state is normed, and what its residual is, are said by no weight.
+    values = read_values(folder) if (folder / CONFIG).is_file() else None
+    for name in () if values is None else ("norm_output", "norm_before_residual"):
+        if bool(values.get(name)) != (expected := getattr(head, name)):
+            refuse(name, bool(values.get(name)), expected, folder / CONFIG)
     wanted, rows = head.state_dict().get("lm_head.weight"), target.shape.vocab_size
     lacks = wanted is not None and len(wanted) == rows and "lm_head.weight" not in state
     take_weights(head, state, weights_file(folder), device, dtype, hint=no_lm_head(rows) if lacks else None)

@@ -30,6 +30,7 @@ class StateHead(DraftVocabulary):
     num_queries: int = 0
     num_steps: int = 0
     norm_output: bool = False  # whether its own state is normed before the next pass reads it (EAGLE-3.1)
+    norm_before_residual: bool = False  # whether its layer's residual is the normed state (speculators)
     takes_rotations = False  # in place of positions: found in a table, for all that a cycle reads
 
     shape: LayerShape

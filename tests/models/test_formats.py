@@ -4,6 +4,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.eagle3 import NORMS
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import export_drafter, files_of
@@ -24,6 +25,9 @@ SEEN = EAGLE3 | {"image": "projected"}  # as SGLang shows pictures
 PEAGLE = EAGLE3 | {"kind": "peagle", "parallel_tokens": 5, "mask_token_id": 41}
 OTHER = {"kv_heads": "mha", "intermediate_size": 60, "norm_eps": 3e-6, "rope_theta": 500.0}
 NORMED = {"fc_norm": True, "norm_output": True}  # EAGLE-3.1
+# What speculators 0.9 trains by default, but for the window.
+THEIRS = {"norm_before_fc": True, "norm_before_residual": True}
+QWEN3 = {"norm_before_residual": True, "qk_norm": True}
 EAGLE = {"kind": "eagle", "image": "placeholder"}
 
 
@@ -36,7 +40,8 @@ EAGLE = {"kind": "eagle", "image": "placeholder"}
         ("sglang", "qwen2_5_vl", SEEN), ("sglang", "qwen2_5_vl", SEEN | {"taps": (1, 4, 6)}),
         ("sglang", "qwen2_5_vl", SEEN | {"positions": "mrope"}),
         ("speculators", "llava", EAGLE3), ("speculators", "llama_long", EAGLE3 | OTHER), ("eagle", "llama", EAGLE3),
-        ("vllm", "llava", PEAGLE), ("speculators", "llava", PEAGLE),
+        ("vllm", "llava", PEAGLE), ("speculators", "llava", PEAGLE), ("vllm", "llava", EAGLE3 | THEIRS),
+        ("speculators", "llava", EAGLE3 | THEIRS | {"norm_output": True}), ("speculators", "llava", PEAGLE | QWEN3),
         ("vllm", "llava", EAGLE), ("vllm", "llava", EAGLE | {"fc_bias": False}), ("vllm", "llama", EAGLE | OTHER),
         ("vllm", "llava", {"kind": "msd"}), ("vllm", "llava", {"kind": "msd", "fc_bias": False}),
         ("sglang", "llama", EAGLE), ("eagle", "llama", EAGLE | OTHER), ("eagle", "llama", EAGLE | {"fc_bias": False}),
@@ -63,7 +68,7 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     for training in (True, False):
         assert back.config.reads(shape, training=training) == source.config.reads(shape, training=training)
         assert back.config.image_input() == source.config.image_input()
-    for name in NORMED:
+    for name in (*NORMS, "qk_norm"):
         assert getattr(back.config, name, None) == getattr(source.config, name, None)
 
 

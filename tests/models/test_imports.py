@@ -242,8 +242,10 @@ def test_the_speculators_form(tmp_path):
     with pytest.raises(UserError, match="vLLM takes it for true, the speculators package for false"):
         read3(published(tmp_path / "a", values, state))
     same(read3(published(tmp_path / "a", values | {"norm_before_residual": False}, state)), head)
-    with pytest.raises(UserError, match="residual is the normed state"):
-        read3(published(tmp_path / "a", values | {"norm_before_residual": True}, state))
+    residual = read3(published(tmp_path / "a", values | {"norm_before_residual": True}, state))
+    same(residual, head)
+    assert residual.config.norm_before_residual and residual.head.midlayer.norm_before_residual
+    fails_with("norm_before_residual", residual.config.load, tmp_path / "made", Tables(text_of(), ROWS, ROWS))
     state["verifier_lm_head.weight"], state["embed_tokens.weight"] = torch.ones(20, WIDTH), ROWS
     same(read3(published(tmp_path / "a", values | {"norm_before_residual": False}, state)), head)
 
@@ -292,8 +294,12 @@ def test_what_eagle3_files_do_not_say(tmp_path):
         read3(folder, image=None)
     result = read3(folder, image=None, sees=False)
     assert result.config.visual_slots == "read"
-    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(norm_before_fc\)"):
+    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(use_aux_norm\)"):
+        read3(published(tmp_path / "b", values | {"use_aux_norm": True}, state))
+    with pytest.raises(UserError, match="input_norm.weight"):
         read3(published(tmp_path / "b", values | {"norm_before_fc": True}, state))
+    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(input_norm.weight\)"):
+        read3(published(tmp_path / "b", values, state | {"input_norm.weight": torch.ones(3 * WIDTH)}))
     with pytest.raises(UserError, match="narrower than its target"):
         read3(published(tmp_path / "c", values | {"target_hidden_size": 64}, state))
     with pytest.raises(UserError, match="joins 4 layers"):

@@ -10,27 +10,36 @@ from heads_tiny import built, case_for, outputs, tables
 from torch.nn import functional as F
 
 
-def test_eagle3s_layer_written_out():
-    config, target, training = built("eagle3", mtp_steps=0)
+THEIRS = {"norm_before_fc": True, "norm_before_residual": True, "qk_norm": True}
+
+
+@pytest.mark.parametrize("settings", [{}, THEIRS])
+def test_eagle3s_layer_written_out(settings):
+    """The paper's layer, and the one that speculators trains: norms before fc and residual, Qwen3's norms of heads."""
+    config, target, training = built("eagle3", mtp_steps=0, **settings)
+    for parameter in training.head.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
     (batch, states), w = case_for(config, target, ("ttttaaa",)), dict(training.head.named_parameters())
 
     def norm(x, name):
-        return F.rms_norm(x, (32,), w[name], 1e-6)
+        return F.rms_norm(x, w[name].shape, w[name], 1e-6) if name in w else x
 
     with torch.no_grad():
         taps = torch.cat([states.layers[layer][0, :-1] for layer in (2, 4, 5)], -1)
+        taps = norm(taps, "input_norm.weight")
         state, embed = taps @ w["fc.weight"].T, target.embedding[batch.ids[0, 1:]]
-        joined = torch.cat(
-            [norm(embed, "midlayer.input_layernorm.weight"), norm(state, "midlayer.hidden_norm.weight")], -1
-        )
+        normed = norm(state, "midlayer.hidden_norm.weight")
+        joined = torch.cat([norm(embed, "midlayer.input_layernorm.weight"), normed], -1)
         q, k, v = ((joined @ w[f"midlayer.self_attn.{n}_proj.weight"].T).view(6, -1, 8).transpose(0, 1) for n in "qkv")
+        q, k = (norm(x, f"midlayer.self_attn.{n}_norm.weight") for n, x in (("q", q), ("k", k)))
         angle = torch.arange(6)[:, None] / 10000 ** (torch.arange(4) / 4)
         cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
         turn = lambda x: x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin  # noqa: E731
         mixed = F.scaled_dot_product_attention(
             turn(q), turn(k).repeat_interleave(2, 0), v.repeat_interleave(2, 0), is_causal=True
         )
-        state = state + mixed.transpose(0, 1).flatten(1) @ w["midlayer.self_attn.o_proj.weight"].T
+        state = (normed if settings else state) + mixed.transpose(0, 1).flatten(1) @ w["midlayer.self_attn.o_proj.weight"].T
         inner = norm(state, "midlayer.post_attention_layernorm.weight")
         gate, up = (inner @ w[f"midlayer.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
         state = state + (F.silu(gate) * up) @ w["midlayer.mlp.down_proj.weight"].T
@@ -38,9 +47,13 @@ def test_eagle3s_layer_written_out():
         torch.testing.assert_close(outputs(training, batch, states)[0, entry][0], state[entry], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("norms", [{"fc_norm": True}, {"norm_output": True}, {"fc_norm": True, "norm_output": True}])
-def test_the_norms_of_eagle_31(tmp_path, norms):
-    """Each joined state by a norm of its own; the head's own state by the final norm, once, in what it reads next."""
+@pytest.mark.parametrize("norms", [
+    {"fc_norm": True}, {"norm_output": True}, {"fc_norm": True, "norm_output": True}, {"norm_before_fc": True},
+])  # fmt: skip
+def test_norms_before_and_after_the_layer(tmp_path, norms):
+    """Each joined state by a norm of its own, or all by one; the head's own state by the final norm, once, in what it
+    reads next.
+    """
     config, target, training = built("eagle3", mtp_steps=1, **norms)
     head, states = training.head, torch.randn(1, 4, 96)
     for parameter in head.parameters():
@@ -51,6 +64,8 @@ def test_the_norms_of_eagle_31(tmp_path, norms):
         parts, joined = states.split(32, dim=-1), states
         if "fc_norm" in norms:
             joined = torch.cat([rms(x, head.fc_norm[n].weight) for n, x in enumerate(parts)], -1)
+        if "norm_before_fc" in norms:
+            joined = rms(states, head.input_norm.weight)
         torch.testing.assert_close(head.fuse(states), joined @ head.fc.weight.T)
         positions, embeds = torch.arange(4)[None], torch.randn(1, 4, 32)
         raw = head.midlayer(embeds, head.fuse(states), head.rotary(positions), None, None)
