@@ -60,9 +60,12 @@ class Eagle3Config(HeadConfig):
     norm_before_residual: bool = False
     # Queries and keys are normed over the width of each head, as in Qwen3's layer (speculators' P-EAGLE).
     qk_norm: bool = False
+    # Number of true inputs up to its last one that an input attends to, beside the drafts that it stands on; null: all.
+    # Shorter ones cost less at long contexts, and answers that lie before them are drafted worse.
+    sliding_window: int | None = Field(None, ge=1)
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
-    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata"}
+    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata", "sliding_window", "qk_norm", *NORMS}
     default_objective: ClassVar[HeadObjective] = EAGLE3_LOSS
     is_eagle3: ClassVar[bool] = True
 
@@ -72,6 +75,8 @@ class Eagle3Config(HeadConfig):
             raise ValueError(f"{_ITS_OWN}; give token, l1 or listmle")
         if self.taps is not None and list(self.taps) != sorted(set(self.taps)):
             raise ValueError("taps are three layers in ascending order")
+        if self.sliding_window is not None and self.mtp_attention != "ttt":
+            raise ValueError("a sliding_window is trained with mtp_attention: ttt, as it is decoded")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm both norm what is projected; give one of them")
         return self
@@ -102,7 +107,7 @@ class Eagle3Config(HeadConfig):
     def layer(self, shape: TargetShape) -> LayerShape:
         """Mirror a layer without what only Qwen has; its attention reads embedding and state, 2 * D wide."""
         layer = self.mirrored(shape.text, input_norm=True, qkv_bias=self.qkv_bias, like_llama=True)
-        return replace(layer, qk_rms_norm=self.qk_norm)
+        return replace(layer, qk_rms_norm=self.qk_norm, sliding_window=self.sliding_window)
 
     @property
     def norms(self) -> dict[str, bool]:

@@ -22,7 +22,7 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, Checkpoint
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
-from ..layer import AT_EXPORT, LayerShape, refuse_window, stretched, written_rope
+from ..layer import AT_EXPORT, LayerShape, head_window, refuse_window, stretched, written_rope
 from ..targets.base import Target, TargetShape
 from .base import DrafterConfig
 from .head_module import StateHead
@@ -197,7 +197,10 @@ def stored_layer(config: HeadSettings, folder: Path, mirrored: LayerShape, state
     if "zeros_before" in values:
         return mirrored
     values = values.get("transformer_layer_config") or values
-    refuse_window(values, str(folder / CONFIG))
+    if not config.is_eagle3:
+        refuse_window(values, str(folder / CONFIG))
+    elif (window := head_window(values, str(folder / CONFIG))) != mirrored.sliding_window:
+        refuse("sliding_window (drafter.sliding_window)", window, mirrored.sliding_window, folder / CONFIG)
     rope = written_rope(values, folder / CONFIG)
     try:
         fields = _Written.model_validate({**values, "rope_theta": rope.get("rope_theta")})

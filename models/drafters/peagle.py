@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -63,6 +63,12 @@ class PeagleConfig(Eagle3Config):
     beside_states: ClassVar[frozenset[str]] = Eagle3Config.beside_states | {"parallel_tokens", "mask_token_id", "loss"}
     takes_objective: ClassVar[bool] = False
     least_supervised: ClassVar[int] = 2
+
+    @model_validator(mode="after")
+    def _window_of_a_block(self) -> PeagleConfig:
+        if self.sliding_window is not None and self.sliding_window < self.parallel_tokens:
+            raise ValueError(f"sliding_window is {self.sliding_window}, shorter than {self.parallel_tokens} places")
+        return self
 
     def check_settings(self, draws_images: bool) -> None:
         super().check_settings(draws_images)
@@ -173,7 +179,7 @@ class PeagleTraining(HeadTraining):
         embeds, hidden = head.masks(rows, anchors.shape[1] * masks, self.embedding, config.mask_token_id)
         behind = torch.arange(1, masks + 1, device=anchors.device)
         of_masks = (positions.gather(1, entry)[..., None] + behind).flatten(1)
-        visible = rollout_mask(layout.real, entry, masks)
+        visible = rollout_mask(layout.real, entry, masks, head.shape.sliding_window)
         made = head(
             torch.cat([filled.embeds, embeds], 1), torch.cat([filled.fused(head), hidden], 1),
             torch.cat([positions, of_masks], 1), visible,
@@ -182,15 +188,19 @@ class PeagleTraining(HeadTraining):
         return torch.cat([first[:, :, None], made[:, entries:].unflatten(1, (-1, masks))], dim=2)
 
 
-def rollout_mask(real: Tensor, entry: Tensor, masks: int) -> Tensor:
+def rollout_mask(real: Tensor, entry: Tensor, masks: int, window: int | None = None) -> Tensor:
     """What each entry sees, [B,L,L] bool with L = N + A * M: true entries (`real` [B,N]) those up to them, masked ones
     those up to the one that their block begins with (number `entry` [B,A]), and the masks of their block up to
-    themselves.
+    themselves; of true entries with a `window` so many before the entry itself, its own place counted.
     """
     rows, entries = real.shape
     index = torch.arange(entries, device=real.device)
     true = (index[:, None] >= index).expand(rows, -1, -1)
     before = (index <= entry[..., None]).repeat_interleave(masks, 1)  # [B,A*M,N]
+    if window is not None:
+        places = entry[..., None] + torch.arange(1, masks + 1, device=real.device)
+        true = true & (index[:, None] - index < window)
+        before = before & (places.flatten(1)[..., None] - index < window)
     number = torch.arange(entry.shape[1] * masks, device=real.device)
     of_block = (number[:, None] // masks == number // masks) & (number[:, None] >= number)
     upper = torch.cat([true, true.new_zeros(rows, entries, len(number))], -1)
@@ -219,7 +229,7 @@ class PeagleProposal(HeadProposal):
         embeds, hidden = head.masks(1, masks, self._embedding, self.config.mask_token_id)
         self._next = last + 1
         positions = torch.cat([self._positions, last + torch.arange(1, masks + 1, device=device)], dim=1)
-        visible = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
+        visible = self._mask_of(past, count + masks, device)  # a mask's own place counts in a window
         true = F.embedding(self._tokens, self._embedding).to(head.dtype)
         outputs = head(
             torch.cat([true, embeds], 1), torch.cat([self._fused(self._states), hidden], 1),

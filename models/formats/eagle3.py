@@ -19,7 +19,7 @@ from ..folders import State
 from ..layer import NORMS_HEADS
 from ..targets.base import language_shape
 from .expressible import Engine
-from .source import CHAIN, Files, Source, llama_values, proposals
+from .source import CHAIN, Files, Source, llama_values, proposals, window_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -42,6 +42,8 @@ def from_ours(engine: Engine, source: Source) -> Files:
     norms |= {"norm_before_fc": True} if config.norm_before_fc else {}
     if config.fc_norm or config.norm_output:  # EAGLE-3.1's
         norms |= {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
+    if head.shape.sliding_window is not None:
+        layer |= window_values(head.shape.sliding_window, 1)
     if head.shape.qk_rms_norm:
         layer |= {"model_type": NORMS_HEADS}
         del layer["mlp_bias"]
@@ -95,6 +97,8 @@ def lost_elsewhere(source: Source) -> list[str]:
     notes = [] if taps == usual else [other]
     if source.head.norm_output:
         notes.append("llama.cpp's converter reads it without norm_output: its chains are others after the first token")
+    if (window := source.head.shape.sliding_window) is not None:
+        notes.append(f"it sees the last {window} inputs alone: an engine that does not read layer_types shows it all")
     return notes
 
 

@@ -97,6 +97,8 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
             reasons.append(f"it taps after the last layer ({layers}), and engines tap what enters a layer")
         # Norms of EAGLE-3.1 and of speculators, which vLLM and speculators know.
         norms = [name for name in NORMS if dict(config).get(name)]
+        if shape.sliding_window is not None and engine not in ("vllm", "speculators"):
+            reasons.append("it sees a window of positions alone, and its class is not known to")
         if norms and engine not in ("vllm", "speculators"):
             reasons.append(f"it has {' and '.join(norms)}, which its class is not known to have")
         return reasons
@@ -201,6 +203,8 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
     if shape.taps[-1] == source.target.shape.num_layers:
         reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
+    if engine == "speculators" and shape.causal and shape.sliding_window is None:
+        reasons.append("its blocks are causal, and in this layout only those of layers with a window are")
     if config.positions != "flat":
         reasons.append("engines count every token of the prompt: drafter.positions: flat")
     if config.kind == "dflash2" and source.head.draft_ids is not None:

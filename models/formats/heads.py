@@ -30,7 +30,7 @@ from ..drafters.manifest import MANIFEST, OtherTarget, check_made_for
 from ..drafters.medusa import MedusaConfig
 from ..folders import State, check_shapes, shapes_of
 from ..hub import usual_heads
-from ..layer import LayerShape, refuse_window
+from ..layer import LayerShape, head_window, refuse_window
 from ..targets.base import Target, language_shape
 from . import dflash, eagle, eagle3, lantern, medusa
 from .source import ReadConfig, layer_settings, read_beside, read_published
@@ -90,7 +90,8 @@ def import_head(
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
         raise UserError("not one Llama layer with SiLU", where=where, hint="such heads are not read")
-    refuse_window(layer, where)
+    if not is_eagle3:
+        refuse_window(layer, where)
     of_layer, sections = layer_settings(layer, text, where)
     if is_eagle3:
         eagle3.refuse_variants(values, state, where)
@@ -104,6 +105,8 @@ def import_head(
         notes.append("its positions are not stretched as the target's are: rope: plain")
     if is_eagle3:
         settings, state = eagle3.to_ours(values, state, text, kind, where, notes)
+        if (window := head_window(layer, where)) is not None:
+            settings["sliding_window"] = window
         if sections:
             settings["positions"] = "mrope"
             notes.append("its positions are the target's three (mrope_section): positions: mrope")

@@ -25,9 +25,9 @@ SEEN = EAGLE3 | {"image": "projected"}  # as SGLang shows pictures
 PEAGLE = EAGLE3 | {"kind": "peagle", "parallel_tokens": 5, "mask_token_id": 41}
 OTHER = {"kv_heads": "mha", "intermediate_size": 60, "norm_eps": 3e-6, "rope_theta": 500.0}
 NORMED = {"fc_norm": True, "norm_output": True}  # EAGLE-3.1
-# What speculators 0.9 trains by default, but for the window.
-THEIRS = {"norm_before_fc": True, "norm_before_residual": True}
-QWEN3 = {"norm_before_residual": True, "qk_norm": True}
+# What speculators 0.9 trains by default: EAGLE-3, and P-EAGLE in Qwen3's layer.
+THEIRS = {"norm_before_fc": True, "norm_before_residual": True, "sliding_window": 2048}
+QWEN3 = {"norm_before_residual": True, "qk_norm": True, "sliding_window": 2048}
 EAGLE = {"kind": "eagle", "image": "placeholder"}
 
 
@@ -42,6 +42,7 @@ EAGLE = {"kind": "eagle", "image": "placeholder"}
         ("speculators", "llava", EAGLE3), ("speculators", "llama_long", EAGLE3 | OTHER), ("eagle", "llama", EAGLE3),
         ("vllm", "llava", PEAGLE), ("speculators", "llava", PEAGLE), ("vllm", "llava", EAGLE3 | THEIRS),
         ("speculators", "llava", EAGLE3 | THEIRS | {"norm_output": True}), ("speculators", "llava", PEAGLE | QWEN3),
+        ("vllm", "llava", EAGLE3 | {"sliding_window": 16}),
         ("vllm", "llava", EAGLE), ("vllm", "llava", EAGLE | {"fc_bias": False}), ("vllm", "llama", EAGLE | OTHER),
         ("vllm", "llava", {"kind": "msd"}), ("vllm", "llava", {"kind": "msd", "fc_bias": False}),
         ("sglang", "llama", EAGLE), ("eagle", "llama", EAGLE | OTHER), ("eagle", "llama", EAGLE | {"fc_bias": False}),
@@ -75,8 +76,9 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
 @pytest.mark.parametrize("engine", ["vllm", "speculators"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}, {"norm_eps": 3e-6, "rope_theta": 500.0}],
-)
+    [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}, {"norm_eps": 3e-6, "rope_theta": 500.0},
+     {"sliding_window": 8, "causal": True}],
+)  # fmt: skip
 def test_a_dflash_draft_comes_back_bit_for_bit(tmp_path, engine, settings):
     config, target = target_config(), target_folder(tmp_path / "target")
     section = {"kind": "dflash", "block_size": 4, "num_layers": 2, "taps": (2, 5), "mask_token_id": 41} | settings

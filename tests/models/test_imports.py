@@ -250,6 +250,23 @@ def test_the_speculators_form(tmp_path):
     same(read3(published(tmp_path / "a", values | {"norm_before_residual": False}, state)), head)
 
 
+def test_a_window_is_read_where_engines_agree_on_it(tmp_path):
+    values, state, head = eagle3_checkpoint(tmp_path)
+    said = {"layer_types": ["sliding_attention"], "sliding_window": 16}
+    narrow = read3(published(tmp_path / "a", values | said, state))
+    same(narrow, head)
+    assert narrow.config.sliding_window == narrow.head.shape.sliding_window == 16
+    unused = {"sliding_window": 16, "use_sliding_window": False}
+    for number, full in enumerate((unused | {"layer_types": ["full_attention"]}, unused)):
+        assert read3(published(tmp_path / f"b{number}", values | full, state)).config.sliding_window is None
+    for unsaid in ({"sliding_window": 16}, {"layer_types": ["sliding_attention"]}):
+        with pytest.raises(UserError, match="what its layer sees is not said"):
+            read3(published(tmp_path / "d", values | unsaid, state))
+    tables, config = Tables(text_of("qwen2_5_vl"), ROWS, ROWS), config_of(**READ)
+    fails_with("sliding_window", config.load, tmp_path / "a", tables)
+    assert config_of(**READ, sliding_window=16).load(tmp_path / "a", tables).shape.sliding_window == 16
+
+
 def test_vocabularies(tmp_path):
     """d2t as an offset, as the ids themselves, out of order, and in contradiction to t2d."""
     values, state, head = eagle3_checkpoint(tmp_path)
@@ -296,7 +313,7 @@ def test_what_eagle3_files_do_not_say(tmp_path):
     assert result.config.visual_slots == "read"
     with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(use_aux_norm\)"):
         read3(published(tmp_path / "b", values | {"use_aux_norm": True}, state))
-    with pytest.raises(UserError, match="input_norm.weight"):
+    with pytest.raises(UserError, match=r"input_norm\.weight"):
         read3(published(tmp_path / "b", values | {"norm_before_fc": True}, state))
     with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(input_norm.weight\)"):
         read3(published(tmp_path / "b", values, state | {"input_norm.weight": torch.ones(3 * WIDTH)}))

@@ -28,6 +28,8 @@ KINDS = {
     "pictures": {"visual_slots": "read", "image": "projected"},
     "an id of the target for a mask": {"visual_slots": "read", "mask_token_id": 40},
     "compact places": {"positions": "compact"},
+    "a window": {"sliding_window": 5, "visual_slots": "read"},
+    "speculators' layer": {"norm_before_residual": True, "norm_before_fc": True, "qk_norm": True, "sliding_window": 5},
     "some of the vocabulary": {"visual_slots": "read", "draft_vocab_size": 20},
 }
 ROWS = ("ttvvvttaaaaaa", "tvvtvvvtaaaa", "ttttaaa", "tta")
@@ -48,7 +50,8 @@ def alone(config, head, embedding, embeds, states, positions):
     masks = head.fuse(head.mask_hidden)[0].expand(count, -1)
     places = torch.cat([positions, positions[-1] + 1 + torch.arange(count)])
     rows = torch.cat([embeds, mask.expand(count, -1)])[None], torch.cat([states, masks])[None]
-    return head(*rows, places[None], None)[0, -count - 1 :]
+    seen = torch.ones(len(places), len(places), dtype=torch.bool).tril().triu(1 - (config.sliding_window or 99))
+    return head(*rows, places[None], seen)[0, -count - 1 :]
 
 
 @pytest.mark.parametrize("kind", ["soft_ce", "ce"])
@@ -105,7 +108,7 @@ def test_states_behind_an_anchor_change_nothing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*KINDS][:4])
+@pytest.mark.parametrize("name", [*KINDS][:6])
 def test_blocks_of_a_decoding_are_rows_of_their_own(name):
     """Every block of a decoding after two pictures, after longer and shorter accepted runs."""
     big, asked = language(llava(0, layers=5)), ask(3, 2)
