@@ -121,6 +121,8 @@ def to_ours(
         hint = no_lm_head(rows) if is_whole else "EAGLE-3 brings its own; is this EAGLE-1?"
         raise UserError("lm_head.weight is missing", where=where, hint=hint)
     state |= _vocabulary(state, rows, where, notes)
+    if (size := len(state["lm_head.weight"])) != rows:
+        settings["draft_vocab_size"] = size
     if kind == "peagle":
         mask = next((values[name] for name in _MASKS if name in values), None)
         if mask is None:
