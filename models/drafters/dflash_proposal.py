@@ -153,9 +153,7 @@ class DflashProposal(BlockProposal):
         first = max(0, held - q.shape[2] - window + 1)
         index, within = torch.arange(first, held, device=q.device), torch.arange(q.shape[2], device=q.device)
         before = held - q.shape[2] + within[:, None] - index
-        visible = before < window
-        if shape.causal:
-            visible &= before >= 0
+        visible = (before < window) & ((before >= 0) | (not shape.causal))
         return attend_all(q, keys[:, :, first:], values[:, :, first:], visible)
 
 
