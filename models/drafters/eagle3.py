@@ -29,8 +29,8 @@ from .head_module import StateHead
 from .head_settings import Image, Reads, Visual
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
-# Norms that a layer of EAGLE-3 may have beside the paper's.
-NORMS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
+# What a head of EAGLE-3 may have beside the paper's parts.
+PARTS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "own_embedding")
 _ITS_OWN = "objective.feature compares states, and this head's are its own"
 
 
@@ -63,9 +63,12 @@ class Eagle3Config(HeadConfig):
     # Number of true inputs up to its last one that an input attends to, beside the drafts that it stands on; null: all.
     # Shorter ones cost less at long contexts, and answers that lie before them are drafted worse.
     sliding_window: int | None = Field(None, ge=1)
+    # Tokens are read through a table of the head's own, which begins as the target's embedding and is trained, as in
+    # speculators' P-EAGLE; false: through the target's.
+    own_embedding: bool = False
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
-    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata", "sliding_window", "qk_norm", *NORMS}
+    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata", "sliding_window", "qk_norm", *PARTS}
     default_objective: ClassVar[HeadObjective] = EAGLE3_LOSS
     is_eagle3: ClassVar[bool] = True
 
@@ -110,17 +113,20 @@ class Eagle3Config(HeadConfig):
         return replace(layer, qk_rms_norm=self.qk_norm, sliding_window=self.sliding_window)
 
     @property
-    def norms(self) -> dict[str, bool]:
-        """The norms of a module, as its constructor takes them."""
-        return {name: dict(self)[name] for name in NORMS}
+    def parts(self) -> dict[str, bool]:
+        """What a module has beside the paper's, as its constructor takes it."""
+        return {name: dict(self)[name] for name in PARTS}
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
-        return Eagle3Head(layer, ids, **self.norms)
+        return Eagle3Head(layer, ids, **self.parts)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         ids = drafted_ids(self.draft_vocab_size, target, count_tokens)
-        return self.module(self.layer(target.shape), ids)
+        head = cast(Eagle3Head, self.module(self.layer(target.shape), ids))
+        if head.embed_tokens is not None:
+            head.embed_tokens.weight.data.copy_(target.embedding[: target.shape.vocab_size])
+        return head
 
     def exports(self, engine: str) -> list[str]:
         return []  # the settings decide
@@ -143,7 +149,7 @@ class Eagle3Head(StateHead):
 
     def __init__(
         self, shape: LayerShape, draft_ids: Tensor, *, fc_norm: bool = False, norm_output: bool = False,
-        norm_before_fc: bool = False, norm_before_residual: bool = False,
+        norm_before_fc: bool = False, norm_before_residual: bool = False, own_embedding: bool = False,
     ):  # fmt: skip
         super().__init__()
         self.shape = shape
@@ -156,11 +162,15 @@ class Eagle3Head(StateHead):
         known[draft_ids] = True
         self.register_buffer("t2d", known)
         self.rotary = Rotary(shape)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, width) if own_embedding else None
         self.norm_output, self.norm_before_residual = norm_output, norm_before_residual
         self.input_norm = RMSNorm(3 * width, shape.norm_eps) if norm_before_fc else None
         self.fc_norm: nn.ModuleList | None = None
         if fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(3))
+
+    def embed(self, ids: Tensor, embedding: Tensor) -> Tensor:
+        return super().embed(ids, embedding) if self.embed_tokens is None else self.embed_tokens(ids).to(self.dtype)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[B,N,3*D] -> [B,N,D]."""

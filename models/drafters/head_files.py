@@ -110,12 +110,13 @@ def load_head(
     state = head_state(folder, device)
     layer = stored_layer(config, folder, layer, state)
     # Published heads carry a copy of the target's rows; what was trained beside other rows would draft badly.
-    if (stored := state.pop(_EMBEDDING, None)) is not None:
+    if not dict(config).get("own_embedding") and (stored := state.pop(_EMBEDDING, None)) is not None:
         rows, embedding = min(len(stored), len(target.embedding)), target.embedding
         same_width = stored.shape[1:] == embedding.shape[1:]
         if not same_width or (stored[:rows].to(device).float() - embedding[:rows].float()).abs().max() > 1e-2:
             problem = "the head brings embeddings that are not the target's"
-            raise UserError(problem, where=str(folder), hint="name the target that it was trained for")
+            hint = "name the target that it was trained for; a table of its own is drafter.own_embedding: true"
+            raise UserError(problem, where=str(folder), hint=hint)
     # An EAGLE-3 file without d2t holds the whole vocabulary.
     ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
     with without_storage(device):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..decoding.cache import Cache
 from ..decoding.head_layer import DecoderLayer, Rotary, Rotation
@@ -40,6 +41,10 @@ class StateHead(DraftVocabulary):
     @property
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
+
+    def embed(self, ids: Tensor, embedding: Tensor) -> Tensor:
+        """[...] ids -> [...,D] in the head's precision; `embedding` [V,D] is the target's."""
+        return F.embedding(ids, embedding).to(self.dtype)
 
     def fuse(self, states: Tensor) -> Tensor:
         """True states [B,N,S*D] -> the state half of the layer's input [B,N,D]."""

@@ -231,7 +231,7 @@ class HeadProposal(Recursive):
         return self.head.fuse(states.to(self.head.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
-        embeds = F.embedding(tokens, self._embedding).to(self.head.dtype)
+        embeds = self.head.embed(tokens, self._embedding)
         return self._read(embeds, states, self._turned(positions), mask, depths, None, None)
 
     def _read(

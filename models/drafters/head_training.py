@@ -126,7 +126,7 @@ def fill(
     state is read where some input's goal is. `embedding` [V,D] is the target's.
     """
     dtype = head.dtype
-    embeds = F.embedding(layout.pick(ids, 1), embedding).to(dtype)
+    embeds = head.embed(layout.pick(ids, 1), embedding)
     if reads.image is not None:
         projected = layout.pick(states.layers[reads.image], 1).to(dtype)
         embeds = torch.where(layout.visual.unsqueeze(-1), projected, embeds)

@@ -15,7 +15,6 @@ from typing import ClassVar, Literal, cast
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...core.batch import Batch, StepLoss
 from ...core.errors import Refused
@@ -83,7 +82,7 @@ class PeagleConfig(Eagle3Config):
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
-        return PeagleHead(layer, ids, learns_mask=self.mask_token_id is None, **self.norms)
+        return PeagleHead(layer, ids, learns_mask=self.mask_token_id is None, **self.parts)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """A trained mask's vector begins with the mean of the embedding."""
@@ -116,15 +115,15 @@ class PeagleHead(Eagle3Head):
 
     model_type = "peagle"
 
-    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, learns_mask: bool, **norms: bool):
-        super().__init__(shape, draft_ids, **norms)
+    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, learns_mask: bool, **parts: bool):
+        super().__init__(shape, draft_ids, **parts)
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * shape.hidden_size))
         self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden_size)) if learns_mask else None
 
     def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
         """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""
-        trained = self.mask_embedding
-        embed = trained if trained is not None else embedding[mask_token_id]
+        mask = torch.full((), mask_token_id or 0, device=embedding.device)
+        embed = self.embed(mask, embedding) if self.mask_embedding is None else self.mask_embedding
         states = self.fuse(self.mask_hidden)
         return embed.to(self.dtype).expand(rows, count, -1), states.expand(rows, count, -1)
 
@@ -230,7 +229,7 @@ class PeagleProposal(HeadProposal):
         self._next = last + 1
         positions = torch.cat([self._positions, last + torch.arange(1, masks + 1, device=device)], dim=1)
         visible = self._mask_of(past, count + masks, device)  # a mask's own place counts in a window
-        true = F.embedding(self._tokens, self._embedding).to(head.dtype)
+        true = head.embed(self._tokens, self._embedding)
         outputs = head(
             torch.cat([true, embeds], 1), torch.cat([self._fused(self._states), hidden], 1),
             self._turned(positions), visible, self._cache,

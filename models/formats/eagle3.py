@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..drafters.eagle3 import NORMS, Eagle3Config, Eagle3Head
+from ..drafters.eagle3 import PARTS, Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
 from ..folders import State
 from ..layer import NORMS_HEADS
@@ -42,6 +42,7 @@ def from_ours(engine: Engine, source: Source) -> Files:
     norms |= {"norm_before_fc": True} if config.norm_before_fc else {}
     if config.fc_norm or config.norm_output:  # EAGLE-3.1's
         norms |= {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
+    norms |= {"embed_requires_grad": True} if config.own_embedding else {}
     if head.shape.sliding_window is not None:
         layer |= window_values(head.shape.sliding_window, 1)
     if head.shape.qk_rms_norm:
@@ -58,10 +59,10 @@ def from_ours(engine: Engine, source: Source) -> Files:
             "speculators_version": "0.9.0",
             "draft_vocab_size": vocabulary,
             "norm_before_fc": False,
+            "embed_requires_grad": False,
             # vLLM takes norm_before_residual for true where it is not written, and the package for false.
             **norms,
             "target_hidden_size": None,
-            "embed_requires_grad": False,
             TAPS: list(taps),
             "transformer_layer_config": layer,
             "tie_word_embeddings": False,
@@ -110,7 +111,8 @@ def to_ours(
     """
     taps = _taps(values, where, notes)
     settings: JsonObject = {} if taps is None else {"taps": taps}
-    settings |= {name: True for name in NORMS if values.get(name)}
+    settings |= {name: True for name in PARTS if values.get(name)}
+    settings |= {"own_embedding": True} if "embed_tokens.weight" in state else {}
     settings |= {"qk_norm": True} if f"{LAYER}self_attn.q_norm.weight" in state else {}
     if taps is None:
         taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))

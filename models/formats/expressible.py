@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from ...core.errors import page
 from ..drafters.dflash import DflashConfig
-from ..drafters.eagle3 import NORMS
+from ..drafters.eagle3 import PARTS
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..hub import num_deepstack
@@ -95,12 +95,10 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
             reasons.append(f"it joins layers {taps}, and the code always takes {usual}")
         elif taps[-1] == layers:
             reasons.append(f"it taps after the last layer ({layers}), and engines tap what enters a layer")
-        # Norms of EAGLE-3.1 and of speculators, which vLLM and speculators know.
-        norms = [name for name in NORMS if dict(config).get(name)]
-        if shape.sliding_window is not None and engine not in ("vllm", "speculators"):
-            reasons.append("it sees a window of positions alone, and its class is not known to")
-        if norms and engine not in ("vllm", "speculators"):
-            reasons.append(f"it has {' and '.join(norms)}, which its class is not known to have")
+        # Of EAGLE-3.1 and of speculators; vLLM and speculators know them.
+        parts = [name for name in (*PARTS, "sliding_window") if dict(config).get(name)]
+        if parts and engine not in ("vllm", "speculators"):
+            reasons.append(f"it has {' and '.join(parts)}, which its class is not known to have")
         return reasons
     if source.head.draft_ids is not None:
         reasons.append("its own LM head scores a part of the vocabulary (drafter.draft_vocab_size), and a head of "

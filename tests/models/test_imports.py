@@ -156,6 +156,18 @@ def test_rows_that_are_not_the_targets(tmp_path):
     assert any("was not compared" in note for note in result.notes)
 
 
+def test_a_trained_table_of_the_speculators_form_is_the_heads_own(tmp_path):
+    """P-EAGLE's is, where no key says otherwise; most of its rows still look as the target's."""
+    values, state, _ = checkpoint(tmp_path, "llava", **READ | {"kind": "peagle", "mask_token_id": 41})
+    values |= {"speculators_model_type": "peagle", "norm_before_residual": False, "mask_token_id": 41}
+    own = torch.cat([ROWS[:41], ROWS[41:] + 1])
+    back = read("peagle", published(tmp_path / "a", values, state | {"embed_tokens.weight": own}), image="placeholder")
+    assert back.config.own_embedding and torch.equal(back.head.embed_tokens.weight, own)
+    for rows, said in ((ROWS.flip(0), {}), (own, {"embed_requires_grad": False})):
+        folder = published(tmp_path / f"{len(said)}", values | said, state | {"embed_tokens.weight": rows})
+        fails_with("of its 44 rows of embedding are not the target's", read, "peagle", folder, image="placeholder")
+
+
 @pytest.mark.parametrize("prefix", ["module.", "ea_layer.", "draft_model.", "module.ea_layer."])
 def test_names_inside_a_trainer(tmp_path, prefix):
     values, state, head = checkpoint(tmp_path, kind="msd")
