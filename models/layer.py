@@ -51,6 +51,8 @@ class LayerShape:
     mrope_interleaved: bool = False
     # half: what stretches the rotation, in transformers' words (see `stretched`); None: nothing.
     rope_scaling: JsonObject | None = None
+    # Inputs up to each, itself included, that it sees; None: all.
+    sliding_window: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -112,6 +114,19 @@ def refuse_window(values: JsonMapping, where: str) -> None:
     if sees_window(values):
         problem = f"the head's layer sees a window of positions alone (sliding_window: {values.get('sliding_window')})"
         raise UserError(problem, where=where, hint="such heads are not read")
+
+
+def head_window(values: JsonMapping, where: str) -> int | None:
+    """The window of a published head's one layer, of its config; None: it sees all. Raises `UserError` where engines
+    may differ: a window without `layer_types`, or without a width.
+    """
+    if not sees_window(values):
+        return None
+    kinds, window = list(values.get("layer_types") or ()), values.get("sliding_window")
+    if kinds != ["sliding_attention"] or not isinstance(window, int):
+        problem = f"layer_types is {kinds} and sliding_window {window}: what its layer sees is not said"
+        raise UserError(problem, where=where, hint='write "layer_types": ["sliding_attention"] and the width beside it')
+    return window
 
 
 def written_rope(values: JsonMapping, where: Path) -> JsonObject:

@@ -27,12 +27,13 @@ SHORT, FEW_SCORES = 512, 1 << 24
 class TrainingPasses:
     """Takes the place of one layer's cache: rotated keys and values of at most `count` passes, with gradients. In a
     packed row `segments` [B,N] int64 on the CPU say, in ascending order, which sample each input belongs to. Of the
-    first `skipped` inputs of each row, which no later pass runs, the first pass makes the keys alone.
+    first `skipped` inputs of each row, which no later pass runs, the first pass makes the keys alone. Of true states an
+    input sees the `window` last ones before its own drafts (speculators 0.9, models/eagle3/attention.py), None: all.
     """
 
-    def __init__(self, count: int, segments: Tensor | None = None, skipped: int = 0):
+    def __init__(self, count: int, segments: Tensor | None = None, skipped: int = 0, window: int | None = None):
         assert segments is None or segments.device.type == "cpu", "the host says where samples begin"
-        self.count, self.segments, self.skipped = count, segments, skipped
+        self.count, self.segments, self.skipped, self.window = count, segments, skipped, window
         self.step = 0
         self.passes: list[tuple[Tensor, Tensor]] = []  # keys and values of each pass
         self.long: LongPasses | None = None
@@ -44,15 +45,17 @@ class TrainingPasses:
         Later passes run the last M inputs alone. Returns [B,H,M,E]: the first pass leaves out what is skipped, too.
         """
         step, self.step = self.step, self.step + 1
+        sees_all = self.window is None or k.shape[2] <= self.window
         if step == 0:
             q = q[:, :, self.skipped :]
             rows, heads, length = q.shape[0], q.shape[1], k.shape[2]
-            if fast.enabled() and (length > SHORT or rows * heads * length * length > FEW_SCORES):
+            # The memory of a window's scores grows with the square of a row's length.
+            if sees_all and fast.enabled() and (length > SHORT or rows * heads * length * length > FEW_SCORES):
                 self.long = LongPasses(self.count, self.segments)
         if self.long is not None:
             return self.long.attend(q, k, v, step)
         self.passes.append((k, v))
-        if step == 0 and self.segments is None and not self.skipped:
+        if step == 0 and sees_all and self.segments is None and not self.skipped:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return self._attend_to_all(q, step)
 
@@ -63,7 +66,10 @@ class TrainingPasses:
         total, count = true_k.shape[2], q.shape[2]
         queries = q.to(wide).unflatten(1, (true_k.shape[1], -1)) / math.sqrt(q.shape[-1])  # [B,G,R,M,E]
         places = torch.arange(total, device=q.device)
-        hidden = places > places[total - count :, None] - step  # [M,N]
+        last = places[total - count :, None] - step
+        hidden = places > last  # [M,N]
+        if self.window is not None:
+            hidden = hidden | (places <= last - self.window)
         if self.segments is None:
             samples = torch.zeros(1, count, dtype=torch.int64, device=q.device)
         else:

@@ -46,10 +46,15 @@ SIZES: dict[str, dict[str, int]] = {
 }
 HEADS: dict[str, Any] = {
     "EAGLE-3": Eagle3Config(kind="eagle3"),
+    "EAGLE-3 in a window of 512": Eagle3Config(kind="eagle3", sliding_window=512),
     "DFlash": DflashConfig(kind="dflash", block_size=8, num_layers=1, taps=(2, 3, 4), mask_token_id=3),
 }
 TREES = {"chain of 5": Chain(5), "chain of 7": Chain(7), "tree of 60": Dynamic(total=60, depth=5, width=10)}
-CYCLES = (("EAGLE-3", "chain of 5"), ("EAGLE-3", "tree of 60"), ("DFlash", "chain of 7"))
+CYCLES = (
+    ("EAGLE-3", "chain of 5", 64), ("EAGLE-3", "tree of 60", 64), ("DFlash", "chain of 7", 64),
+    ("EAGLE-3 in a window of 512", "chain of 5", 128), ("EAGLE-3 in a window of 512", "chain of 5", 3800),
+)  # fmt: skip
+STEPS = ("EAGLE-3", "DFlash")
 LENGTHS = (64, 512)  # tokens of a training sample
 COMMANDS = (["--help"], ["show", "llava15-68m"], ["train", "recipe=llava15-68m", "dry_run=true"])
 HEADING = ("what", "median [quartiles]", "its products and attention alone, of it", "n")
@@ -118,21 +123,26 @@ def beside_its_floor(action: Callable[[], Any], count: int) -> tuple[list[float]
     return whole, shares
 
 
-def cycle(name: str, tree_name: str, size: str, device: torch.device, count: int, tokens: int) -> Row:
-    """Milliseconds of a greedy cycle after a prompt of 64 tokens; the floor is of the whole request."""
+def cycle(name: str, tree_name: str, after: int, size: str, device: torch.device, count: int, tokens: int) -> Row:
+    """Milliseconds of a greedy cycle after a prompt of so many tokens, and its two parts; the floor is of the whole
+    request.
+    """
     target = target_of(size, device)
     drafter = HEADS[name].drafter(HEADS[name].build(target).eval().requires_grad_(False), target)
-    ids = torch.randint(8, target.vocab_size, (64,), generator=torch.Generator().manual_seed(1))
-    request = Request(ids, torch.zeros(64, dtype=torch.int8), None, "1")
+    ids = torch.randint(8, target.vocab_size, (after,), generator=torch.Generator().manual_seed(1))
+    request = Request(ids, torch.zeros(after, dtype=torch.int8), None, "1")
     decoding = Decoding(TREES[tree_name], RULES["greedy"], Draw("top-k"), Warp(0.0), tokens, ())
-    times: list[float] = []
+    times: list[list[float]] = []
 
     def decode() -> None:
         done = generate(target, drafter, request, decoding, clock=moment)
-        times.append(1e3 * statistics.median(one.total_s for one in done.cycles))
+        parts = zip(*((one.total_s, one.draft_s, one.verify_s) for one in done.cycles), strict=True)
+        times.append([1e3 * statistics.median(part) for part in parts])
 
     _, shares = beside_its_floor(decode, count)
-    return f"cycle of {name}, {tree_name}, {size}", f"{spread(times[1:])} ms", spread(shares), count
+    whole, draft, verify = (spread(part) for part in zip(*times[1:], strict=True))
+    shown = f"{whole} ms: {draft} the draft's, {verify} the target's"
+    return f"cycle of {name}, {tree_name}, after {after:,} tokens, {size}", shown, spread(shares), count
 
 
 def step(name: str, length: int, size: str, device: torch.device, count: int) -> Row:
@@ -219,9 +229,9 @@ def main(arguments: Sequence[str]) -> None:
         print(lines[-1], flush=True)
 
     for size in options.sizes:
-        for name, tree in CYCLES:
-            show(cycle(name, tree, size, device, options.count, options.tokens))
-        for name in HEADS:
+        for name, tree, after in CYCLES:
+            show(cycle(name, tree, after, size, device, options.count, options.tokens))
+        for name in STEPS:
             for length in LENGTHS:
                 show(step(name, length, size, device, options.count))
     for row in starts(options.count):

@@ -18,8 +18,8 @@ def test_every_row_is_measured_and_written(tmp_path, monkeypatch, capsys):
     assert re.match(r"`scripts/bench.py --sizes tiny .*`: .*, \d+ thread\(s\), load .*, 20\d\d-\d\d-\d\d, commit", head)
     cells = [row.strip("| ").split(" | ") for row in rows[1:]]
     assert [row[0].split(",")[0] for row in cells] == [
-        "cycle of EAGLE-3", "cycle of EAGLE-3", "cycle of DFlash", "training step of EAGLE-3",
-        "training step of DFlash", "start of `draftsmith --help`",
+        "cycle of EAGLE-3", "cycle of EAGLE-3", "cycle of DFlash", *["cycle of EAGLE-3 in a window of 512"] * 2,
+        "training step of EAGLE-3", "training step of DFlash", "start of `draftsmith --help`",
     ]  # fmt: skip
     assert all(float(row[1].split()[0]) > 0 for row in cells)
     assert all(0 < float(row[2].split()[0]) < 1 for row in cells[:-1]), "products are a part of the whole"

@@ -29,6 +29,7 @@ class CacheLayer:
         self.length = 0
         self.places: Tensor | None = None  # [N] int64 on the device: write there and hand over the first `reach`
         self.reach = capacity
+        self.first = 0  # keys and values before it are kept and not handed over
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate `capacity` positions for keys and values of this shape, [R,H,N,D]."""
@@ -41,7 +42,7 @@ class CacheLayer:
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [R,H,N,D] after `length`. Returns all from the first to the written ones."""
+        """Write keys and values [R,H,N,D] after `length`. Returns all from `first` to the written ones."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.places is not None:
@@ -52,7 +53,7 @@ class CacheLayer:
         assert end <= self.capacity, f"cache of {self.capacity} positions asked to hold {end}"
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys[:, :, self.first : end], self.values[:, :, self.first : end]
 
 
 class Cache:
@@ -97,6 +98,11 @@ class Cache:
         """Set the number of committed positions and forget the later ones."""
         for layer in self.kv_layers:
             layer.length = length
+
+    def hand_over_from(self, first: int) -> None:
+        """Let forwards read no position before `first`, as a layer with a window does."""
+        for layer in self.kv_layers:
+            layer.first = first
 
     def empty(self) -> None:
         """Forget all positions. A mask hides what they held, but not a NaN: it goes, too."""

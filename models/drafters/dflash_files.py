@@ -102,7 +102,8 @@ def _check_config(folder: Path, shape: DflashShape) -> None:
         if name in expected and value != expected[name]:
             refuse(name, value, expected[name], path)
     # Ours has the whole layer.
-    if "zeros_before" in values and (different := shape.layer.differs_from(values)) is not None:
+    of_layer = values | {"sliding_window": None}  # a block's own was compared above
+    if "zeros_before" in values and (different := shape.layer.differs_from(of_layer)) is not None:
         refuse(*different, path)
 
 
@@ -113,9 +114,9 @@ def native_values(values: JsonObject, path: Path) -> JsonObject:
     merged = {**(values.get("transformer_layer_config") or {}), **values, **(values.get("dflash_config") or {})}
     anchored, window = merged.get("sample_from_anchor"), merged.get("sliding_window")
     causal = merged.get("causal") if merged.get("is_causal") is None else merged["is_causal"]
-    values = _as_native(values, path)
-    if causal:
-        _unread("its blocks are causal (is_causal, or causal in dflash_config)", path)
+    values = _as_native(values)
+    if causal is not None and values.get("is_causal") not in (causal, None):
+        _unread(f"is_causal is {causal}, and its layout says otherwise (sliding_window_non_causal)", path)
     if anchored and "markov_rank" not in values:
         _unread("its pass also drafts at the last committed token (sample_from_anchor)", path)
     for name, plain in _OTHERWISE.items():
@@ -127,11 +128,11 @@ def native_values(values: JsonObject, path: Path) -> JsonObject:
 
 
 def _unread(problem: str, path: Path) -> None:
-    hint = "a draft is read whose layers are all bidirectional, with one window or none, and whose masks alone answer"
+    hint = "a draft is read whose layers are all alike, with one window or none, and whose masks alone answer"
     raise UserError(problem, where=str(path), hint=hint)
 
 
-def _as_native(values: JsonObject, path: Path) -> JsonObject:
+def _as_native(values: JsonObject) -> JsonObject:
     kind = values.get("speculators_model_type")
     if kind is None and "markov_rank" in values and "target_layer_ids" in values:
         mask = {name: values.get(name) for name in ("mask_token_id", "target_layer_ids")}
@@ -139,14 +140,13 @@ def _as_native(values: JsonObject, path: Path) -> JsonObject:
     if kind not in ("dflash", "dspark", "dflash2"):
         return values
     layer = dict(values["transformer_layer_config"])
-    windows = "sliding_attention" in (layer.get("layer_types") or ())
-    if windows and not values.get("sliding_window_non_causal", kind == "dflash2"):
-        _unread("its blocks are causal within a sliding window (sliding_window_non_causal is not true)", path)
+    windows = "sliding_attention" in (layer.get("layer_types") or ())  # layers without one see all of a block
+    causal = windows and not values.get("sliding_window_non_causal", kind == "dflash2")
     ids = [one - 1 for one in values["aux_hidden_state_layer_ids"]]
     of_kind = {"dspark": DSPARK, "dflash2": DFLASH2}.get(kind, ())
     of_block = {name: values[name] for name in ("block_size", "draft_vocab_size", *of_kind) if name in values}
     mask = {"mask_token_id": values.get("mask_token_id"), "target_layer_ids": ids}
-    return layer | of_block | {"dflash_config": mask, "is_causal": False}
+    return layer | of_block | {"dflash_config": mask, "is_causal": causal}
 
 
 def settings_of(values: JsonObject, path: Path) -> JsonObject:
@@ -156,8 +156,8 @@ def settings_of(values: JsonObject, path: Path) -> JsonObject:
     merged = values | draft
     anchor = ("sample_from_anchor",) if "markov_rank" in merged else ()  # of DSpark alone
     windows = "zeros_before" in values or (kinds is not None and "sliding_attention" in kinds)
-    if kinds is not None and windows and (len({*kinds}) > 1 or values.get("is_causal") is not False):
-        _unread("its blocks are causal within a sliding window, or only some layers have one", path)
+    if kinds is not None and windows and (len({*kinds}) > 1 or values.get("is_causal") is None):
+        _unread("it does not say whether blocks are causal within a sliding window, or only some layers have one", path)
     return {
         "num_layers": values.get("num_hidden_layers"),
         "block_size": draft.get("block_size") or values.get("block_size"),  # newer published ones have it there alone
@@ -165,5 +165,6 @@ def settings_of(values: JsonObject, path: Path) -> JsonObject:
         "taps": None if taps is None else [tap + 1 for tap in taps],
         "intermediate_size": values.get("intermediate_size"),
         "sliding_window": values.get("sliding_window") if windows else None,
+        "causal": bool(values.get("is_causal")),
         **{name: merged[name] for name in (*WALKS, *anchor) if name in merged},
     }

@@ -57,6 +57,8 @@ class DflashShape:
     confidence: bool = False
     # Whether the last committed token's own place drafts the first token (DSpark), and not the first mask.
     sample_from_anchor: bool = False
+    # Whether a place of a block sees the block up to itself alone, and not all of it.
+    causal: bool = False
 
     @property
     def of_kind(self) -> JsonObject:
@@ -82,6 +84,7 @@ class DflashShape:
             "num_hidden_layers": self.num_layers,
             "block_size": self.block_size,
             "sliding_window": self.sliding_window,
+            "is_causal": self.causal,
             "dflash_config": {"mask_token_id": self.mask_token_id, "target_layer_ids": taps},
         }
 

@@ -144,13 +144,16 @@ class DflashProposal(BlockProposal):
         return scores, {}
 
     def _attended(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        window, held = self.head.shape.sliding_window, keys.shape[2]
-        if window is None or held <= window:
+        shape, held = self.head.shape, keys.shape[2]
+        window = held if shape.sliding_window is None else shape.sliding_window
+        if held <= window and not shape.causal:
             return attend_all(q, keys, values)
-        # Place i of the block sees the last `window` states before it, itself included, and all of the block.
+        # Place i of the block sees the last `window` states before it, itself included, and all of the block, or of a
+        # causal one its places up to i.
         first = max(0, held - q.shape[2] - window + 1)
         index, within = torch.arange(first, held, device=q.device), torch.arange(q.shape[2], device=q.device)
-        visible = held - q.shape[2] + within[:, None] - index < window
+        before = held - q.shape[2] + within[:, None] - index
+        visible = (before < window) & ((before >= 0) | (not shape.causal))
         return attend_all(q, keys[:, :, first:], values[:, :, first:], visible)
 
 

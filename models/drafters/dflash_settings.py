@@ -73,6 +73,9 @@ class DflashSettings(MirroringDrafter):
     mask_token_id: int | None = Field(None, ge=0)
     # Number of states up to its position that a token attends to beside its block, at least a block's; null: all.
     sliding_window: int | None = Field(None, ge=1)
+    # Whether a place of a block sees the block up to itself alone, as what speculators trains by default; false: all of
+    # it, as published drafts.
+    causal: bool = False
     # Number of most frequent tokens that the draft's own LM head scores; null: the target's LM head scores all tokens.
     draft_vocab_size: int | None = Field(None, ge=1)
     # read: the draft attends to states of visual tokens as to all others; none: it does not (a text-only window).
@@ -94,14 +97,15 @@ class DflashSettings(MirroringDrafter):
     layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "dflash"
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata", "cut_below"})
     beside_states: ClassVar[frozenset[str]] = MirroringDrafter.beside_states | {
-        "block_size", "mask_token_id", "sliding_window", "draft_vocab_size", "vata", "blind_share", "positions",
-        "kv_heads", "intermediate_size", "norm_eps", "rope_theta", "rope", "loss", "confidence", "cut_below",
+        "block_size", "mask_token_id", "sliding_window", "causal", "draft_vocab_size", "vata", "blind_share",
+        "positions", "kv_heads", "intermediate_size", "norm_eps", "rope_theta", "rope", "loss", "confidence",
+        "cut_below",
     }  # fmt: skip
     for_images: ClassVar[bool] = True
     least_supervised: ClassVar[int] = 2
     unread_for_images: ClassVar[frozenset[str]] = frozenset({
-        "sliding_window", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions", "rope_theta", "rope",
-        "confidence", "cut_below",
+        "sliding_window", "causal", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions",
+        "rope_theta", "rope", "confidence", "cut_below",
     })  # fmt: skip
     trains_on: ClassVar[str | None] = "states"
 
@@ -145,7 +149,7 @@ class DflashSettings(MirroringDrafter):
             layer = replace(self.mirrored(target.text, input_norm=True, qkv_bias=False), qk_rms_norm=True)
         return DflashShape(
             layer, self.num_layers, taps, self.block_size, self.mask_token_id, self.sliding_window,
-            self.confidence is not None,
+            self.confidence is not None, causal=self.causal,
         )  # fmt: skip
 
     def check(self, shape: TargetShape) -> None:

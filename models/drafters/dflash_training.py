@@ -192,7 +192,8 @@ class DflashTraining(BesideTarget):
 
 def block_mask(visible: Tensor, anchors: Tensor, shape: DflashShape, reach: int) -> Tensor:
     """[B,1,N,R+N] bool: what the N places of blocks after `anchors` [B,A] see of the first R = `reach` states of the
-    row, and of each other: `visible` [B,T] states before the anchor, and the block itself.
+    row, and of each other: `visible` [B,T] states before the anchor, and the block itself, or of a causal one its
+    places up to each.
     """
     index = torch.arange(reach, device=visible.device)
     context = (visible[:, None, :reach] & (index < anchors[..., None]))[:, :, None].expand(-1, -1, shape.block_size, -1)
@@ -200,9 +201,11 @@ def block_mask(visible: Tensor, anchors: Tensor, shape: DflashShape, reach: int)
         before = visible.cumsum(1) - visible.long()  # [B,T]
         places = before.gather(1, anchors)[..., None] + torch.arange(shape.block_size, device=visible.device)
         context = context & (places[..., None] - before[:, None, None, :reach] < shape.sliding_window)
-    number = torch.arange(anchors.shape[1] * shape.block_size, device=visible.device) // shape.block_size
-    same_block = (number[:, None] == number).expand(len(visible), -1, -1)
-    return torch.cat([context.flatten(1, 2), same_block], dim=-1)[:, None]
+    index = torch.arange(anchors.shape[1] * shape.block_size, device=visible.device)
+    same_block = index[:, None] // shape.block_size == index // shape.block_size
+    if shape.causal:
+        same_block = same_block & (index[:, None] >= index)
+    return torch.cat([context.flatten(1, 2), same_block.expand(len(visible), -1, -1)], dim=-1)[:, None]
 
 
 class Places:

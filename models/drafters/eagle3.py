@@ -8,6 +8,7 @@ Letters: B rows, N inputs, D width, V' draft vocabulary, V the target's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -28,6 +29,8 @@ from .head_module import StateHead
 from .head_settings import Image, Reads, Visual
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
+# What a head of EAGLE-3 may have beside the paper's parts.
+PARTS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "own_embedding")
 _ITS_OWN = "objective.feature compares states, and this head's are its own"
 
 
@@ -51,9 +54,21 @@ class Eagle3Config(HeadConfig):
     fc_norm: bool = False
     # EAGLE-3.1: the head's own state is normed before the next pass reads it.
     norm_output: bool = False
+    # The three joined states are normed together by one norm before the projection (gpt-oss; speculators' default).
+    norm_before_fc: bool = False
+    # The layer's residual is the state after `hidden_norm`, and not the state itself (speculators' default).
+    norm_before_residual: bool = False
+    # Queries and keys are normed over the width of each head, as in Qwen3's layer (speculators' P-EAGLE).
+    qk_norm: bool = False
+    # Number of true inputs up to its last one that an input attends to, beside the drafts that it stands on; null: all.
+    # Shorter ones cost less at long contexts, and answers that lie before them are drafted worse.
+    sliding_window: int | None = Field(None, ge=1)
+    # Tokens are read through a table of the head's own, which begins as the target's embedding and is trained, as in
+    # speculators' P-EAGLE; false: through the target's.
+    own_embedding: bool = False
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
-    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata"}
+    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata", "sliding_window", "qk_norm", *PARTS}
     default_objective: ClassVar[HeadObjective] = EAGLE3_LOSS
     is_eagle3: ClassVar[bool] = True
 
@@ -63,6 +78,10 @@ class Eagle3Config(HeadConfig):
             raise ValueError(f"{_ITS_OWN}; give token, l1 or listmle")
         if self.taps is not None and list(self.taps) != sorted(set(self.taps)):
             raise ValueError("taps are three layers in ascending order")
+        if self.sliding_window is not None and self.mtp_attention != "ttt":
+            raise ValueError("a sliding_window is trained with mtp_attention: ttt, as it is decoded")
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm both norm what is projected; give one of them")
         return self
 
     def visual(self, *, training: bool) -> Visual:
@@ -90,15 +109,24 @@ class Eagle3Config(HeadConfig):
 
     def layer(self, shape: TargetShape) -> LayerShape:
         """Mirror a layer without what only Qwen has; its attention reads embedding and state, 2 * D wide."""
-        return self.mirrored(shape.text, input_norm=True, qkv_bias=self.qkv_bias, like_llama=True)
+        layer = self.mirrored(shape.text, input_norm=True, qkv_bias=self.qkv_bias, like_llama=True)
+        return replace(layer, qk_rms_norm=self.qk_norm, sliding_window=self.sliding_window)
+
+    @property
+    def parts(self) -> dict[str, bool]:
+        """What a module has beside the paper's, as its constructor takes it."""
+        return {name: dict(self)[name] for name in PARTS}
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
-        return Eagle3Head(layer, ids, fc_norm=self.fc_norm, norm_output=self.norm_output)
+        return Eagle3Head(layer, ids, **self.parts)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         ids = drafted_ids(self.draft_vocab_size, target, count_tokens)
-        return self.module(self.layer(target.shape), ids)
+        head = cast(Eagle3Head, self.module(self.layer(target.shape), ids))
+        if head.embed_tokens is not None:
+            head.embed_tokens.weight.data.copy_(target.embedding[: target.shape.vocab_size])
+        return head
 
     def exports(self, engine: str) -> list[str]:
         return []  # the settings decide
@@ -112,30 +140,42 @@ class Eagle3Config(HeadConfig):
 class Eagle3Head(StateHead):
     """EAGLE-3: its own final norm, and an LM head over `draft_ids`, [V'] int64 ascending, of the target's ids.
     EAGLE-3.1 norms each joined state (`fc_norm`), and its own state before the next pass reads it (`norm_output`).
+    speculators' heads norm the three joined states as one vector (`norm_before_fc`), and their residual is the normed
+    state (`norm_before_residual`): speculators 0.9, models/eagle3/core.py and model_definitions.py.
     """
 
     model_type = "eagle3"
     takes_rotations = True
 
-    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, fc_norm: bool = False, norm_output: bool = False):
+    def __init__(
+        self, shape: LayerShape, draft_ids: Tensor, *, fc_norm: bool = False, norm_output: bool = False,
+        norm_before_fc: bool = False, norm_before_residual: bool = False, own_embedding: bool = False,
+    ):  # fmt: skip
         super().__init__()
         self.shape = shape
         width, device = shape.hidden_size, draft_ids.device
         self.fc = nn.Linear(3 * width, width, bias=False)
-        self.midlayer = JoinedLayer(shape)
+        self.midlayer = JoinedLayer(shape, norm_before_residual=norm_before_residual)
         self.norm = RMSNorm(width, shape.norm_eps)
         self.score_ids(width, shape.vocab_size, draft_ids)
         known = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
         known[draft_ids] = True
         self.register_buffer("t2d", known)
         self.rotary = Rotary(shape)
-        self.norm_output = norm_output
+        self.embed_tokens = nn.Embedding(shape.vocab_size, width) if own_embedding else None
+        self.norm_output, self.norm_before_residual = norm_output, norm_before_residual
+        self.input_norm = RMSNorm(3 * width, shape.norm_eps) if norm_before_fc else None
         self.fc_norm: nn.ModuleList | None = None
         if fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(3))
 
+    def embed(self, ids: Tensor, embedding: Tensor) -> Tensor:
+        return super().embed(ids, embedding) if self.embed_tokens is None else self.embed_tokens(ids).to(self.dtype)
+
     def fuse(self, states: Tensor) -> Tensor:
         """[B,N,3*D] -> [B,N,D]."""
+        if self.input_norm is not None:
+            states = self.input_norm(states)
         if self.fc_norm is not None:
             parts = zip(self.fc_norm, states.chunk(3, dim=-1), strict=True)
             states = torch.cat([norm(part) for norm, part in parts], dim=-1)
@@ -165,10 +205,13 @@ class Eagle3Head(StateHead):
 
 
 class JoinedLayer(nn.Module):
-    """A decoder layer whose attention reads [norm(embedding); norm(state)] and whose residual is the state."""
+    """A decoder layer whose attention reads [norm(embedding); norm(state)] and whose residual is the state, or with
+    `norm_before_residual` the normed state.
+    """
 
-    def __init__(self, shape: LayerShape):
+    def __init__(self, shape: LayerShape, *, norm_before_residual: bool = False):
         super().__init__()
+        self.norm_before_residual = norm_before_residual
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = HeadAttention(shape)
@@ -182,8 +225,9 @@ class JoinedLayer(nn.Module):
         if isinstance(cache, TrainingPasses):
             return self._in_pass(embeds, states, rope, cache)
         assert rope is not None
-        joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
-        return through(self, states, joined, rope, mask, cache)
+        normed = self.hidden_norm(states)
+        joined = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
+        return through(self, normed if self.norm_before_residual else states, joined, rope, mask, cache)
 
     def _in_pass(self, embeds: Tensor, states: Tensor, rope: Tensor | Rotation | None, cache: TrainingPasses) -> Tensor:
         """`forward` in a pass of training. The embedding is the same in all passes, so its half of the queries, keys
@@ -197,8 +241,10 @@ class JoinedLayer(nn.Module):
             half = F.linear(self.input_layernorm(embeds), weight[:, :width], bias)
             cache.shared = half, weight[:, width:], rope
         half, weight, rope = cache.shared
-        projected = half[:, -count:] + F.linear(self.hidden_norm(states), weight)
+        normed = self.hidden_norm(states)
+        projected = half[:, -count:] + F.linear(normed, weight)
         q, k, v = projected.split([part.out_features for part in projections], dim=-1)
         mixed = attention.mixed(q, k, v, cast(Tensor, rope)[:, -count:], None, cache)
-        outputs = states[:, -mixed.shape[1] :] + attention.o_proj(mixed)
+        residual = normed if self.norm_before_residual else states
+        outputs = residual[:, -mixed.shape[1] :] + attention.o_proj(mixed)
         return outputs + self.mlp(self.post_attention_layernorm(outputs))

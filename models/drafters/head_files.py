@@ -22,7 +22,7 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, Checkpoint
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
-from ..layer import AT_EXPORT, LayerShape, refuse_window, stretched, written_rope
+from ..layer import AT_EXPORT, LayerShape, head_window, refuse_window, stretched, written_rope
 from ..targets.base import Target, TargetShape
 from .base import DrafterConfig
 from .head_module import StateHead
@@ -90,6 +90,7 @@ def save_head(head: StateHead, folder: Path, manifest: JsonMapping) -> None:
         "num_queries": head.num_queries,
         "num_steps": head.num_steps,
         "norm_output": head.norm_output,
+        "norm_before_residual": head.norm_before_residual,
         **head.shape.to_dict(),
     }
     write_folder(folder, values, head.state_dict())
@@ -109,19 +110,22 @@ def load_head(
     state = head_state(folder, device)
     layer = stored_layer(config, folder, layer, state)
     # Published heads carry a copy of the target's rows; what was trained beside other rows would draft badly.
-    if (stored := state.pop(_EMBEDDING, None)) is not None:
+    if not dict(config).get("own_embedding") and (stored := state.pop(_EMBEDDING, None)) is not None:
         rows, embedding = min(len(stored), len(target.embedding)), target.embedding
         same_width = stored.shape[1:] == embedding.shape[1:]
         if not same_width or (stored[:rows].to(device).float() - embedding[:rows].float()).abs().max() > 1e-2:
             problem = "the head brings embeddings that are not the target's"
-            raise UserError(problem, where=str(folder), hint="name the target that it was trained for")
+            hint = "name the target that it was trained for; a table of its own is drafter.own_embedding: true"
+            raise UserError(problem, where=str(folder), hint=hint)
     # An EAGLE-3 file without d2t holds the whole vocabulary.
     ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
     with without_storage(device):
         head = config.module(layer, ids)
-    # Whether a head's own state is normed is said by no weight.
-    if (folder / CONFIG).is_file() and (normed := bool(read_values(folder).get("norm_output"))) != head.norm_output:
-        refuse("norm_output", normed, head.norm_output, folder / CONFIG)
+    # Whether a head's own state is normed, and what its residual is, are said by no weight.
+    values = read_values(folder) if (folder / CONFIG).is_file() else None
+    for name in () if values is None else ("norm_output", "norm_before_residual"):
+        if bool(values.get(name)) != (expected := getattr(head, name)):
+            refuse(name, bool(values.get(name)), expected, folder / CONFIG)
     wanted, rows = head.state_dict().get("lm_head.weight"), target.shape.vocab_size
     lacks = wanted is not None and len(wanted) == rows and "lm_head.weight" not in state
     take_weights(head, state, weights_file(folder), device, dtype, hint=no_lm_head(rows) if lacks else None)
@@ -194,7 +198,10 @@ def stored_layer(config: HeadSettings, folder: Path, mirrored: LayerShape, state
     if "zeros_before" in values:
         return mirrored
     values = values.get("transformer_layer_config") or values
-    refuse_window(values, str(folder / CONFIG))
+    if not config.is_eagle3:
+        refuse_window(values, str(folder / CONFIG))
+    elif (window := head_window(values, str(folder / CONFIG))) != mirrored.sliding_window:
+        refuse("sliding_window (drafter.sliding_window)", window, mirrored.sliding_window, folder / CONFIG)
     rope = written_rope(values, folder / CONFIG)
     try:
         fields = _Written.model_validate({**values, "rope_theta": rope.get("rope_theta")})

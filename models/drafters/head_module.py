@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..decoding.cache import Cache
 from ..decoding.head_layer import DecoderLayer, Rotary, Rotation
@@ -30,6 +31,7 @@ class StateHead(DraftVocabulary):
     num_queries: int = 0
     num_steps: int = 0
     norm_output: bool = False  # whether its own state is normed before the next pass reads it (EAGLE-3.1)
+    norm_before_residual: bool = False  # whether its layer's residual is the normed state (speculators)
     takes_rotations = False  # in place of positions: found in a table, for all that a cycle reads
 
     shape: LayerShape
@@ -39,6 +41,10 @@ class StateHead(DraftVocabulary):
     @property
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
+
+    def embed(self, ids: Tensor, embedding: Tensor) -> Tensor:
+        """[...] ids -> [...,D] in the head's precision; `embedding` [V,D] is the target's."""
+        return F.embedding(ids, embedding).to(self.dtype)
 
     def fuse(self, states: Tensor) -> Tensor:
         """True states [B,N,S*D] -> the state half of the layer's input [B,N,D]."""

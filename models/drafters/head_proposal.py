@@ -37,6 +37,7 @@ class Recursive:
     """
 
     graphs: Graphs | None = None  # of its passes; None: they are run eagerly
+    window: int | None = None  # inputs that one sees, itself included; None: all
     captures = True  # whether a pass reads nothing of a request but its arguments and the cache
 
     _cache: Cache
@@ -96,6 +97,19 @@ class Recursive:
             return positions
         return rotation(self._rotations, positions)
 
+    def _mask_of(self, past: int, count: int, device: torch.device) -> Tensor | None:
+        """[N,K] bool of what `count` inputs after `past` ones see of the keys that the cache hands over in the next
+        forward; None: one input, which sees all of them. Keys that stand in no input's window are not handed over.
+        """
+        window = past + count if self.window is None else self.window
+        first = max(0, past - window + 1)
+        self._cache.hand_over_from(first)
+        if count == 1:
+            return None
+        visible = torch.ones(count, past + count - first, dtype=torch.bool, device=device)
+        visible = visible.tril_(past - first)
+        return visible if past + count <= window else visible.triu_(past - first - window + 1)
+
     @torch.inference_mode()
     def root(self) -> Tensor:
         """Read what was committed; only that stays in the cache. q [V] of the token after it."""
@@ -104,9 +118,7 @@ class Recursive:
         # Text has one position, whatever the number of coordinates.
         positions = self._positions if self._positions.dim() == 2 else self._positions[0]
         self._next = positions[:, -1:] + 1
-        mask = None  # one input sees all
-        if count > 1:
-            mask = torch.ones(count, past + count, dtype=torch.bool, device=device).tril_(past)
+        mask = self._mask_of(past, count, device)
         true = torch.zeros(count, dtype=torch.int64, device=device)
         hidden = self._pass(self._fused(self._states), self._tokens, self._positions, mask, true)
         self._cache.advance(count)
@@ -119,7 +131,11 @@ class Recursive:
         past, first, device = self._cache.length, len(self._expansions), self._outputs.device
         depths = self._expansions.take(parents)
         # The root's output, whose parent is ROOT, -1, stands before the expansions'.
-        rows, visible = np.array([parents, depths, depths]), self._expansions.ancestors(first, past=past).numpy()
+        # A draft sees as far back as the last true input, in training and here.
+        unseen = 0 if self.window is None else max(0, past - self.window)
+        self._cache.hand_over_from(unseen)
+        visible = self._expansions.ancestors(first, past=past - unseen).numpy()
+        rows = np.array([parents, depths, depths])
         rows[0] += 1
         rows[2] -= 1  # behind the root's children
         tokens, (above, below, further), mask = upload_tokens(device, tokens, rows, visible)
@@ -142,7 +158,9 @@ class HeadProposal(Recursive):
         self.head, self.target, self.config = head.eval(), target, config
         self.taps = config.taps_for(target.shape, training=False)
         self._reads = config.reads(target.shape, training=False)
-        self.captures = not head.num_queries  # a pass also reads the request's vector of the last picture
+        self.window = head.shape.sliding_window
+        # A pass also reads the request's vector of the last picture; a window moves.
+        self.captures = not head.num_queries and self.window is None
 
     @property
     def num_held(self) -> int:
@@ -187,8 +205,8 @@ class HeadProposal(Recursive):
         for start in range(0, last, PIECE):
             stop, sees = min(start + PIECE, last), None
             piece = filled.each(operator.itemgetter((slice(None), slice(start, stop))))
-            if start:
-                sees = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
+            if start or (self.window is not None and stop > self.window):
+                sees = self._mask_of(start, stop - start, positions.device)
             true = torch.zeros(stop - start, dtype=torch.int64, device=positions.device)
             self._read(
                 piece.embeds, piece.fused(self.head), positions[..., start:stop], sees, true, piece.direct, piece.image
@@ -213,7 +231,7 @@ class HeadProposal(Recursive):
         return self.head.fuse(states.to(self.head.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
-        embeds = F.embedding(tokens, self._embedding).to(self.head.dtype)
+        embeds = self.head.embed(tokens, self._embedding)
         return self._read(embeds, states, self._turned(positions), mask, depths, None, None)
 
     def _read(

@@ -126,7 +126,7 @@ def fill(
     state is read where some input's goal is. `embedding` [V,D] is the target's.
     """
     dtype = head.dtype
-    embeds = F.embedding(layout.pick(ids, 1), embedding).to(dtype)
+    embeds = head.embed(layout.pick(ids, 1), embedding)
     if reads.image is not None:
         projected = layout.pick(states.layers[reads.image], 1).to(dtype)
         embeds = torch.where(layout.visual.unsqueeze(-1), projected, embeds)
@@ -289,7 +289,9 @@ class HeadTraining(BesideTarget):
             if config.mtp_attention != "ttt":
                 # A GPU without a kernel of samples in a row (flash attention, of 16 bits) would launch one for each.
                 mask = row.bounds if runs_samples(filled.states) else row.mask[None, None]
-        keys = TrainingPasses(self.num_passes, segments, skipped) if config.mtp_attention == "ttt" else None
+        keys: TrainingPasses | None = None
+        if config.mtp_attention == "ttt":
+            keys = TrainingPasses(self.num_passes, segments, skipped, head.shape.sliding_window)
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
             states = filled.states

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...core.batch import Batch, StepLoss
 from ...core.errors import Refused
@@ -64,6 +63,12 @@ class PeagleConfig(Eagle3Config):
     takes_objective: ClassVar[bool] = False
     least_supervised: ClassVar[int] = 2
 
+    @model_validator(mode="after")
+    def _window_of_a_block(self) -> PeagleConfig:
+        if self.sliding_window is not None and self.sliding_window < self.parallel_tokens:
+            raise ValueError(f"sliding_window is {self.sliding_window}, shorter than {self.parallel_tokens} places")
+        return self
+
     def check_settings(self, draws_images: bool) -> None:
         super().check_settings(draws_images)
         for name in ("mtp_steps", "mtp_attention", "replace", "objective", "fc_norm", "norm_output"):
@@ -77,7 +82,7 @@ class PeagleConfig(Eagle3Config):
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
-        return PeagleHead(layer, ids, learns_mask=self.mask_token_id is None)
+        return PeagleHead(layer, ids, learns_mask=self.mask_token_id is None, **self.parts)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """A trained mask's vector begins with the mean of the embedding."""
@@ -110,15 +115,15 @@ class PeagleHead(Eagle3Head):
 
     model_type = "peagle"
 
-    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, learns_mask: bool):
-        super().__init__(shape, draft_ids)
+    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, learns_mask: bool, **parts: bool):
+        super().__init__(shape, draft_ids, **parts)
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * shape.hidden_size))
         self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden_size)) if learns_mask else None
 
     def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
         """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""
-        trained = self.mask_embedding
-        embed = trained if trained is not None else embedding[mask_token_id]
+        mask = torch.full((), mask_token_id or 0, device=embedding.device)
+        embed = self.embed(mask, embedding) if self.mask_embedding is None else self.mask_embedding
         states = self.fuse(self.mask_hidden)
         return embed.to(self.dtype).expand(rows, count, -1), states.expand(rows, count, -1)
 
@@ -173,7 +178,7 @@ class PeagleTraining(HeadTraining):
         embeds, hidden = head.masks(rows, anchors.shape[1] * masks, self.embedding, config.mask_token_id)
         behind = torch.arange(1, masks + 1, device=anchors.device)
         of_masks = (positions.gather(1, entry)[..., None] + behind).flatten(1)
-        visible = rollout_mask(layout.real, entry, masks)
+        visible = rollout_mask(layout.real, entry, masks, head.shape.sliding_window)
         made = head(
             torch.cat([filled.embeds, embeds], 1), torch.cat([filled.fused(head), hidden], 1),
             torch.cat([positions, of_masks], 1), visible,
@@ -182,15 +187,19 @@ class PeagleTraining(HeadTraining):
         return torch.cat([first[:, :, None], made[:, entries:].unflatten(1, (-1, masks))], dim=2)
 
 
-def rollout_mask(real: Tensor, entry: Tensor, masks: int) -> Tensor:
+def rollout_mask(real: Tensor, entry: Tensor, masks: int, window: int | None = None) -> Tensor:
     """What each entry sees, [B,L,L] bool with L = N + A * M: true entries (`real` [B,N]) those up to them, masked ones
     those up to the one that their block begins with (number `entry` [B,A]), and the masks of their block up to
-    themselves.
+    themselves; of true entries with a `window` so many before the entry itself, its own place counted.
     """
     rows, entries = real.shape
     index = torch.arange(entries, device=real.device)
     true = (index[:, None] >= index).expand(rows, -1, -1)
     before = (index <= entry[..., None]).repeat_interleave(masks, 1)  # [B,A*M,N]
+    if window is not None:
+        places = entry[..., None] + torch.arange(1, masks + 1, device=real.device)
+        true = true & (index[:, None] - index < window)
+        before = before & (places.flatten(1)[..., None] - index < window)
     number = torch.arange(entry.shape[1] * masks, device=real.device)
     of_block = (number[:, None] // masks == number // masks) & (number[:, None] >= number)
     upper = torch.cat([true, true.new_zeros(rows, entries, len(number))], -1)
@@ -219,8 +228,8 @@ class PeagleProposal(HeadProposal):
         embeds, hidden = head.masks(1, masks, self._embedding, self.config.mask_token_id)
         self._next = last + 1
         positions = torch.cat([self._positions, last + torch.arange(1, masks + 1, device=device)], dim=1)
-        visible = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
-        true = F.embedding(self._tokens, self._embedding).to(head.dtype)
+        visible = self._mask_of(past, count + masks, device)  # a mask's own place counts in a window
+        true = head.embed(self._tokens, self._embedding)
         outputs = head(
             torch.cat([true, embeds], 1), torch.cat([self._fused(self._states), hidden], 1),
             self._turned(positions), visible, self._cache,

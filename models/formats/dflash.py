@@ -2,7 +2,8 @@
 and in speculators'; DSpark's in speculators', and read in DeepSpec's.
 
 Ids of joined layers count what leaves a layer in `dflash_config` (one less than ours), and what enters one in
-speculators' layout (as ours). Blocks are bidirectional: where a layout has a default for that, it is written.
+speculators' layout (as ours). Whether blocks are causal is written, since layouts have different defaults for it; in
+speculators' only layers with a window can be.
 Weights have our names in both.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
+
+import torch
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
@@ -23,7 +26,7 @@ from ..folders import CONFIG, State
 from ..hub import usual_heads
 from ..layer import NORMS_HEADS
 from .expressible import Engine
-from .source import Files, Source, layer_settings, llama_values, proposals
+from .source import Files, Source, layer_settings, llama_values, proposals, window_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -51,6 +54,8 @@ def whole_blocks(source: Source) -> tuple[Source, list[str]]:
         manifest = source.manifest | {"drafter": config.model_dump(mode="json")}
         source = replace(source, config=config, head=alone.eval(), manifest=manifest)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
+    if head.shape.causal:
+        notes.append("its blocks are causal, which was run in no engine here")
     if config.kind == "dflash" and head.shape.num_layers > 1:
         notes.append("on a CPU vLLM 0.32 norms the keys of every layer by the first layer's weight; GPUs are right")
     return source, notes
@@ -60,8 +65,12 @@ def from_ours(engine: Engine, source: Source) -> Files:
     """`config.json` and tensors."""
     shape, head = source.head.shape, source.head
     vocabulary = shape.layer.vocab_size if head.draft_ids is None else len(head.draft_ids)
-    values = _speculators(source, vocabulary) if engine == "speculators" else _native(source, vocabulary)
-    return values, dict(head.state_dict())
+    state = dict(head.state_dict())
+    if engine != "speculators":
+        return _native(source, vocabulary), state
+    if head.draft_ids is not None:  # the package's own files name them in both directions
+        state["t2d"] = torch.zeros(shape.layer.vocab_size, dtype=torch.bool).index_fill(0, head.draft_ids.cpu(), True)
+    return _speculators(source, vocabulary), state
 
 
 def _layers(source: Source) -> JsonObject:
@@ -74,11 +83,7 @@ def _layers(source: Source) -> JsonObject:
     del values["mlp_bias"]
     if shape.sliding_window is None:
         return values | {"layer_types": ["full_attention"] * shape.num_layers}
-    return values | {
-        "layer_types": ["sliding_attention"] * shape.num_layers,
-        "sliding_window": shape.sliding_window,
-        "use_sliding_window": True,
-    }
+    return values | window_values(shape.sliding_window, shape.num_layers)
 
 
 def _native(source: Source, vocabulary: int) -> JsonObject:
@@ -92,7 +97,7 @@ def _native(source: Source, vocabulary: int) -> JsonObject:
         "draft_vocab_size": vocabulary,
         "block_size": shape.block_size,
         "num_target_layers": source.target.shape.num_layers,
-        "is_causal": False,
+        "is_causal": shape.causal,
         "dflash_config": block,
         "torch_dtype": source.dtype,
     }
@@ -118,7 +123,7 @@ def _speculators(source: Source, vocabulary: int) -> JsonObject:
         "mask_token_id": shape.mask_token_id,
         "target_hidden_size": None,
         # Left out, the package takes a window for causal, and vLLM 0.32 every layer.
-        "sliding_window_non_causal": True,
+        "sliding_window_non_causal": not shape.causal,
         **of_kind,
         "tie_word_embeddings": False,
         "torch_dtype": source.dtype,
@@ -154,6 +159,8 @@ def to_ours(
     if sections:
         raise UserError("its positions turn by three (mrope_section)", where=where, hint="such drafts are not read")
     notes = [f"layers {values['dflash_config']['target_layer_ids']} count what leaves a layer: {settings['taps']} here"]
+    if not settings["causal"]:
+        del settings["causal"]
     if "d2t" in state:
         settings["draft_vocab_size"] = len(state["d2t"])
     settings |= of_layer

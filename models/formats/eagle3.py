@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..drafters.eagle3 import Eagle3Config, Eagle3Head
+from ..drafters.eagle3 import PARTS, Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
 from ..folders import State
+from ..layer import NORMS_HEADS
 from ..targets.base import language_shape
 from .expressible import Engine
-from .source import CHAIN, Files, Source, llama_values, proposals
+from .source import CHAIN, Files, Source, llama_values, proposals, window_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,9 +29,7 @@ TAPS, _OF_SGLANG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 # The id of P-EAGLE's mask: vLLM's key, speculators', and that of parallel draft models.
 _MASKS = ("pard_token", "mask_token_id", "ptd_token_id")
 # Variants with other layers: the keys that say so, in files of any origin.
-_VARIANTS = ("norm_before_fc", "use_aux_norm", "use_sp_ulysses")
-# EAGLE-3.1's, which vLLM and speculators read.
-_NORMS = ("fc_norm", "norm_output")
+_VARIANTS = ("use_aux_norm", "use_sp_ulysses")
 
 
 def from_ours(engine: Engine, source: Source) -> Files:
@@ -39,8 +38,16 @@ def from_ours(engine: Engine, source: Source) -> Files:
     taps, layers, state = config.layers_of(source.target.shape), text.num_hidden_layers, dict(head.state_dict())
     mask, parallel = dict(config).get("mask_token_id"), dict(config).get("parallel_tokens")
     vocabulary, layer = len(cast(Tensor, head.d2t)), llama_values(head.shape, text)
-    norms = {"fc_norm": head.fc_norm is not None, "norm_output": head.norm_output}  # EAGLE-3.1's
-    norms = norms if any(norms.values()) else {}
+    norms = {"norm_before_residual": config.norm_before_residual}
+    norms |= {"norm_before_fc": True} if config.norm_before_fc else {}
+    if config.fc_norm or config.norm_output:  # EAGLE-3.1's
+        norms |= {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
+    norms |= {"embed_requires_grad": True} if config.own_embedding else {}
+    if head.shape.sliding_window is not None:
+        layer |= window_values(head.shape.sliding_window, 1)
+    if head.shape.qk_rms_norm:
+        layer |= {"model_type": NORMS_HEADS}
+        del layer["mlp_bias"]
     if engine in ("vllm", "speculators") and vocabulary == head.shape.vocab_size:
         # vLLM has no place for the two tables of ids where the draft has all of the target's.
         state = {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
@@ -51,12 +58,11 @@ def from_ours(engine: Engine, source: Source) -> Files:
             "speculators_model_type": config.kind,
             "speculators_version": "0.9.0",
             "draft_vocab_size": vocabulary,
-            # vLLM takes it for true where it is not written, and the package for false.
-            "norm_before_residual": False,
             "norm_before_fc": False,
+            "embed_requires_grad": False,
+            # vLLM takes norm_before_residual for true where it is not written, and the package for false.
             **norms,
             "target_hidden_size": None,
-            "embed_requires_grad": False,
             TAPS: list(taps),
             "transformer_layer_config": layer,
             "tie_word_embeddings": False,
@@ -71,7 +77,6 @@ def from_ours(engine: Engine, source: Source) -> Files:
         "draft_vocab_size": vocabulary,
         "target_hidden_size": text.hidden_size,
         "target_model_type": source.target.config.model_type,
-        "norm_before_residual": False,
         **norms,
         "torch_dtype": source.dtype,
     }
@@ -93,6 +98,8 @@ def lost_elsewhere(source: Source) -> list[str]:
     notes = [] if taps == usual else [other]
     if source.head.norm_output:
         notes.append("llama.cpp's converter reads it without norm_output: its chains are others after the first token")
+    if (window := source.head.shape.sliding_window) is not None:
+        notes.append(f"it sees the last {window} inputs alone: an engine that does not read layer_types shows it all")
     return notes
 
 
@@ -104,7 +111,9 @@ def to_ours(
     """
     taps = _taps(values, where, notes)
     settings: JsonObject = {} if taps is None else {"taps": taps}
-    settings |= {name: True for name in _NORMS if values.get(name)}
+    settings |= {name: True for name in PARTS if values.get(name)}
+    settings |= {"own_embedding": True} if "embed_tokens.weight" in state else {}
+    settings |= {"qk_norm": True} if f"{LAYER}self_attn.q_norm.weight" in state else {}
     if taps is None:
         taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
         notes.append(f"names no layers: {taken}, the default of every engine, are taken")
@@ -114,6 +123,8 @@ def to_ours(
         hint = no_lm_head(rows) if is_whole else "EAGLE-3 brings its own; is this EAGLE-1?"
         raise UserError("lm_head.weight is missing", where=where, hint=hint)
     state |= _vocabulary(state, rows, where, notes)
+    if (size := len(state["lm_head.weight"])) != rows:
+        settings["draft_vocab_size"] = size
     if kind == "peagle":
         mask = next((values[name] for name in _MASKS if name in values), None)
         if mask is None:
@@ -129,19 +140,17 @@ def to_ours(
 def refuse_variants(values: JsonObject, state: State, where: str) -> None:
     """Raises `UserError` for EAGLE-3 with other norms or another width."""
     variants = [name for name in _VARIANTS if values.get(name)] + [
-        n for n in state if n.startswith("input_norm") or (n.startswith("fc_norm") and not values.get("fc_norm"))
-    ]
+        name for name in state
+        if (name.startswith("fc_norm") and not values.get("fc_norm"))
+        or (name.startswith("input_norm") and not values.get("norm_before_fc"))
+    ]  # fmt: skip
     if variants:
         raise UserError(f"a variant of EAGLE-3 with other norms ({variants[0]})", where=where, hint="it is not read")
-    before = values.get("norm_before_residual")
-    if before is None and "speculators_model_type" in values:
+    if values.get("norm_before_residual") is None and "speculators_model_type" in values:
         raise UserError(
             "norm_before_residual is not written: vLLM takes it for true, the speculators package for false",
             where=where, hint="write into its config.json which it was trained with",
         )  # fmt: skip
-    if before:
-        raise UserError("its residual is the normed state (norm_before_residual), and ours the state itself",
-                        where=where, hint="such heads are not read")  # fmt: skip
     width = (values.get("transformer_layer_config") or values)["hidden_size"]
     if values.get("target_hidden_size") not in (None, width):
         raise UserError("it is narrower than its target (target_hidden_size)", where=where, hint="it is not read")

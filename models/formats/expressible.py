@@ -10,6 +10,7 @@ from typing import Literal, cast, get_args
 
 from ...core.errors import page
 from ..drafters.dflash import DflashConfig
+from ..drafters.eagle3 import PARTS
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..hub import num_deepstack
@@ -82,7 +83,8 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
     if shape.rope_scaling is not None and (shape.mrope_section or engine == "eagle"):
         kind = shape.rope_scaling["rope_type"]
         reasons.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
-    if shape.qk_rms_norm:
+    # Both know Qwen3's layer beside Llama's (vLLM 0.33, qwen3_eagle3.py).
+    if shape.qk_rms_norm and not (is_eagle3 and engine in ("vllm", "speculators")):
         reasons.append("queries and keys are normed, and a head's layer is Llama's")
     if is_eagle3:
         if shape.qkv_bias:
@@ -93,10 +95,10 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
             reasons.append(f"it joins layers {taps}, and the code always takes {usual}")
         elif taps[-1] == layers:
             reasons.append(f"it taps after the last layer ({layers}), and engines tap what enters a layer")
-        # EAGLE-3.1's norms, which vLLM and speculators know.
-        norms = [name for name in ("fc_norm", "norm_output") if dict(config).get(name)]
-        if norms and engine not in ("vllm", "speculators"):
-            reasons.append(f"it has EAGLE-3.1's {' and '.join(norms)}, which its class is not known to have")
+        # Of EAGLE-3.1 and of speculators; vLLM and speculators know them.
+        parts = [name for name in (*PARTS, "sliding_window") if dict(config).get(name)]
+        if parts and engine not in ("vllm", "speculators"):
+            reasons.append(f"it has {' and '.join(parts)}, which its class is not known to have")
         return reasons
     if source.head.draft_ids is not None:
         reasons.append("its own LM head scores a part of the vocabulary (drafter.draft_vocab_size), and a head of "
@@ -199,6 +201,8 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
     if shape.taps[-1] == source.target.shape.num_layers:
         reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
+    if engine == "speculators" and shape.causal and shape.sliding_window is None:
+        reasons.append("its blocks are causal, and in this layout only those of layers with a window are")
     if config.positions != "flat":
         reasons.append("engines count every token of the prompt: drafter.positions: flat")
     if config.kind == "dflash2" and source.head.draft_ids is not None:

@@ -256,6 +256,11 @@ def llama_values(shape: LayerShape, text: PreTrainedConfig) -> JsonObject:
     }
 
 
+def window_values(window: int, layers: int) -> JsonObject:
+    """The keys of `layers` layers that see a window of positions alone."""
+    return {"layer_types": ["sliding_attention"] * layers, "sliding_window": window, "use_sliding_window": True}
+
+
 def layer_settings(values: JsonObject, text: PreTrainedConfig, where: str) -> tuple[JsonObject, tuple[int, ...]]:
     """What a layer's config says of norms and rotation that is not the target's anyway, and M-RoPE's sections, none
     where there is one position. Raises `UserError`: the head stretches its positions otherwise than the target, or its

@@ -33,6 +33,7 @@ SETTINGS = {
     "eagle-own": {"kind": "eagle", "draft_vocab_size": 20},
     "eagle-placeholder": {"kind": "eagle", "image": "placeholder"},
     "eagle3": {"kind": "eagle3", "mtp_steps": 2},
+    "eagle3-window": {"kind": "eagle3", "mtp_steps": 2, "sliding_window": 2, "norm_before_residual": True},
     "eagle3-middle": {"kind": "eagle3", "mtp_steps": 1, "visual_slots": "middle", "image": "projected"},
     "eagle3-read": {"kind": "eagle3", "mtp_steps": 1, "visual_slots": "read", "draft_vocab_size": 20},
 }

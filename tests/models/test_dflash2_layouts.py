@@ -230,8 +230,6 @@ def test_training_starts_from_a_folder_of_others(big, tmp_path):
         ({"block": {"final_logit_softcapping": 20.0}}, "final_logit_softcapping is 20.0"),
         ({"block": {"sample_from_anchor": True}}, "sample_from_anchor"),
         ({"block": {"swa_window_size": 9}}, "swa_window_size is 9, and sliding_window 6"),
-        ({"is_causal": True}, "causal"),
-        ({"is_causal": None, "layer_types": ["full_attention"] * 2, "block": {"causal": True}}, "causal"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "only some layers"),
         ({"head_dim": 8, "num_attention_heads": 4}, "num_attention_heads is 4, the target's 2"),
     ],
@@ -243,13 +241,15 @@ def test_what_runs_otherwise_is_refused_by_name(model, big, tmp_path, changed, w
 
 
 @pytest.mark.parametrize("changed", [
-    {"is_causal": None, "block": {"causal": False}}, {"head_dim": None}, {"block": {"swa_window_size": 6}}
+    {"is_causal": None, "block": {"causal": False}}, {"head_dim": None}, {"block": {"swa_window_size": 6}},
+    {"is_causal": True}, {"is_causal": None, "block": {"causal": True}},
 ])  # fmt: skip
 def test_a_key_that_says_what_ours_does_is_read(model, big, tmp_path, changed):
     _, head = draft(big, **SECOND)
     published(tmp_path / "theirs", *theirs(big, head, **changed))
     read = import_head("dflash2", str(tmp_path / "theirs"), model.config.get_text_config(), embedding=None)
     assert read.config.sliding_window == 6
+    assert read.config.causal == bool(changed.get("is_causal") or changed.get("block", {}).get("causal"))
 
 
 @pytest.mark.parametrize(

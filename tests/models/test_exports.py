@@ -14,9 +14,10 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.eagle import from_export
 from draftsmith.models.formats.export import export_drafter, files_of, read_export
+from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.plugin import PATCHES
-from draftsmith.models.formats.source import Target, read_source
+from draftsmith.models.formats.source import Target, read_beside, read_source
 from draftsmith.models.formats.target import export_target
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
@@ -608,14 +609,24 @@ def test_dflash_leaves_its_confidence_head_out(tmp_path, more):
     same_tensors(again.head, out.head.state_dict())
 
 
-@pytest.mark.parametrize(("key", "words"), [
-    ("sliding_window_non_causal", "causal within a sliding window"), ("sample_from_anchor", "anchor"),
-])  # fmt: skip
-def test_a_causal_draft_of_speculators_is_refused(tmp_path, key, words):
+def test_a_draft_of_speculators_is_causal_where_it_does_not_say_otherwise(tmp_path):
+    """What the package trains by default; a draft that also answers at its anchor is refused."""
     _, folder, _ = made(tmp_path, **DFLASH, sliding_window=8)
     values, state = files_of("speculators", read_source(folder, Target(target_config(), "a/b")))
-    write_folder(tmp_path / "there", values | {key: not values[key]}, state)
-    fails_with(words, import_head, "dflash", str(tmp_path / "there"), target_config().get_text_config(), embedding=None)
+    text, named = target_config().get_text_config(), "sliding_window_non_causal"
+    unsaid = {name: value for name, value in values.items() if name != named}
+    for number, theirs in enumerate((values, values | {named: False}, unsaid)):
+        write_folder(tmp_path / f"there{number}", theirs, state)
+        again = import_head("dflash", str(tmp_path / f"there{number}"), text, embedding=None)
+        assert again.config == DflashConfig(**DFLASH, sliding_window=8, causal=number > 0)
+        again.config.save(again.head, tmp_path / f"ours{number}", {})
+        assert read_beside(again.config, tmp_path / f"ours{number}", text).shape.causal is (number > 0)
+    write_folder(tmp_path / "anchored", values | {"sample_from_anchor": True}, state)
+    fails_with("anchor", import_head, "dflash", str(tmp_path / "anchored"), text, embedding=None)
+    _, folder, _ = made(tmp_path / "whole", **DFLASH, causal=True)
+    source = read_source(folder, Target(target_config(), "a/b"))
+    fails_with("only those of layers with a window", check_expressible, "speculators", source, "text")
+    check_expressible("vllm", source, "text")
 
 
 def test_peagle_for_vllm_and_speculators(tmp_path):

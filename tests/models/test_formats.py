@@ -4,6 +4,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.eagle3 import PARTS
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import export_drafter, files_of
@@ -24,6 +25,9 @@ SEEN = EAGLE3 | {"image": "projected"}  # as SGLang shows pictures
 PEAGLE = EAGLE3 | {"kind": "peagle", "parallel_tokens": 5, "mask_token_id": 41}
 OTHER = {"kv_heads": "mha", "intermediate_size": 60, "norm_eps": 3e-6, "rope_theta": 500.0}
 NORMED = {"fc_norm": True, "norm_output": True}  # EAGLE-3.1
+# What speculators 0.9 trains by default: EAGLE-3, and P-EAGLE in Qwen3's layer.
+THEIRS = {"norm_before_fc": True, "norm_before_residual": True, "sliding_window": 2048}
+QWEN3 = {"norm_before_residual": True, "qk_norm": True, "sliding_window": 2048, "own_embedding": True}
 EAGLE = {"kind": "eagle", "image": "placeholder"}
 
 
@@ -36,7 +40,9 @@ EAGLE = {"kind": "eagle", "image": "placeholder"}
         ("sglang", "qwen2_5_vl", SEEN), ("sglang", "qwen2_5_vl", SEEN | {"taps": (1, 4, 6)}),
         ("sglang", "qwen2_5_vl", SEEN | {"positions": "mrope"}),
         ("speculators", "llava", EAGLE3), ("speculators", "llama_long", EAGLE3 | OTHER), ("eagle", "llama", EAGLE3),
-        ("vllm", "llava", PEAGLE), ("speculators", "llava", PEAGLE),
+        ("vllm", "llava", PEAGLE), ("speculators", "llava", PEAGLE), ("vllm", "llava", EAGLE3 | THEIRS),
+        ("speculators", "llava", EAGLE3 | THEIRS | {"norm_output": True}), ("speculators", "llava", PEAGLE | QWEN3),
+        ("vllm", "llava", EAGLE3 | {"sliding_window": 16}), ("vllm", "llava", PEAGLE | {"own_embedding": True}),
         ("vllm", "llava", EAGLE), ("vllm", "llava", EAGLE | {"fc_bias": False}), ("vllm", "llama", EAGLE | OTHER),
         ("vllm", "llava", {"kind": "msd"}), ("vllm", "llava", {"kind": "msd", "fc_bias": False}),
         ("sglang", "llama", EAGLE), ("eagle", "llama", EAGLE | OTHER), ("eagle", "llama", EAGLE | {"fc_bias": False}),
@@ -51,10 +57,10 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     source = read_source(tmp_path / "head", Target(config, "org/name"))
     pictures = settings["kind"] == "msd"  # for our plugin; without, an EAGLE head is written
     check_expressible(engine, source, "all" if pictures else "text")
-    copied = ROWS if engine == "eagle" else None
+    copied, rows = ROWS if engine == "eagle" else None, None if settings.get("own_embedding") else ROWS
     write_folder(tmp_path / "there", *files_of(engine, source, copied, pictures=pictures))
     text, image = config.get_text_config(), settings.get("image")
-    back = import_head(settings["kind"], str(tmp_path / "there"), text, embedding=ROWS, image=image)
+    back = import_head(settings["kind"], str(tmp_path / "there"), text, embedding=rows, image=image)
     ours, theirs = source.head.state_dict(), back.head.state_dict()
     assert ours.keys() == theirs.keys() and all(theirs[name].dtype == value.dtype for name, value in ours.items())
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -63,15 +69,16 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     for training in (True, False):
         assert back.config.reads(shape, training=training) == source.config.reads(shape, training=training)
         assert back.config.image_input() == source.config.image_input()
-    for name in NORMED:
+    for name in (*PARTS, "qk_norm", "draft_vocab_size"):  # what its manifest says when it is exported again
         assert getattr(back.config, name, None) == getattr(source.config, name, None)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "speculators"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}, {"norm_eps": 3e-6, "rope_theta": 500.0}],
-)
+    [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}, {"norm_eps": 3e-6, "rope_theta": 500.0},
+     {"sliding_window": 8, "causal": True}],
+)  # fmt: skip
 def test_a_dflash_draft_comes_back_bit_for_bit(tmp_path, engine, settings):
     config, target = target_config(), target_folder(tmp_path / "target")
     section = {"kind": "dflash", "block_size": 4, "num_layers": 2, "taps": (2, 5), "mask_token_id": 41} | settings

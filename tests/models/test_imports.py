@@ -156,6 +156,18 @@ def test_rows_that_are_not_the_targets(tmp_path):
     assert any("was not compared" in note for note in result.notes)
 
 
+def test_a_trained_table_of_the_speculators_form_is_the_heads_own(tmp_path):
+    """P-EAGLE's is, where no key says otherwise; most of its rows still look as the target's."""
+    values, state, _ = checkpoint(tmp_path, "llava", **READ | {"kind": "peagle", "mask_token_id": 41})
+    values |= {"speculators_model_type": "peagle", "norm_before_residual": False, "mask_token_id": 41}
+    own = torch.cat([ROWS[:41], ROWS[41:] + 1])
+    back = read("peagle", published(tmp_path / "a", values, state | {"embed_tokens.weight": own}), image="placeholder")
+    assert back.config.own_embedding and torch.equal(back.head.embed_tokens.weight, own)
+    for rows, said in ((ROWS.flip(0), {}), (own, {"embed_requires_grad": False})):
+        folder = published(tmp_path / f"{len(said)}", values | said, state | {"embed_tokens.weight": rows})
+        fails_with("of its 44 rows of embedding are not the target's", read, "peagle", folder, image="placeholder")
+
+
 @pytest.mark.parametrize("prefix", ["module.", "ea_layer.", "draft_model.", "module.ea_layer."])
 def test_names_inside_a_trainer(tmp_path, prefix):
     values, state, head = checkpoint(tmp_path, kind="msd")
@@ -242,10 +254,29 @@ def test_the_speculators_form(tmp_path):
     with pytest.raises(UserError, match="vLLM takes it for true, the speculators package for false"):
         read3(published(tmp_path / "a", values, state))
     same(read3(published(tmp_path / "a", values | {"norm_before_residual": False}, state)), head)
-    with pytest.raises(UserError, match="residual is the normed state"):
-        read3(published(tmp_path / "a", values | {"norm_before_residual": True}, state))
+    residual = read3(published(tmp_path / "a", values | {"norm_before_residual": True}, state))
+    same(residual, head)
+    assert residual.config.norm_before_residual and residual.head.midlayer.norm_before_residual
+    fails_with("norm_before_residual", residual.config.load, tmp_path / "made", Tables(text_of(), ROWS, ROWS))
     state["verifier_lm_head.weight"], state["embed_tokens.weight"] = torch.ones(20, WIDTH), ROWS
     same(read3(published(tmp_path / "a", values | {"norm_before_residual": False}, state)), head)
+
+
+def test_a_window_is_read_where_engines_agree_on_it(tmp_path):
+    values, state, head = eagle3_checkpoint(tmp_path)
+    said = {"layer_types": ["sliding_attention"], "sliding_window": 16}
+    narrow = read3(published(tmp_path / "a", values | said, state))
+    same(narrow, head)
+    assert narrow.config.sliding_window == narrow.head.shape.sliding_window == 16
+    unused = {"sliding_window": 16, "use_sliding_window": False}
+    for number, full in enumerate((unused | {"layer_types": ["full_attention"]}, unused)):
+        assert read3(published(tmp_path / f"b{number}", values | full, state)).config.sliding_window is None
+    for unsaid in ({"sliding_window": 16}, {"layer_types": ["sliding_attention"]}):
+        with pytest.raises(UserError, match="what its layer sees is not said"):
+            read3(published(tmp_path / "d", values | unsaid, state))
+    tables, config = Tables(text_of("qwen2_5_vl"), ROWS, ROWS), config_of(**READ)
+    fails_with("sliding_window", config.load, tmp_path / "a", tables)
+    assert config_of(**READ, sliding_window=16).load(tmp_path / "a", tables).shape.sliding_window == 16
 
 
 def test_vocabularies(tmp_path):
@@ -292,8 +323,12 @@ def test_what_eagle3_files_do_not_say(tmp_path):
         read3(folder, image=None)
     result = read3(folder, image=None, sees=False)
     assert result.config.visual_slots == "read"
-    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(norm_before_fc\)"):
+    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(use_aux_norm\)"):
+        read3(published(tmp_path / "b", values | {"use_aux_norm": True}, state))
+    with pytest.raises(UserError, match=r"input_norm\.weight"):
         read3(published(tmp_path / "b", values | {"norm_before_fc": True}, state))
+    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(input_norm.weight\)"):
+        read3(published(tmp_path / "b", values, state | {"input_norm.weight": torch.ones(3 * WIDTH)}))
     with pytest.raises(UserError, match="narrower than its target"):
         read3(published(tmp_path / "c", values | {"target_hidden_size": 64}, state))
     with pytest.raises(UserError, match="joins 4 layers"):

@@ -38,6 +38,8 @@ KINDS = {
     "an id of the target for a mask": {"mask_token_id": 61},
     "a window": {"sliding_window": 6},
     "a window of a block": {"sliding_window": 5},
+    "causal blocks": {"causal": True},
+    "causal blocks within a window": {"causal": True, "sliding_window": 6},
     "some of the vocabulary": {"draft_vocab_size": 30},
     "text alone": {"visual_slots": "none", "positions": "compact"},
     "text alone, places of the prompt": {"visual_slots": "none"},
@@ -86,6 +88,8 @@ def reference(config, head, big, states, places, first, start):
             seen = range(len(keys))
             if config.sliding_window is not None:
                 seen = [j for j in seen if j >= len(context) or len(context) + i - j < config.sliding_window]
+            if config.causal:
+                seen = [j for j in seen if j <= len(context) + i]
             for h in range(layer.num_heads):
                 shared = h * layer.num_kv_heads // layer.num_heads
                 one = turned(norm(q[h], p["self_attn.q_norm.weight"]), queries[i])
@@ -222,8 +226,9 @@ def test_blocks_do_not_see_each_other_nor_states_behind_their_anchor(big, monkey
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"sliding_window": 5}, {"blind_share": 0.5}, {"sliding_window": 5, "visual_slots": "none"}]
-)
+    "settings", [{}, {"sliding_window": 5}, {"blind_share": 0.5}, {"sliding_window": 5, "visual_slots": "none"},
+                 {"sliding_window": 5, "causal": True}],
+)  # fmt: skip
 def test_pieces_of_blocks_change_no_loss_and_no_gradient(big, monkeypatch, settings):
     """Of rows of two lengths, so that the last pieces of one are of padding alone; with windows and hidden pictures."""
     config, head = draft(big, **settings)
@@ -459,6 +464,7 @@ def test_drafts_travel(big, tmp_path, name):
     ({"num_layers": 1}, "num_layers is 2, expected 1"),
     ({"mask_token_id": 3}, "mask_token_id is None, expected 3"),
     ({"sliding_window": 9}, "sliding_window is None, expected 9"),
+    ({"causal": True}, "causal is False, expected True"),
     ({"visual_slots": "none"}, "visual_slots is read, expected none"),
     ({"rope_theta": 5e5}, "rope_theta is 10000.0, expected 500000.0"),
     ({"kv_heads": "mha"}, "num_kv_heads"),

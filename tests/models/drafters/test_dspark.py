@@ -350,7 +350,8 @@ def test_a_dflash_draft_is_a_start(big, tmp_path, kind, layout):
 
 @pytest.mark.parametrize(
     "settings", [{}, {"markov_head_type": "rnn", "draft_vocab_size": 20, "sample_from_anchor": False},
-                 {"markov_head_type": "gated", "confidence": {}}, {"confidence": {"with_markov": False}}],
+                 {"markov_head_type": "gated", "confidence": {}}, {"confidence": {"with_markov": False}},
+                 {"sliding_window": 16, "causal": True}],
 )  # fmt: skip
 def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
     beside, target = target_config(), target_folder(tmp_path / "target")
@@ -365,6 +366,7 @@ def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
     values = json.loads((tmp_path / "there" / "config.json").read_text())
     assert values["architectures"] == ["DSparkSpeculator"] and values["markov_rank"] == 6
     assert values["sample_from_anchor"] is config.sample_from_anchor
+    assert values["sliding_window_non_causal"] is not config.causal
     assert values["enable_confidence_head"] is (config.confidence is not None)
     back = import_head("dspark", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
     assert back.config.shape(shape) == config.shape(shape)

@@ -134,11 +134,12 @@ def test_a_further_pass_slot_by_slot(rule):
 
 
 @over_sizes
-@pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-middle"])
+@pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-middle", "eagle3-window"])
 def test_ttt_passes_are_what_decoding_does(name, sizes):
     """Pass s at input i: the cache holds true inputs up to i - s, and a chain of s drafts reads its own outputs."""
     config, target, training = built(name, sizes=sizes, mtp_steps=3)
     (batch, states), head = case_for(config, target, ("ttvvttaaaa",)), training.head
+    window = head.shape.sliding_window or 99
     with torch.no_grad():
         filled, positions = training.fill(batch, states)
         true, layout = filled.fused(head), filled.layout
@@ -155,12 +156,13 @@ def test_ttt_passes_are_what_decoding_does(name, sizes):
             direct = None if filled.direct is None else tuple(part[:, :start] for part in filled.direct)
             out = head(
                 filled.embeds[:, :start], true[:, :start], positions[:, :start],
-                torch.ones(start, start).bool().tril(), cache, direct=direct,
+                torch.ones(start, start).bool().tril().triu(1 - window), cache, direct=direct,
             )  # fmt: skip
             cache.advance(start)
             state = out[:, -1:]
             for n in chain:
                 seen = torch.ones(1, cache.length + 1).bool()
+                seen[:, : max(0, start - window)] = False
                 state = head(one(filled.embeds, [n]), state, positions[:, n : n + 1], seen, cache)
                 cache.advance(1)
             torch.testing.assert_close(state[0, 0], result[0, int(layout.index[0, last])][steps], atol=2e-5, rtol=1e-4)

@@ -28,6 +28,9 @@ KINDS = {
     "pictures": {"visual_slots": "read", "image": "projected"},
     "an id of the target for a mask": {"visual_slots": "read", "mask_token_id": 40},
     "compact places": {"positions": "compact"},
+    "a table of its own": {"own_embedding": True, "visual_slots": "read", "mask_token_id": 40},
+    "a window": {"sliding_window": 5, "visual_slots": "read"},
+    "speculators' layer": {"norm_before_residual": True, "norm_before_fc": True, "qk_norm": True, "sliding_window": 5},
     "some of the vocabulary": {"visual_slots": "read", "draft_vocab_size": 20},
 }
 ROWS = ("ttvvvttaaaaaa", "tvvtvvvtaaaa", "ttttaaa", "tta")
@@ -37,8 +40,13 @@ def built(target, **settings):
     config = PeagleConfig.model_validate(SMALL | settings)
     torch.manual_seed(0)
     head = config.build(target, count_tokens=lambda: torch.arange(target.shape.vocab_size))
+    assert head.embed_tokens is None or torch.equal(head.embed_tokens.weight, target.embedding)
     loud(head)
     return config, head
+
+
+def table(head, target):
+    return target.embedding if head.embed_tokens is None else head.embed_tokens.weight
 
 
 def alone(config, head, embedding, embeds, states, positions):
@@ -48,7 +56,8 @@ def alone(config, head, embedding, embeds, states, positions):
     masks = head.fuse(head.mask_hidden)[0].expand(count, -1)
     places = torch.cat([positions, positions[-1] + 1 + torch.arange(count)])
     rows = torch.cat([embeds, mask.expand(count, -1)])[None], torch.cat([states, masks])[None]
-    return head(*rows, places[None], None)[0, -count - 1 :]
+    seen = torch.ones(len(places), len(places), dtype=torch.bool).tril().triu(1 - (config.sliding_window or 99))
+    return head(*rows, places[None], seen)[0, -count - 1 :]
 
 
 @pytest.mark.parametrize("kind", ["soft_ce", "ce"])
@@ -69,7 +78,8 @@ def test_the_loss_by_hand(name, kind):
         anchors = [i for i in range(1, len(marks) - 1) if marks[i : i + 2] == "aa"]
         for anchor in anchors:
             n = (filled.layout.index[row] == anchor - 1).nonzero()[-1, 0] + 1
-            outputs = alone(config, head, target.embedding, filled.embeds[row, :n], fused[row, :n], positions[row, :n])
+            true = filled.embeds[row, :n], fused[row, :n], positions[row, :n]
+            outputs = alone(config, head, table(head, target), *true)
             scores = head.draft_scores(outputs, target.scores, torch.float32)
             share, run = marks.count("a") / len(anchors), 0
             for k in range(min(4, len(marks) - anchor - 1)):
@@ -105,7 +115,7 @@ def test_states_behind_an_anchor_change_nothing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*KINDS][:4])
+@pytest.mark.parametrize("name", [*KINDS][:7])
 def test_blocks_of_a_decoding_are_rows_of_their_own(name):
     """Every block of a decoding after two pictures, after longer and shorter accepted runs."""
     big, asked = language(llava(0, layers=5)), ask(3, 2)
@@ -121,13 +131,13 @@ def test_blocks_of_a_decoding_are_rows_of_their_own(name):
     for accepted in (0, 3, 1, 4, 0):
         q = torch.stack([drafter.root(), *(drafter.expand((level - 1,), ids[:1])[0] for level in range(3))])
         kept = [i for i in range(count) if config.visual_slots == "read" or int(modality[i + 1]) == 0]
-        embeds = F.embedding(ids[[i + 1 for i in kept]], big.embedding)
+        embeds = F.embedding(ids[[i + 1 for i in kept]], table(head, big))
         if config.image == "projected":
             seen = [n for n, i in enumerate(kept) if int(modality[i + 1])]
             embeds[seen] = step.layers[0][0, [kept[n] + 1 for n in seen]]
         states = head.fuse(torch.cat([step.layers[tap][0, kept] for tap in (1, 2, 4)], -1))
         places = torch.tensor(kept if config.positions == "flat" else [*range(len(kept))])
-        outputs = alone(config, head, big.embedding, embeds, states, places)
+        outputs = alone(config, head, table(head, big), embeds, states, places)
         expected = head.draft_scores(outputs, big.scores, torch.float32).softmax(-1)
         torch.testing.assert_close(q, expected, atol=2e-5, rtol=1e-4)
         assert drafter.num_held == len(kept)
