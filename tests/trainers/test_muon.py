@@ -26,14 +26,12 @@ BLOCKS = {
     "dflash": {"kind": "dflash", "draft_vocab_size": 20, "confidence": {}},
     "dspark": {"kind": "dspark", "markov_rank": 6, "markov_head_type": "gated", "draft_vocab_size": 20},
     "dflash2": {"kind": "dflash2", "conv_group_size": 8, "selector_rank": 4},
-    "peagle": {"kind": "peagle"},
     "medusa": {"kind": "medusa", "draft_vocab_size": 20},
 }
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, *BLOCKS])
 def test_every_matrix_but_tables_heads_and_norms_is_hidden(name):
-    """Names against types and shapes: no other side is as long as a vocabulary."""
     head = config_of(**(SETTINGS | BLOCKS)[name]).empty(language_shape(text_config(vocab=71)))
     others = [m for m in head.modules() if isinstance(m, nn.Embedding) or "Norm" in type(m).__name__]
     others = {id(p) for m in others for p in m.parameters()}
@@ -45,16 +43,13 @@ def test_every_matrix_but_tables_heads_and_norms_is_hidden(name):
 
 
 TWO_RANKS = f"""
-import torch
+import os, torch
 from pathlib import Path
-from draftsmith.core import ranks
-from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.train.fit import OptimConfig
 from training import module, run
 
-init_distributed()
 _, weights, _ = run(Path("none"), steps=3, micro=2, model=module(noisy=False), optim=OptimConfig(**{VALUES}))
-torch.save(weights, f"rank{{ranks.rank()}}.pt")
+torch.save(weights, f"rank{{os.environ['RANK']}}.pt")
 """
 
 
@@ -71,26 +66,20 @@ def test_two_ranks_agree_with_one(tmp_path):
 @pytest.mark.parametrize(("precision", "micro"), [("fp32", 2), ("bf16", BATCH)])
 def test_a_stopped_training_goes_on_bit_for_bit(precision, micro, tmp_path):
     def die(step):
-        if step == 4:
-            raise KeyboardInterrupt
+        assert step < 4
 
     asked = {"steps": 5, "precision": precision, "micro": micro, "optim": MUON}
     losses, weights, _ = run(tmp_path / "alone", **asked)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(AssertionError):
         run(tmp_path / "stopped", **asked, every=3, log=die)
     seen, resumed, _ = run(tmp_path / "stopped", **asked, every=3)
     assert seen == {step: losses[step] for step in (4, 5)}
     assert all(torch.equal(resumed[name], value) for name, value in weights.items())
 
 
-@pytest.mark.parametrize(("zero", "precision", "said"), [
-    (1, "fp32", "zero_stage hands"), (3, "bf16", "zero_stage hands"), (0, "bf16", "bf16 with several micro-batches"),
-])  # fmt: skip
-def test_flat_matrices_are_refused(zero, precision, said):
-    fails_with(said, engine, module(noisy=False), MUON, steps=1, zero=zero, precision=precision)
-
-
-def test_settings_that_make_no_sense_are_refused():
+def test_what_makes_no_sense_is_refused():
+    for zero, said in ((1, "zero_stage hands"), (3, "zero_stage hands"), (0, "bf16 with several micro-batches")):
+        fails_with(said, engine, module(noisy=False), MUON, steps=1, zero=zero, precision="bf16")
     fails_with("zero_stage 2 shares them out", load, [*SMOLLM2, "engine.zero_stage=2"])
     for recipe, stage in (("demo/lvlm", "finetune"), ("demo/visual-ar", "target")):
         fails_with("muon trains heads", load, [f"recipe={recipe}", f"stages.{stage}.optim.name=muon"])
@@ -104,8 +93,8 @@ def test_operations_are_counted():
         with FlopCounterMode(display=False) as counter:
             _zeropower_via_newtonschulz(torch.zeros(shape), (3.0, -4.0, 2.0), 5, 1e-7)
         assert newton_schulz_flops([shape]) == counter.get_total_flops()
-    x, w = torch.zeros(4, 8, device=META), torch.zeros(8, 3, device=META, requires_grad=True)
-    assert flops(lambda: (x @ w).sum().backward()) == 2 * (2 * 4 * 8 * 3)
+    weight = torch.zeros(8, 3, device=META, requires_grad=True)
+    assert flops(lambda: (torch.zeros(4, 8, device=META) @ weight).sum().backward()) == 2 * (2 * 4 * 8 * 3)
 
 
 def test_the_dry_run_tells_memory_and_share_of_a_step():

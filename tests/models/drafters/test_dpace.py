@@ -26,14 +26,13 @@ def weights_of(chances, smoothing):
     return [sum(math.prod(smooth[: m + 1]) for m in range(j, len(smooth))) for j in range(len(smooth))]
 
 
-@pytest.mark.parametrize("smoothing", [0.5, 0.1, 1.0])
-def test_weights_by_loops(smoothing):
+def test_weights_by_loops():
     """In float64, of blocks that end early, from the second block on."""
     lengths = [4, 1, 3, 4]
     chances, share = torch.rand(2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     blocks = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(lengths))
-    pace = Pace(smoothing, blocks, torch.cat([torch.arange(n) for n in lengths]), share, 4)
-    expected = [w for part in chances.split(lengths) for w in weights_of(part.tolist(), smoothing)]
+    pace = Pace(0.4, blocks, torch.cat([torch.arange(n) for n in lengths]), share, 4)
+    expected = [w for part in chances.split(lengths) for w in weights_of(part.tolist(), 0.4)]
     expected = torch.tensor(expected, dtype=torch.float64) * share
     torch.testing.assert_close(pace.weights(slice(0, 12), chances), expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(pace.weights(slice(4, 8), chances[4:8]), expected[4:8], rtol=1e-12, atol=0)
@@ -43,9 +42,7 @@ def test_weights_by_loops(smoothing):
 @pytest.mark.parametrize(("chunk", "fast"), [(1, "1"), (7, "1"), (512, "1"), (7, "0")])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_loss_by_hand(big, name, chunk, fast, monkeypatch):
-    """The mean over a row's places, whatever is projected at once. Answers that end inside a block, a row without any
-    block, and tokens that the draft does not have.
-    """
+    """The mean over a row's places; answers end inside a block, a row has none, and the draft lacks some tokens."""
     monkeypatch.setenv("DRAFTSMITH_FAST", fast)
     loss = KINDS[name].get("loss", {}) | {"dpace": 0.4, "chunk": chunk}
     config, head = draft(big, **KINDS[name] | {"loss": loss})
@@ -53,15 +50,13 @@ def test_the_loss_by_hand(big, name, chunk, fast, monkeypatch):
     training = config.training_objective(head, big)
     actual = training(batch, states)
     found, ids = gradients_of(actual.loss_sum, head), head.draft_ids
-    count, first = head.shape.num_drafts, head.shape.first
-    blocks = draw_blocks(batch.loss_mask, batch.seeds, 512, count)
+    blocks = draw_blocks(batch.loss_mask, batch.seeds, 512, head.shape.num_drafts)
     outputs = training.outputs(training.sequences(batch, states), states, blocks)
-    outputs = outputs.unflatten(1, (-1, config.block_size))[:, :, first:]
+    outputs = outputs.unflatten(1, (-1, config.block_size))[:, :, head.shape.first :]
     entries = [*range(big.vocab_size)] if ids is None else ids.tolist()
-    total, outside, ends_early = 0.0, 0, False
+    total, outside = 0.0, 0
     for row, block in (blocks.lengths > 0).nonzero().tolist():
         anchor, length, chances = int(blocks.anchors[row, block]), int(blocks.lengths[row, block]), []
-        ends_early |= length < count
         for k in range(length):
             scores = (big.scores if ids is None else head.lm_head)(outputs[row, block, k])
             if name == "dspark":
@@ -73,7 +68,7 @@ def test_the_loss_by_hand(big, name, chunk, fast, monkeypatch):
         weights = weights_of([0.0 if q is None else q.item() for q in chances], 0.4)
         share = int(batch.loss_mask[row, 1:].sum()) / int(blocks.lengths[row].sum())
         total = total - sum(share * w * q.log() for w, q in zip(weights, chances, strict=True) if q is not None)
-    assert ends_early and (outside > 0) == (ids is not None), "guards this test"
+    assert (outside > 0) == (ids is not None) and 0 < blocks.lengths[1, -1] < head.shape.num_drafts, "guards this test"
     total = total * sum(config.loss.shares())
     torch.testing.assert_close(actual.loss_sum, total.detach(), rtol=1e-5, atol=1e-5)
     check_gradients(found, total, head)
