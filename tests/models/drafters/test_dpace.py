@@ -68,7 +68,7 @@ def test_the_loss_by_hand(big, name, chunk, fast, monkeypatch):
         weights = weights_of([0.0 if q is None else q.item() for q in chances], 0.4)
         share = int(batch.loss_mask[row, 1:].sum()) / int(blocks.lengths[row].sum())
         total = total - sum(share * w * q.log() for w, q in zip(weights, chances, strict=True) if q is not None)
-    assert (outside > 0) == (ids is not None) and 0 < blocks.lengths[1, -1] < head.shape.num_drafts, "guards this test"
+    assert (outside > 0) == (ids is not None) and 0 < blocks.lengths[0, -1] < head.shape.num_drafts, "guards this test"
     total = total * sum(config.loss.shares())
     torch.testing.assert_close(actual.loss_sum, total.detach(), rtol=1e-5, atol=1e-5)
     check_gradients(found, total, head)
