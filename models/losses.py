@@ -9,7 +9,8 @@ Letters: S positions, C positions of a chunk, D width, V vocabulary, M further s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -120,16 +121,30 @@ def _tvd_plus(p: Tensor, q: Tensor, log_q: Tensor) -> Tensor:
 Compare = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
+def pieces(count: int, chunk: int, ends: Sequence[int] | None = None) -> Iterator[slice]:
+    """Slices of `count` positions, at least one, of at most `chunk` each. With `ends`, ascending up to `count`, they
+    stop there alone: what lies between two ends is compared at once, and may be longer than `chunk`.
+    """
+    start, is_first = 0, True
+    while start < count or is_first:
+        stop = min(start + chunk, count)
+        if ends and stop < count:
+            before = bisect_right(ends, stop)
+            stop = ends[before - 1] if before and ends[before - 1] > start else ends[before]
+        yield slice(start, stop)
+        start, is_first = stop, False
+
+
 def head_loss(
     hidden: Tensor, weight: Tensor | None, score: Callable[[Tensor, Tensor | None], Tensor], compare: Compare,
-    chunk: int,
+    chunk: int, ends: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """States [S,D] under an LM head -> the loss summed over them, and the further sums [M]. `score` makes [C,V] in at
     least float32 of states [C,D] and the weight, which may learn (None: the states alone have a gradient); the fast
-    form scores `chunk` positions at once.
+    form scores `chunk` positions at once, and ends its `pieces` at `ends`.
     """
     if fast.enabled():
-        return in_place.head_loss(hidden, weight, score, compare, chunk)
+        return in_place.head_loss(hidden, weight, score, compare, pieces(len(hidden), chunk, ends))
     loss, sums = compare(slice(0, len(hidden)), score(hidden, weight))
     return loss, sums.detach()
 
@@ -148,8 +163,8 @@ class ChunkedHead(nn.Module):
         self.added: nn.Parameter | None = added
         self.chunk: int = chunk
 
-    def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-        """States [S,D+N] -> the loss summed over all positions, and the further sums."""
+    def forward(self, hidden: Tensor, compare: Compare, ends: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """States [S,D+N] -> the loss summed over all positions, and the further sums; `ends` as of `pieces`."""
         weight = self.weight if self.added is None else torch.cat([self.weight, self.added], dim=1)
 
         def score(states: Tensor, weight: Tensor | None) -> Tensor:
@@ -157,7 +172,7 @@ class ChunkedHead(nn.Module):
             scores = F.linear(states, weight)
             return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
-        return head_loss(hidden, weight, score, compare, self.chunk)
+        return head_loss(hidden, weight, score, compare, self.chunk, ends)
 
 
 class FrozenHead(nn.Module):
@@ -171,8 +186,8 @@ class FrozenHead(nn.Module):
         super().__init__()
         self.scores, self.chunk, self.dtype, self.added = scores, chunk, dtype, added
 
-    def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-        """States [S,D+N] -> the loss summed over them, and the further sums."""
+    def forward(self, hidden: Tensor, compare: Compare, ends: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """States [S,D+N] -> the loss summed over them, and the further sums; `ends` as of `pieces`."""
 
         def score(states: Tensor, added: Tensor | None) -> Tensor:
             if added is None:
@@ -181,4 +196,4 @@ class FrozenHead(nn.Module):
             scores = self.scores(states[:, :width].to(self.dtype))
             return scores + F.linear(states[:, width:], added).to(scores)
 
-        return head_loss(hidden, self.added, score, compare, self.chunk)
+        return head_loss(hidden, self.added, score, compare, self.chunk, ends)

@@ -33,10 +33,23 @@ class DflashLoss(Section):
     # Mask k counts exp(-(k - 1) / gamma): an early miss throws away all that stands after it. Null: the paper's, 4 for
     # blocks of up to 8 tokens, 5 for up to 10, 7 above.
     gamma: float | None = Field(None, gt=0)
+    # D-PACE (arXiv 2605.18810) in place of gamma: a mask counts as many tokens as are expected to be accepted from it
+    # on, by the draft's own probabilities, which this number smooths (the paper's 0.5; 1: none of them is read). For ce
+    # alone. A confidence head and a selector keep gamma's weights. Null: off.
+    dpace: float | None = Field(None, gt=0, le=1, exclude_if=lambda value: value is None)
     # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one after each of its tokens.
     num_anchors: int = Field(512, ge=1)
     # Places whose vocabulary is projected at once.
     chunk: int = Field(512, ge=1)
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> Self:
+        if self.dpace is not None and self.gamma is not None:
+            raise ValueError("dpace takes the place of gamma: give one of the two")
+        if self.dpace is not None and self.token_divergence != "ce":
+            problem = f"dpace weighs a cross-entropy, and token_divergence is {self.token_divergence}"
+            raise ValueError(f"{problem}: set it to ce, or leave dpace out")
+        return self
 
     def weights(self, block_size: int, count: int | None = None) -> list[float]:
         """Return weights, which sum to 1, of the `count` places of a block that answer (None: all but the first)."""

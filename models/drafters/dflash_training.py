@@ -114,7 +114,8 @@ class DflashTraining(BesideTarget):
         that what the loop divides by them is a mean over blocks, however many were drawn. Metrics: hits of the first
         mask (top1, top3), and how many masks in a row hit from the first on (accepted), what a chain is accepted at
         temperature 0. A hit is the answer's token for `ce`, else the target's likeliest. With a confidence head also
-        how far its chances are off, in the mean over a block's places by their weights.
+        how far its chances are off, in the mean over a block's places by their weights. With `dpace` the mean is over a
+        row's places, each cross-entropy times its weight.
         """
         rows = self.sequences(batch, states)
         shape, device = self.head.shape, rows.ids.device
@@ -132,14 +133,25 @@ class DflashTraining(BesideTarget):
         compare = Places(
             self.loss.token_divergence, self.goal_scores, states.feature, drawn.sources(trained), labels, weights,
             first=chosen[2] == 0, keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
-            num_candidates=self.head.num_candidates,
+            num_candidates=self.head.num_candidates, pace=self.pace(blocks, at),
         )  # fmt: skip
         read = self.head.for_loss(outputs, before)[at]
-        loss, _ = self.lm(read, compare)
+        # A block is compared whole where its places' weights depend on one another.
+        ends = None if self.loss.dpace is None else drawn.lengths.flatten().cumsum(0).tolist()
+        loss, _ = self.lm(read, compare, ends)
         further, errors = self.further(read[:, : outputs.shape[-1]], before.at(at), compare)
         loss, sums = loss + further, (*compare.hits(trained.shape, at, blocks.share), *errors)
         count = uploaded(rows.loss_mask[:, 1:].sum(), device)
         return StepLoss(loss, count, dict(zip(self.metrics, sums, strict=True)))
+
+    def pace(self, blocks: Blocks, at: tuple[Tensor, ...]) -> Pace | None:
+        """D-PACE's weights of places `at` row, block and place; None: the loss has gamma's."""
+        if self.loss.dpace is None:
+            return None
+        (row, block, place), real = at, blocks.lengths > 0
+        number = real.flatten().cumsum(0).view_as(real)[row, block]
+        mean = blocks.share * real.sum(1) / blocks.lengths.sum(1).clamp(min=1)
+        return Pace(self.loss.dpace, number, place, mean[row], self.head.shape.num_drafts)
 
     def further(self, outputs: Tensor, before: Before, compare: Places) -> tuple[Tensor | float, tuple[Tensor, ...]]:
         """The loss of what is trained beside the draft at S places with `outputs` [S,D], and metrics of it; `compare`
@@ -208,6 +220,30 @@ def block_mask(visible: Tensor, anchors: Tensor, shape: DflashShape, reach: int)
     return torch.cat([context.flatten(1, 2), same_block.expand(len(visible), -1, -1)], dim=-1)[:, None]
 
 
+@dataclass(frozen=True)
+class Pace:
+    """D-PACE's weights of trained places (arXiv 2605.18810). With smoothed chances c(i) = (1 - a) q(i) + a of a block's
+    places, place j counts sum over m >= j of c(1) ... c(m): how many places from it on are expected to be accepted. The
+    weights have no gradient.
+    """
+
+    smoothing: float  # a
+    blocks: Tensor  # [S] int64, the number of each place's block, counted up by one
+    places: Tensor  # [S] int64 within its block, from 0
+    share: Tensor  # [S] what a place counts for in the mean over its row's
+    num_places: int  # of a whole block, K
+
+    def weights(self, piece: slice, chances: Tensor) -> Tensor:
+        """[C] of a piece of whole blocks, from chances q [C] of the right tokens."""
+        blocks, places = self.blocks[piece], self.places[piece]
+        at = blocks - blocks[:1], places
+        # 0 behind the end of an answer, where nothing can be accepted.
+        smoothed = chances.new_zeros(len(chances), self.num_places)
+        smoothed[at] = (1 - self.smoothing) * chances.detach() + self.smoothing
+        reached = smoothed.cumprod(-1)
+        return reached.flip(-1).cumsum(-1).flip(-1)[at] * self.share[piece]
+
+
 class Places:
     """What is compared at each trained place of blocks; `ranks` gathers how many tokens score above each right one:
     exact at the first place of a block, 0 or more elsewhere.
@@ -222,17 +258,19 @@ class Places:
         keeps_acceptance: `acceptances` gathers how likely each place's draft is accepted at temperature 1.
         share: weights of the comparison itself, and of a cross-entropy with `labels` beside it.
         num_candidates: `candidates` gathers so many of each place's likeliest entries: scores and entries, [C,k] each.
+        pace: in place of `weights` for `ce`, of pieces of whole blocks.
     """
 
     def __init__(
         self, name: Literal["ce"] | Divergence, scores: GoalScores, feature: Tensor, sources: Tensor, labels: Tensor,
         weights: Tensor, *, first: Tensor, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
-        num_candidates: int = 0,
+        num_candidates: int = 0, pace: Pace | None = None,
     ):  # fmt: skip
         self.name, self.scores, self.ids = name, scores, scores.draft.draft_ids
         self.feature, self.sources, self.labels, self.weights = feature, sources, labels, weights
         self.first, self.ranks = first, list[Tensor]()
         self.keeps_acceptance, self.acceptances = keeps_acceptance, list[Tensor]()
+        self.pace = pace
         self.share, self.num_candidates, self.candidates = share, num_candidates, list[tuple[Tensor, Tensor]]()
 
     def hits(self, shape: torch.Size, at: tuple[Tensor, Tensor, Tensor], share: Tensor) -> tuple[Tensor, ...]:
@@ -257,10 +295,13 @@ class Places:
             if keeps:
                 self.acceptances.append(acceptance(theirs, ours))
         entries, inside = self.entries(labels)
-        weight, beside = self.share
+        weights, (weight, beside) = self.weights[piece], self.share
         if self.name == "ce" or theirs is None:
             self.rank(piece, ours, entries, inside)
-            terms = (weight + beside) * F.cross_entropy(ours, entries, reduction="none") * inside
+            apart = F.cross_entropy(ours, entries, reduction="none")
+            if self.pace is not None:  # a token that the draft does not have is never accepted
+                weights = self.pace.weights(piece, torch.exp(-apart) * inside)
+            terms = (weight + beside) * apart * inside
         else:
             self.rank(piece, ours, theirs.scores.argmax(-1), theirs.known)
             apart = divergence(self.name, theirs.scores, ours)
@@ -269,7 +310,7 @@ class Places:
             terms = weight * apart * theirs.known
             if beside:
                 terms = terms + beside * F.cross_entropy(ours, entries, reduction="none") * inside
-        return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
+        return (terms * weights).sum(), torch.zeros((), device=ours.device)
 
     @torch.no_grad()
     def rank(self, piece: slice, ours: Tensor, right: Tensor, known: Tensor) -> None:

@@ -7,7 +7,7 @@ Letters: S positions, C positions of a chunk, W drafts, D width, V vocabulary, M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -68,10 +68,12 @@ def _rows(scores: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def head_loss(
     hidden: Tensor, weight: Tensor | None, score: Callable[[Tensor, Tensor | None], Tensor],
-    compare: Callable[[slice, Tensor], tuple[Tensor, Tensor]], chunk: int,
+    compare: Callable[[slice, Tensor], tuple[Tensor, Tensor]], pieces: Iterable[slice],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Arguments and results are those of `losses.head_loss`."""
-    return _Chunked.apply(hidden, weight, score, compare, chunk, torch.is_grad_enabled())
+    """Arguments and results are those of `losses.head_loss`; `pieces` are computed one after another. A rank without
+    supervised tokens has one, which is empty, so that its sums have the right shape.
+    """
+    return _Chunked.apply(hidden, weight, score, compare, pieces, torch.is_grad_enabled())
 
 
 class _Chunked(torch.autograd.Function):
@@ -79,7 +81,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor | None, score: Any, compare: Any, chunk: int, learns: bool
+        ctx: Any, hidden: Tensor, weight: Tensor | None, score: Any, compare: Any, pieces: Any, learns: bool
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         weight_learns = learns and ctx.needs_input_grad[1]
@@ -89,9 +91,7 @@ class _Chunked(torch.autograd.Function):
         learning = [] if weight is None or not weight_learns else [weight]
         ctx.d_weight = torch.zeros_like(learning[0], dtype=wide) if learning else None
         loss, sums = hidden.new_zeros((), dtype=wide), torch.zeros((), device=hidden.device)
-        # A rank without supervised tokens runs one empty chunk, so that its sums have the right shape.
-        for start in range(0, max(1, len(hidden)), chunk):
-            piece = slice(start, min(start + chunk, len(hidden)))
+        for piece in pieces:
             with torch.set_grad_enabled(learns):
                 states = hidden[piece].detach().requires_grad_(learns)
                 value, counts = compare(piece, score(states, weight))

@@ -27,7 +27,7 @@ from ...trainers.stages.generate import GenerateStage
 from ...trainers.stages.prompts import PromptsStage
 from ...trainers.stages.publish import PublishStage
 from ...trainers.stages.regenerate import RegenerateStage
-from ...trainers.stages.train import AnyTrain, TrainRecords, TrainStage, chosen
+from ...trainers.stages.train import AnyTrain, TrainStage, chosen
 from ...trainers.train.fit import SCRATCH
 
 AnyStage = Annotated[
@@ -142,7 +142,7 @@ class Recipe(Section):
                 check_classes(stage, self.target)
                 if isinstance(stage, EvaluateStage):
                     stage.check_named(trained)
-                if isinstance(stage, TrainRecords):
+                if isinstance(stage, TrainStage):
                     stage.check_engine(self.engine)
                 stage.needs()
             except Refused as refused:

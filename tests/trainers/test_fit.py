@@ -15,6 +15,7 @@ from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.train.fit import fit, training_loader
 from draftsmith.trainers.train.loop import Training
+from draftsmith.trainers.train.muon import is_hidden
 from training import BATCH, Samples, loader, module, weights
 
 SETTINGS = {
@@ -51,40 +52,48 @@ def test_the_sample_that_was_looked_at_before_step_0_is_told(tmp_path, monkeypat
     assert tables == [("sample", ["supervised text in [[ ]]"], [["why? [[so]]"]])]
 
 
-def by_hand():
-    """Weights after SETTINGS' steps, and the losses of each."""
+def by_hand(muon=False):
+    """Weights after SETTINGS' steps, and the losses of each; with `muon` by torch's two optimizers."""
     model, losses = module(noisy=False), []
-    named = {part: [p for _, p in parts] for part, parts in model.parts().items()}
-    groups = [
-        {"params": [p for p in parts if (p.dim() >= 2) == decays], "weight_decay": 0.1 if decays else 0.0,
-         "rate": 3e-2 if part == "projector" else 1e-2}
-        for part, parts in named.items()
-        for decays in (True, False)
-    ]  # fmt: skip
-    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.8, 0.9), eps=1e-3)
+    groups = {
+        by_muon: [
+            {"params": params, "weight_decay": 0.3 if by_muon else 0.1 * decays,
+             "rate": 3e-2 if part == "projector" else 1e-2}
+            for part, parts in model.parts().items()
+            for decays in (True, False)
+            if (params := [p for n, p in parts if (p.dim() >= 2) == decays and (muon and is_hidden(n, p)) == by_muon])
+        ]
+        for by_muon in (False, True)
+    }  # fmt: skip
+    optimizers = [torch.optim.AdamW(groups[False], lr=1.0, betas=(0.8, 0.9), eps=1e-3)]
+    if muon:
+        optimizers.append(torch.optim.Muon(groups[True], lr=1.0, adjust_lr_fn="match_rms_adamw"))
     clipped = 0
     for step, factor in zip(loader(Samples(), 5, micro=BATCH), RATES, strict=True):
-        for group in optimizer.param_groups:
+        for group in groups[False] + groups[True]:
             group["lr"] = factor * group["rate"]
         loss = model(step.micro[0])
         (loss.loss_sum / loss.num_tokens).backward()
         for parameter in model.parameters():  # DeepSpeed decays what a batch has not reached as well
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        clipped += float(torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], 0.3)) > 0.3
-        optimizer.step()
-        optimizer.zero_grad()
+        clipped += float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)) > 0.3
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         losses.append((loss.loss_sum.item(), int(loss.num_tokens)))
     assert clipped == 5, "guards this test"
     return {name: p.detach() for name, p in model.named_parameters()}, losses
 
 
-def test_a_stage_is_trained_as_its_settings_say(tmp_path):
+@pytest.mark.parametrize("optim", [{}, {"name": "muon", "muon_weight_decay": 0.3}])
+def test_a_stage_is_trained_as_its_settings_say(optim, tmp_path):
     """Rates of each part, schedule, betas, eps, decay and clipping; logged over the steps since the last line."""
-    expected, losses = by_hand()
-    engine, lines = trained(tmp_path, Samples())
+    expected, losses = by_hand(bool(optim))
+    engine, lines = trained(tmp_path, Samples(), optim=SETTINGS["optim"] | optim)
     assert engine.accumulation == BATCH, "by this bf16 knows whether there are gradients to sum in float32"
     for name, value in weights(engine).items():
-        torch.testing.assert_close(value, expected[name], atol=2e-5, rtol=0)
+        # Muon's products are bfloat16; its weights move by 4e-3 and more.
+        torch.testing.assert_close(value, expected[name], atol=1e-3 if optim else 2e-5, rtol=0)
     assert [*lines] == [2, 4, 5]
     for step, first in ((2, 0), (4, 2), (5, 4)):
         part = losses[first:step]

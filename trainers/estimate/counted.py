@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental import _config
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 META = torch.device("meta")
 _SDPA = "scaled_dot_product_attention"
@@ -29,6 +30,13 @@ def most_bytes(run: Callable[[], Any]) -> float:
     with _Live() as live, whole, patch.object(F, _SDPA, _attend):
         run()
     return float(live.most)
+
+
+def flops(run: Callable[[], Any]) -> float:
+    """Floating point operations of the matrix products that `run` makes on the meta device."""
+    with FlopCounterMode(display=False) as counter:
+        most_bytes(run)
+    return float(counter.get_total_flops())
 
 
 def along(count: Callable[[int], float], size: int, first: int) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,9 @@ from ...models.targets.sizes import config_text, empty_model, once, parameter_co
 from ...models.targets.table import family_of, image_section, language_section, training_of
 from ..run.stage import Hardware, WholeRecipe
 from ..train.fit import TrainSettings
+from ..train.muon import is_hidden, newton_schulz_flops
 from ..train.settings import CodesSettings, RecordsSettings, StatesSettings
-from .counted import META, along, most_bytes
+from .counted import META, along, flops, most_bytes
 from .models import drafter_parameters, engine_precision, held_bytes, held_dtype, mirrored_shape, target_shape
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Memory:
     parts: dict[str, float] = field(default_factory=dict)
     # A kind of drafter whose training cannot be counted without weights, and why (`DrafterConfig.empty`).
     uncounted: str | None = None
+    # Share of a step's arithmetic that Muon's Newton-Schulz steps are; 0: none.
+    newton_schulz: float = 0.0
 
     @property
     def total(self) -> float:
@@ -74,10 +77,13 @@ class Memory:
             line = f"  memory of the fullest GPU about {self.total / _GIB:.1f} GiB: {each}, CUDA 2.0"
         if self.uncounted:
             line += f"; not counted: activations of {self.uncounted}"
+        told = [line]
+        if self.newton_schulz:
+            told.append(f"  Muon's Newton-Schulz steps are about {self.newton_schulz:.0%} of a step's arithmetic")
         if hardware is None:
-            return [line]
+            return told
         verdict = "fits" if self.fits(hardware) else "DOES NOT FIT"
-        return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each"]
+        return [*told, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each"]
 
 
 def num_ranks(recipe: WholeRecipe) -> int:
@@ -97,13 +103,23 @@ def number_type(recipe: WholeRecipe) -> torch.dtype:
     return torch.float32 if engine_precision(recipe) == "fp32" else torch.bfloat16
 
 
-def engine_parts(total: int, trained: int, stage: TrainSettings, recipe: WholeRecipe) -> dict[str, float]:
+def muon_shapes(stage: TrainSettings, drafter: DrafterConfig, recipe: WholeRecipe) -> list[torch.Size]:
+    """Shapes of the weights that Muon trains; none by AdamW, and of a drafter that a dry run cannot build."""
+    module = drafter.empty(mirrored_shape(recipe)) if stage.optim.name == "muon" else None
+    named = () if module is None else module.named_parameters()
+    return [weight.shape for name, weight in named if weight.requires_grad and is_hidden(name, weight)]
+
+
+def engine_parts(
+    total: int, trained: int, stage: TrainSettings, recipe: WholeRecipe, by_muon: Sequence[torch.Size] = ()
+) -> dict[str, float]:
     """Weights, gradients and optimizer of so many parameters on each rank, by the ZeRO paper's table (section 3)."""
     count, zero, width = num_ranks(recipe), recipe.engine.zero_stage, number_type(recipe).itemsize
     several = stage.batch_size > micro_of(stage, recipe) * count
     # Under bf16 micro-batches are summed in float32, by ZeRO's stages or where there are several.
     gradients = trained * (4 if width == 4 or zero or several else width)
     states = trained * (8 if width == 4 else 12)  # Adam's two moments, and float32 weights beside lower ones
+    states -= 4 * sum(shape.numel() for shape in by_muon)  # which has one buffer
     return {
         "weights": width * total / (count if zero == 3 else 1),
         "gradients": gradients / (count if zero >= 2 else 1),
@@ -175,7 +191,8 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
     config, shape, target = stage.drafter or recipe.drafter, mirrored_shape(recipe), target_shape(recipe)
     assert config is not None
     trained, text, dtype = drafter_parameters(config, recipe), target.get_text_config(), held_dtype(recipe.target)
-    parts = engine_parts(trained, trained, stage, recipe)
+    by_muon = muon_shapes(stage, config, recipe)
+    parts = engine_parts(trained, trained, stage, recipe, by_muon)
     tables = (1 if is_tied(target) else 2) * text.vocab_size * text.hidden_size
     parts["frozen target"] = _frozen_bytes(recipe, tables if stage.reads_tables else
                                            sum(parameter_counts(target).values()))  # fmt: skip
@@ -189,13 +206,15 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
         states = _states(taps, shape.hidden_size, dtype, batch.ids, places)
         _backward(training, training(batch, replace(states, positions=batch.positions)))
 
-    memory = _with_step(parts, recipe, config, shape, step, (rows, length), stage.objective, stage.packing)
+    memory = _with_step(
+        parts, stage, recipe, config, shape, step, (rows, length), by_muon, stage.objective, stage.packing
+    )
     if stage.reads_tables or memory.uncounted:
         return memory
     # The target's pass is over when the head begins, and has left its states.
     taps = config.taps_for(shape, training=True)
     passed = target_step(language_section(recipe.target), target, dtype, taps, rows, length)
-    return Memory({**parts, "activations": max(memory.parts["activations"], passed)})
+    return replace(memory, parts={**parts, "activations": max(memory.parts["activations"], passed)})
 
 
 def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | None:
@@ -206,14 +225,15 @@ def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | Non
     section = image_section(recipe.target)
     assert config is not None
     trained = drafter_parameters(config, recipe)
-    parts = engine_parts(trained, trained, stage, recipe)
+    by_muon = muon_shapes(stage, config, recipe)
+    parts = engine_parts(trained, trained, stage, recipe, by_muon)
     parts["frozen target"] = held_bytes(section) * section.count()["transformer"]
 
     def step(training: nn.Module, taps: Taps, count: int, _: int) -> None:
         sizes = count, section.prompt_places, section.num_codes
         _backward(training, training(*_codes(*sizes, shape, taps, held_dtype(section))))
 
-    return _with_step(parts, recipe, config, shape, step, (micro_of(stage, recipe), 1))
+    return _with_step(parts, stage, recipe, config, shape, step, (micro_of(stage, recipe), 1), by_muon)
 
 
 def _rows(stage: RecordsSettings | StatesSettings, recipe: WholeRecipe, max_length: int | None) -> tuple[int, int]:
@@ -233,8 +253,8 @@ def _frozen_bytes(recipe: WholeRecipe, weights: int) -> float:
 
 
 def _with_step(
-    parts: dict[str, float], recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape,
-    step: Callable[[nn.Module, Taps, int, int], None], size: tuple[int, int],
+    parts: dict[str, float], stage: TrainSettings, recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape,
+    step: Callable[[nn.Module, Taps, int, int], None], size: tuple[int, int], by_muon: Sequence[torch.Size],
     objective: HeadObjective | None = None, packing: PackingConfig | None = None,
 ) -> Memory:  # fmt: skip
     """With the bytes that a head's step makes, from counts of few rows of some length; or why they cannot be counted.
@@ -245,7 +265,7 @@ def _with_step(
     """
     dtype, held = number_type(recipe), torch_dtype(held_dtype(recipe.target))
 
-    def counted() -> float | str:
+    def counted(measure: Callable[[Callable[[], None]], float]) -> float | str:
         try:
             module = config.empty(shape)
             if module is None:
@@ -256,17 +276,24 @@ def _with_step(
             taps = config.taps_for(shape, training=True)
 
             def count(rows: float) -> float:
-                each = lambda places: most_bytes(lambda: step(training, taps, round(rows), round(places)))  # noqa: E731
+                each = lambda places: measure(lambda: step(training, taps, round(rows), round(places)))  # noqa: E731
                 return along(each, size[1], _ROW // 2)
 
             return along(count, size[0], max(1, _ROW // size[1]))
         except Exception as error:  # a drafter of somebody else's may ask its target for anything
             return f"{type(error).__name__}: {first_line(error)}"
 
-    activations = once(f"{config!r} {objective!r} {shape} {dtype} {held} {packing} {recipe.target} {size}", counted)
+    text = f"{config!r} {objective!r} {shape} {dtype} {held} {packing} {recipe.target} {size}"
+    activations = once(text, lambda: counted(most_bytes))
     if isinstance(activations, str):
         return Memory(parts, uncounted=f"{config.kind} ({activations})")
-    return Memory({**parts, "activations": activations})
+    memory = Memory({**parts, "activations": activations})
+    if not by_muon:
+        return memory
+    forward, update = once(f"flops of {text}", lambda: counted(flops)), newton_schulz_flops(by_muon)
+    assert not isinstance(forward, str), forward
+    forwards = max(1.0, stage.batch_size / (size[0] * num_ranks(recipe)))
+    return replace(memory, newton_schulz=update / (update + forwards * forward))
 
 
 def target_step(section: Any, config: PreTrainedConfig, dtype: str, taps: Taps, rows: int, length: int) -> float:

@@ -21,7 +21,7 @@ from ..train.fit import OutsideStart, TrainSettings
 from ..train.settings import RecordsSettings, StatesSettings
 from .data import describe_states, generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .models import drafter_parameters, held_bytes, target_shape
-from .train_memory import Memory, lvlm_parts
+from .train_memory import Memory, lvlm_parts, muon_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -162,7 +162,9 @@ def describe_head(plan: Planned, order: Callable[[StatesSettings, np.ndarray, in
     else:
         lines.append("  states are read from shards")
     keep = stage.checkpoints.keep
-    disk = keep * 12 * trained + 4 * trained
+    if by_muon := sum(shape.numel() for shape in muon_shapes(stage, config, recipe)):
+        lines.insert(1, f"  {by_muon:,} of them by Muon, the others by AdamW")
+    disk = keep * (12 * trained - 4 * by_muon) + 4 * trained
     return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"]
 
 

@@ -58,6 +58,17 @@ class TrainStage(TrainSettings):
         """Weights of another drafter, where `from` names none."""
         return other_drafters(makers) if thing == "drafter" and self.earlier is None else {}
 
+    def check_engine(self, engine: EngineConfig) -> None:
+        """Refuse Muon where matrices are shared out among ranks, or where names do not say which ones are hidden."""
+        if self.optim.name != "muon":
+            return
+        if self.model != "drafter" or isinstance(self, RecordsSettings):
+            problem = f"muon trains heads on a target's states, and this stage trains {self.trained}"
+            raise Refused("optim.name", problem, "leave it out: adamw")
+        if engine.zero_stage:
+            problem = f"muon needs whole matrices, and engine.zero_stage {engine.zero_stage} shares them out"
+            raise Refused("optim.name", problem, "set engine.zero_stage: 0, which a head fits, or leave muon out")
+
     def runs_target(self) -> dict[str, str]:
         """Setting that lets each rank run the target on batches of its own -> what to set in its place."""
         return {}
@@ -134,6 +145,7 @@ class TrainRecords(RecordsSettings, TrainStage):
 
     def check_engine(self, engine: EngineConfig) -> None:
         """Refuse drafts that write answers while ZeRO 3 shares their weights out: ranks would wait for each other."""
+        super().check_engine(engine)
         if self._draft_answers and engine.zero_stage == 3:
             raise Refused(
                 "answers",

@@ -30,6 +30,7 @@ from ...core.heartbeat import BOUND_S
 from ...core.pretrained import name_accelerator
 from ..run.context import EngineConfig
 from ..run.launcher import free_port
+from .muon import MuonWithAdamW
 
 BUCKET = 500_000_000  # DeepSpeed's default
 _JOIN_S = 60.0  # a rank that has waited so long for the others to join says so
@@ -177,6 +178,10 @@ class Engine:
         trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         bucket = min(BUCKET, trained)
         stage, sums = _gradient_sums(config, accumulation)
+        if stage and isinstance(optimizer, MuonWithAdamW):
+            why = "engine.zero_stage" if config.zero_stage else "bf16 with several micro-batches of a step"
+            raise UserError(f"Muon needs whole matrices, and {why} hands an optimizer flat ones", key="optim.name",
+                            hint="set zero_stage: 0, and micro_batch_size: null or precision: fp32")  # fmt: skip
         threshold = config.persistence_threshold
         whole = {} if threshold is None else {"stage3_param_persistence_threshold": threshold}
         # ZeRO-3 leaves the process a linear layer of its own, which keeps no gathered weights for the backward: it is

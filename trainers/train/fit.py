@@ -1,4 +1,6 @@
-"""What every `train` stage shares: its settings, AdamW with its schedule, and one run of the loop under an engine."""
+"""What every `train` stage shares: its settings, its optimizer with its schedule, and one run of the loop under an
+engine.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import nn
+from torch.optim import Optimizer
 
 from ...core import ranks
-from ...core.errors import Refused
+from ...core.errors import Refused, UserError
 from ...core.fields import Place, Revision, Seed
 from ...core.files import read_text
 from ...core.section import Section
@@ -25,6 +28,7 @@ from ..run.stage import Stage
 from .checkpoint import FOLDER, CheckpointConfig
 from .engine import Engine
 from .loop import Training, train
+from .muon import MuonWithAdamW, is_hidden
 from .validate import Validation
 
 SCRATCH = "scratch"
@@ -34,8 +38,11 @@ Rate = Annotated[float, Field(gt=0, le=100)]
 
 
 class OptimConfig(Section):
-    """AdamW. The defaults are those of LLaVA-1.5's scripts (TABED, table 7)."""
+    """AdamW, or Muon beside it. The defaults are those of LLaVA-1.5's scripts (TABED, table 7)."""
 
+    # adamw; or muon, of heads on a target's states: Muon trains hidden weight matrices, by updates as large as AdamW's,
+    # and AdamW token tables, LM heads, norms and biases at the same rate. It needs engine.zero_stage: 0.
+    name: Literal["adamw", "muon"] = Field("adamw", exclude_if=lambda value: value == "adamw")
     # Learning rate after the warmup.
     lr: Rate
     # Learning rate of single parts (vision_tower, projector, language_model) where it is another one.
@@ -46,6 +53,8 @@ class OptimConfig(Section):
     eps: float = Field(1e-8, gt=0, le=1)
     # AdamW's decay of weights; norms and biases (vectors) are not decayed.
     weight_decay: float = Field(0.0, ge=0, le=100)
+    # Muon's decay of the weights that it trains.
+    muon_weight_decay: float = Field(0.1, ge=0, le=100, exclude_if=lambda value: value == 0.1)
     # How the rate falls after the warmup.
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     # Share of all steps, or their number, in which the rate rises from 0.
@@ -66,6 +75,8 @@ class OptimConfig(Section):
             raise ValueError("give warmup_ratio or warmup_steps, not both")
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError("give clip_norm or clip_value, not both")
+        if self.name != "muon" and "muon_weight_decay" in self.model_fields_set:
+            raise ValueError("muon_weight_decay is Muon's: set name: muon, or leave it out")
         return self
 
 
@@ -108,7 +119,7 @@ class TrainSettings(Stage):
     batch_size: int = Field(ge=1)
     # Rows of one forward on one rank, where `batch_size` does not fit: gradients are accumulated. null: all at once.
     micro_batch_size: int | None = Field(None, ge=1)
-    # AdamW, its schedule and its clipping.
+    # The optimizer, its schedule and its clipping.
     optim: OptimConfig
     # When to save, and how many to keep.
     checkpoints: CheckpointConfig = CheckpointConfig()
@@ -234,23 +245,34 @@ def held_out_loader(samples: Samples, collate: Collate, rows: int, order: Order 
     )  # fmt: skip
 
 
-def build_optimizer(parts: Mapping[str, Sequence[tuple[str, nn.Parameter]]], config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with a group per part and kind, as norms and biases (vectors) are not decayed; fused on a GPU.
+def build_optimizer(parts: Mapping[str, Sequence[tuple[str, nn.Parameter]]], config: OptimConfig) -> Optimizer:
+    """AdamW with a group per part and kind, as norms and biases (vectors) are not decayed; fused on a GPU. With `muon`
+    its groups of each part's hidden weights stand before these.
 
     With `clip_value` it clips the gradients of every step itself: DeepSpeed clips by norm alone, and whatever its stage
     it hands the optimizer whole gradients, averaged and unscaled, or this rank's share of them.
     """
     groups: list[dict[str, Any]] = []
+    hidden: list[dict[str, Any]] = []
     for part, named in parts.items():
         lr = config.lr_by_part.get(part, config.lr)
+        by_muon = {name for name, p in named if config.name == "muon" and is_hidden(name, p)}
+        if params := [p for name, p in named if name in by_muon]:
+            hidden.append({"params": params, "lr": lr, "weight_decay": config.muon_weight_decay, "part": part})
         for decay, decays in ((config.weight_decay, True), (0.0, False)):
-            if params := [p for _, p in named if (p.dim() >= 2) == decays]:
+            if params := [p for name, p in named if name not in by_muon and (p.dim() >= 2) == decays]:
                 groups.append({"params": params, "lr": lr, "weight_decay": decay, "part": part})
     fused = all(p.is_cuda for g in groups for p in g["params"])
-    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    optimizer: Optimizer = adamw
+    if config.name == "muon":
+        if not hidden:
+            raise UserError("nothing is left for Muon: no matrix of hidden weights is trained", key="optim.name",
+                            hint="leave it out: adamw")  # fmt: skip
+        optimizer = MuonWithAdamW(torch.optim.Muon(hidden, lr=config.lr, adjust_lr_fn="match_rms_adamw"), adamw)
     if (bound := config.clip_value) is not None:
 
-        def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        def clip(optimizer: Optimizer, *_: object) -> None:
             nn.utils.clip_grad_value_([p for group in optimizer.param_groups for p in group["params"]], bound)
 
         optimizer.register_step_pre_hook(clip)
