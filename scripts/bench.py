@@ -56,9 +56,9 @@ HEADS: dict[str, Any] = {
 }
 TREES = {"chain of 5": Chain(5), "chain of 7": Chain(7), "tree of 60": Dynamic(total=60, depth=5, width=10)}
 CYCLES = (("EAGLE-3", "chain of 5"), ("EAGLE-3", "tree of 60"), ("DFlash", "chain of 7"))
-# Parents of nodes, of which the deepest path is compared; and tokens before a pass.
-DRAFTED = {"chain of 5": (-1, 0, 1, 2, 3), "tree of 12": (-1, -1, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9)}
-PLACES = (150, 500, 1500)
+TWELVE = (-1, -1, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9)  # parents
+DRAFTED = {"plain step": (), "chain of 5": (-1, 0, 1, 2, 3), "plain step beside trees": (), "tree of 12": TWELVE}
+PLACES = (150, 500, 1500)  # tokens before a pass
 LENGTHS = (64, 512)  # tokens of a training sample
 COMMANDS = (["--help"], ["show", "llava15-68m"], ["train", "recipe=llava15-68m", "dry_run=true"])
 HEADING = ("what", "median [quartiles]", "its products and attention alone, of it", "n")
@@ -171,33 +171,26 @@ def step(name: str, length: int, size: str, device: torch.device, count: int) ->
     return f"training step of {name}, {length} tokens, {size}", f"{shown} ms", spread(shares), count
 
 
-def verify_as(form: Identical | None, target: CausalTarget, session: Any, tree: Tree) -> torch.Tensor:
-    target.identical = form
-    return target.verify(session, 8, tree).logits
-
-
 def identical(device: torch.device, count: int) -> Iterator[Row]:
-    """Passes in bfloat16, what `identical` takes of them, and how many score rows of verification have the bits of
-    plain steps, without it and with it. On a GPU, of which nobody claims anything, its passes have 16 rows.
-    """
-    target = target_of("SmolLM2's", device)
-    target.decoder.model.to(torch.bfloat16)
+    """Passes in bfloat16, what `identical` takes of them, and how many score rows have plain steps' bits either way."""
+    today = target_of("SmolLM2's", device)
+    ours = CausalTarget(today.decoder.model.to(torch.bfloat16), num_token_ids=today.vocab_size)
     for places, (name, parents) in itertools.product(PLACES, DRAFTED.items()):
         tree = Tree(torch.full((len(parents),), 8), parents, (-1,) * len(parents))
-        form, equal = Identical(target.decoder, trees=not tree.is_chain, least=16 if device.type == "cuda" else 2), []
+        path = [node + 1 for node in sorted({*parents, len(parents) - 1})]
+        # On a GPU nobody claims anything: every pass has 16 rows there.
+        ours.identical = Identical(ours.decoder, trees="tree" in name, least=16 if device.type == "cuda" else 2)
         request = Request(torch.arange(8, 8 + places), torch.zeros(places, dtype=torch.int8), None, "1")
-        for one in (None, form):
-            session, _ = target.prefill(request, Taps(), capacity=600)  # long enough for either form
-            rows = verify_as(one, target, session, tree)[[node + 1 for node in sorted({*parents, len(parents) - 1})]]
-            for row in rows:
-                equal.append(torch.equal(row, verify_as(one, target, session, no_tree())[0]))
+        runs, equal = list[Action](), [0, 0]
+        for number, target in enumerate((today, ours)):
+            session, _ = target.prefill(request, Taps(), capacity=64)
+            runs.append(partial(target.verify, session, 8, tree))
+            for row in runs[-1]().logits[path]:
+                equal[number] += torch.equal(row, target.verify(session, 8, no_tree()).logits[0])
                 target.commit(session, [])
-        said = f"{sum(equal[: len(rows)])} and {sum(equal[len(rows) :])} of {len(rows)} rows equal"
-        for what, nodes in (("plain step", no_tree()), (name, tree)):
-            today, ours = (partial(verify_as, one, target, session, nodes) for one in (None, form))
-            times, shares = beside_its_floor(today, count, ours)
-            shown = f"{spread([1e3 * seconds for seconds in times])} ms"
-            yield f"{what} after {places} tokens", shown, f"identical: {spread(shares)} of it, {said}", count
+        times, shares = beside_its_floor(runs[0], count, runs[1])
+        said = f"identical: {spread(shares)} of it, {equal[0]} and {equal[1]} of {len(path)} rows equal"
+        yield f"{name} after {places} tokens", f"{spread([1e3 * value for value in times])} ms", said, count
 
 
 def starts(count: int) -> Iterator[Row]:

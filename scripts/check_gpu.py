@@ -15,8 +15,7 @@ The steps, in this order; a later one means little where an earlier one failed:
    then with eager passes: the same tau to the last digit; and how many launches one way and the other have;
 3. evaluation alone on the other numbers of ranks, of the same weights: the same tau to the last digit;
 4. each track trained and measured on them: exit code 0, greedy tokens identical; losses differ in their last digits;
-5. how often a training step waits for the GPU (torch's own count): 1 is the bound;
-6. how many score rows of verification have the bits of plain steps, in bfloat16: told, and nothing is expected.
+5. how often a training step waits for the GPU (torch's own count): 1 is the bound; and, told alone, equal score rows.
 
 `table.md` in the folder holds what to send back. Exits with 1 where a step failed. About ten minutes on one GPU.
 """

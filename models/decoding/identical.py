@@ -28,11 +28,8 @@ def in_float64(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **settings: Any) -
 
 
 class Identical:
-    """The passes after a prompt of one request, of at least `least` places each.
-
-    Args:
-        trees: whether passes hold trees. A node's ancestors lie at other places than in plain decoding, so sums over
-            blocks differ, and attention is in float64: dearer, for plain steps too.
+    """The passes after a prompt of one request, of at least `least` places each. With `trees`, where a node's ancestors
+    lie at other places than in plain decoding, attention is in float64: dearer, for plain steps too.
     """
 
     def __init__(self, decoder: CachedDecoder, *, trees: bool, least: int = 2):

@@ -1,7 +1,4 @@
-"""`identical`: score rows of plain decoding and of verification, bit by bit, in bfloat16; and where it is refused.
-
-Facts about torch's kernels on this CPU: AVX-512, its bfloat16, and AVX2 were tried.
-"""
+"""`identical`: score rows of plain decoding and of verification, bit by bit, in bfloat16. AVX-512 CPUs were tried."""
 
 from types import SimpleNamespace
 
@@ -15,7 +12,6 @@ from draftsmith.models.decoding.identical import Identical
 from draftsmith.models.decoding.tree import Tree, no_tree
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.causal.section import CausalTarget
-from draftsmith.recipes.config.load import load
 from draftsmith.trainers.evaluate.text import make_identical
 from tiny import llava, request, target
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -25,7 +21,7 @@ CHAIN, TREE = (-1, 0, 1, 2, 3), (-1, -1, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9)  # parent
 
 
 def shaped(heads, kv_heads, dtype=torch.bfloat16):
-    """Products over 1,536 and more inputs, which sum otherwise for one row, and SmolLM2's or Llama's heads."""
+    """Products over 1,536 and more inputs sum otherwise for one row."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=64 * 9, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=heads, head_dim=64,
@@ -35,9 +31,7 @@ def shaped(heads, kv_heads, dtype=torch.bfloat16):
 
 
 def steps(big, asked, parents, tokens):
-    """All that a target returns for the deepest path of a tree: by plain steps, and by a verification with a plain step
-    after it.
-    """
+    """Scores and states of a tree's deepest path: by plain steps, and by a verification and a plain step after it."""
     path = sorted({*parents, len(parents) - 1} - {-1})
     ids = torch.full((len(parents),), 9)
     ids[path] = tokens[1 : len(path) + 1]
@@ -80,10 +74,8 @@ def test_plain_steps_and_verification_have_the_same_bits(heads):
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_they_are_the_states_of_ordinary_passes(family, trees):
-    """Masks, positions in three coordinates and what fills up a pass, in float32."""
-    if family == "llava":
-        big, asked = target(llava(0)), request(1, 1)
-    else:
+    big, asked = target(llava(0)), request(1, 1)
+    if family != "llava":
         big, asked = tiny_qwen.target(tiny_qwen.model(family)), tiny_qwen.request(family)
     parents, tokens = TREE if trees else CHAIN, torch.arange(8, 16)
     expected = steps(big, asked, parents, tokens)
@@ -92,17 +84,15 @@ def test_they_are_the_states_of_ordinary_passes(family, trees):
 
 
 def test_no_pass_has_one_row_or_few_queries_over_a_block():
-    one = Identical(shaped(9, 3).decoder, trees=False)
+    one, alone = (Identical(shaped(*heads).decoder, trees=False) for heads in ((9, 3), (4, 4)))
     counts = [one.sizes(300, count)[0] for count in (1, 2, 6, 10, 11, 22)]
     assert counts == [2, 2, 6, 10, 12, 23], "3 queries a place: 33 and 66 leave 1 and 2 behind blocks of 32"
-    assert [one.sizes(past, 6)[1] for past in (300, 506, 507)] == [512, 512, 1024]
-    alone = Identical(shaped(4, 4).decoder, trees=False)
-    assert [alone.sizes(300, count)[0] for count in (1, 33)] == [4, 36]
+    assert [alone.sizes(past, 1) for past in (508, 509)] == [(4, 512), (4, 1024)]
     assert Identical(alone.decoder, trees=True).sizes(300, 1) == (2, 302)
 
 
-def made(big, policy=Chain(5), temperatures=(0.0,), **taps):
-    one = SimpleNamespace(policy=policy, drafter=SimpleNamespace(taps=Taps(**taps)))
+def made(big, policy=None, temperatures=(0.0,), **taps):
+    one = SimpleNamespace(policy=policy or Chain(5), drafter=SimpleNamespace(taps=Taps(**taps)))
     make_identical(SimpleNamespace(temperatures=temperatures), big, [one], "stages.evaluate.identical")
     return big.identical.summary
 
@@ -118,7 +108,7 @@ def test_what_an_evaluation_says_and_where_it_refuses():
     other = shaped(4, 4)
     refused["no temperature is 0"] = lambda: made(other, temperatures=(0.7,))
     refused["up to 64"] = lambda: made(other, Chain(64))
-    refused["prompt's attention"] = lambda: made(other, prefill_attention=(1,))
+    refused["prompts eagerly"] = lambda: made(other, prefill_attention=(1,))
     for words, ask in refused.items():
         with pytest.raises(UserError, match=words) as error:
             ask()
@@ -126,9 +116,3 @@ def test_what_an_evaluation_says_and_where_it_refuses():
     other.decoder.__class__ = type("OnGpu", (type(other.decoder),), {"device": torch.device("cuda")})
     with pytest.raises(UserError, match="no CPU"):
         made(other)
-
-
-def test_left_alone_it_is_no_part_of_an_evaluations_settings():
-    for value in (True, False):
-        loaded = load(["recipe=demo/lvlm", "output=out", f"stages.evaluate.identical={value}".lower()])
-        assert ("identical" in loaded.recipe.stages["evaluate"].model_dump(mode="json")) is value

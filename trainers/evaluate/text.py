@@ -269,13 +269,12 @@ def why_not(decoder: CachedDecoder, device: str = "cuda") -> str | None:
 def make_identical(stage: EvaluateSettings, target: LanguageTarget, drafting: Sequence[Drafting], key: str) -> None:
     """Give plain steps and verification the same score bits. Raises `UserError` where they would differ."""
     decoder, dtype, most = target.decoder, target.embedding.dtype, 1 + max(one.policy.max_nodes for one in drafting)
-    reads = any(one.drafter.taps.prefill_attention for one in drafting)
     reasons = {
         "it is of greedy answers, and no temperature is 0": 0 not in stage.temperatures,
         f"bits were compared in bfloat16, and target.dtype is {dtype}": dtype != torch.bfloat16,
         "the target's weights are quantised": config_value(decoder.model.config, "quantization_config") is not None,
         f"bits were compared in passes of up to {MOST} places, and a tree may have {most}": most > MOST,
-        "a drafter reads the prompt's attention, for which the target runs it in another way": reads,
+        "a drafter has the target run prompts eagerly": any(one.drafter.taps.prefill_attention for one in drafting),
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), why_not(decoder, "cpu")):
         raise UserError(f"{key}: {reason}", key=key, hint="leave it out; in float32 (target.dtype) near ties are rare")
