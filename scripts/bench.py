@@ -178,7 +178,8 @@ def identical(device: torch.device, count: int) -> Iterator[Row]:
     for places, (name, parents) in itertools.product(PLACES, DRAFTED.items()):
         tree = Tree(torch.full((len(parents),), 8), parents, (-1,) * len(parents))
         path = [node + 1 for node in sorted({*parents, len(parents) - 1})]
-        # On a GPU nobody claims anything: every pass has 16 rows there.
+        # On a GPU nobody claims anything. Every pass has 16 rows there; equal rows also need products without split-K
+        # (cuBLASLt) and attention that splits keys alike for any number of queries.
         ours.identical = Identical(ours.decoder, trees="tree" in name, least=16 if device.type == "cuda" else 2)
         request = Request(torch.arange(8, 8 + places), torch.zeros(places, dtype=torch.int8), None, "1")
         runs, equal = list[Action](), [0, 0]

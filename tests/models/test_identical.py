@@ -12,6 +12,7 @@ from draftsmith.models.decoding.identical import Identical
 from draftsmith.models.decoding.tree import Tree, no_tree
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.causal.section import CausalTarget
+from draftsmith.recipes.config.load import load
 from draftsmith.trainers.evaluate.text import make_identical
 from tiny import llava, request, target
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -91,9 +92,9 @@ def test_no_pass_has_one_row_or_few_queries_over_a_block():
     assert Identical(alone.decoder, trees=True).sizes(300, 1) == (2, 302)
 
 
-def made(big, policy=None, temperatures=(0.0,), **taps):
+def made(big, policy=None, **taps):
     one = SimpleNamespace(policy=policy or Chain(5), drafter=SimpleNamespace(taps=Taps(**taps)))
-    make_identical(SimpleNamespace(temperatures=temperatures), big, [one], "stages.evaluate.identical")
+    make_identical(big, [one], "stages.evaluate.identical")
     return big.identical.summary
 
 
@@ -106,7 +107,6 @@ def test_what_an_evaluation_says_and_where_it_refuses():
     experts = tiny_qwen.target(tiny_qwen.model("qwen3_vl_moe").to(torch.bfloat16))
     refused |= {"mixture of experts": lambda: made(experts), "torch.float32": lambda: made(shaped(4, 4, torch.float32))}
     other = shaped(4, 4)
-    refused["no temperature is 0"] = lambda: made(other, temperatures=(0.7,))
     refused["up to 64"] = lambda: made(other, Chain(64))
     refused["prompts eagerly"] = lambda: made(other, prefill_attention=(1,))
     for words, ask in refused.items():
@@ -116,3 +116,6 @@ def test_what_an_evaluation_says_and_where_it_refuses():
     other.decoder.__class__ = type("OnGpu", (type(other.decoder),), {"device": torch.device("cuda")})
     with pytest.raises(UserError, match="no CPU"):
         made(other)
+    with pytest.raises(UserError, match="no temperature is 0") as error:
+        load(["recipe=demo/lvlm", "output=out", "stages.evaluate.identical=true", "stages.evaluate.temperatures=[0.7]"])
+    assert error.value.key == "stages.evaluate.identical"

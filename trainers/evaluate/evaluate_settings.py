@@ -145,6 +145,8 @@ class EvaluateSettings(Stage):
         for key, values in {**listed, "temperatures": self.temperatures, "max_new_tokens": self.max_new_tokens}.items():
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
+        if self.identical and 0 not in self.temperatures:
+            raise Refused("identical", "is of greedy answers, and no temperature is 0", "leave it out")
         if self.probes.importance is not None:
             self.probes.importance.check(self.benchmarks)
         for name in ("states", "importance", "binding", "sight", "swapped") if self.draws else ("analysis",):

@@ -81,7 +81,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
     capture(stage.graphs, target, measuring.drafting, stage.capacity)
     if stage.identical:
-        make_identical(stage, target, measuring.drafting, f"stages.{context.name}.identical")
+        make_identical(target, measuring.drafting, f"stages.{context.name}.identical")
     measuring.announce(sets, others=bool(suites or talks))
     rows: list[Row] = []
     # The lengths of a benchmark follow each other.
@@ -266,11 +266,10 @@ def why_not(decoder: CachedDecoder, device: str = "cuda") -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def make_identical(stage: EvaluateSettings, target: LanguageTarget, drafting: Sequence[Drafting], key: str) -> None:
+def make_identical(target: LanguageTarget, drafting: Sequence[Drafting], key: str) -> None:
     """Give plain steps and verification the same score bits. Raises `UserError` where they would differ."""
     decoder, dtype, most = target.decoder, target.embedding.dtype, 1 + max(one.policy.max_nodes for one in drafting)
     reasons = {
-        "it is of greedy answers, and no temperature is 0": 0 not in stage.temperatures,
         f"bits were compared in bfloat16, and target.dtype is {dtype}": dtype != torch.bfloat16,
         "the target's weights are quantised": config_value(decoder.model.config, "quantization_config") is not None,
         f"bits were compared in passes of up to {MOST} places, and a tree may have {most}": most > MOST,
