@@ -10,6 +10,7 @@ models takes less. Floor and whole take turns; a ratio is of neighbours. The sta
 """
 
 import argparse
+import itertools
 import os
 import platform
 import re
@@ -31,9 +32,12 @@ from draftsmith.core.secrets import redact_argument
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import RULES
+from draftsmith.models.decoding.identical import Identical
+from draftsmith.models.decoding.tree import Tree, no_tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.causal.section import CausalTarget
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,7 +47,9 @@ SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 64},
     "demo size": {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "vocab_size": 512},
     "width 512": {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "vocab_size": 32000},
-}
+    "SmolLM2's": {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "vocab_size": 49152,
+                  "num_key_value_heads": 3, "num_hidden_layers": 30},
+}  # fmt: skip
 HEADS: dict[str, Any] = {
     "EAGLE-3": Eagle3Config(kind="eagle3"),
     "EAGLE-3 in a window of 512": Eagle3Config(kind="eagle3", sliding_window=512),
@@ -55,17 +61,21 @@ CYCLES = (
     ("EAGLE-3 in a window of 512", "chain of 5", 128), ("EAGLE-3 in a window of 512", "chain of 5", 3800),
 )  # fmt: skip
 STEPS = ("EAGLE-3", "DFlash")
+TWELVE = (-1, -1, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9)  # parents
+DRAFTED = {"plain step": (), "chain of 5": (-1, 0, 1, 2, 3), "plain step beside trees": (), "tree of 12": TWELVE}
+PLACES = (150, 500, 1500)  # tokens before a pass
 LENGTHS = (64, 512)  # tokens of a training sample
 COMMANDS = (["--help"], ["show", "llava15-68m"], ["train", "recipe=llava15-68m", "dry_run=true"])
 HEADING = ("what", "median [quartiles]", "its products and attention alone, of it", "n")
 Row = tuple[str, str, str, int]
+Action = Callable[[], Any]
 
 
 def target_of(size: str, device: torch.device) -> CausalTarget:
-    """A Llama of seven layers, the fewest of which EAGLE-3 taps three different ones."""
-    sizes: dict[str, Any] = SIZES[size]
+    """A Llama, of seven layers where its size names none: the fewest of which EAGLE-3 taps three different ones."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 7, **SIZES[size]}
     config = LlamaConfig(
-        **sizes, num_hidden_layers=7, max_position_embeddings=4096, initializer_range=0.06, bos_token_id=1,
+        **sizes, max_position_embeddings=4096, initializer_range=0.06, bos_token_id=1,
         eos_token_id=None, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
     return CausalTarget(LlamaForCausalLM(config).eval().to(device), num_token_ids=config.vocab_size)
@@ -107,14 +117,15 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def beside_its_floor(action: Callable[[], Any], count: int) -> tuple[list[float], list[float]]:
-    """Seconds of each of `count` runs, and its products' share of it. The first run warms up."""
+def beside_its_floor(action: Action, count: int, other: Action | None = None) -> tuple[list[float], list[float]]:
+    """Seconds of each of `count` runs, and what `other` takes of them (None: its products). The first run warms up."""
     with Products() as products:
         action()
+    floor = other or partial(replay, products.calls)
     whole, shares = [], []
     for number in range(count):
         pair: dict[str, float] = {}
-        for name, part in (("whole", action), ("floor", partial(replay, products.calls)))[:: 1 if number % 2 else -1]:
+        for name, part in (("whole", action), ("floor", floor))[:: 1 if number % 2 else -1]:
             begin = moment()
             part()
             pair[name] = moment() - begin
@@ -170,6 +181,29 @@ def step(name: str, length: int, size: str, device: torch.device, count: int) ->
     return f"training step of {name}, {length} tokens, {size}", f"{shown} ms", spread(shares), count
 
 
+def identical(device: torch.device, count: int) -> Iterator[Row]:
+    """Passes in bfloat16, what `identical` takes of them, and how many score rows have plain steps' bits either way."""
+    today = target_of("SmolLM2's", device)
+    ours = CausalTarget(today.decoder.model.to(torch.bfloat16), num_token_ids=today.vocab_size)
+    for places, (name, parents) in itertools.product(PLACES, DRAFTED.items()):
+        tree = Tree(torch.full((len(parents),), 8), parents, (-1,) * len(parents))
+        path = [node + 1 for node in sorted({*parents, len(parents) - 1})]
+        # On a GPU nobody claims anything. Every pass has 16 rows there; equal rows also need products without split-K
+        # (cuBLASLt) and attention that splits keys alike for any number of queries.
+        ours.identical = Identical(ours.decoder, trees="tree" in name, least=16 if device.type == "cuda" else 2)
+        request = Request(torch.arange(8, 8 + places), torch.zeros(places, dtype=torch.int8), None, "1")
+        runs, equal = list[Action](), [0, 0]
+        for number, target in enumerate((today, ours)):
+            session, _ = target.prefill(request, Taps(), capacity=64)
+            runs.append(partial(target.verify, session, 8, tree))
+            for row in runs[-1]().logits[path]:
+                equal[number] += torch.equal(row, target.verify(session, 8, no_tree()).logits[0])
+                target.commit(session, [])
+        times, shares = beside_its_floor(runs[0], count, runs[1])
+        said = f"identical: {spread(shares)} of it, {equal[0]} and {equal[1]} of {len(path)} rows equal"
+        yield f"{name} after {places} tokens", f"{spread([1e3 * value for value in times])} ms", said, count
+
+
 def starts(count: int) -> Iterator[Row]:
     """CPU seconds of commands, in turn; the first round reads files from the disk and does not count."""
     times: dict[str, list[float]] = {}
@@ -211,6 +245,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--count", type=int, default=9, help="runs of each line")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--identical", action="store_true", help="passes with and without this setting, and no more")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     options = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -228,13 +263,15 @@ def main(arguments: Sequence[str]) -> None:
         lines.append(f"| {' | '.join(map(str, row))} |")
         print(lines[-1], flush=True)
 
-    for size in options.sizes:
+    for row in identical(device, options.count) if options.identical else ():
+        show(row)
+    for size in [] if options.identical else options.sizes:
         for name, tree, after in CYCLES:
             show(cycle(name, tree, after, size, device, options.count, options.tokens))
         for name in STEPS:
             for length in LENGTHS:
                 show(step(name, length, size, device, options.count))
-    for row in starts(options.count):
+    for row in () if options.identical else starts(options.count):
         show(row)
     if options.write:
         PAGE.write_text(written(PAGE.read_text(), lines))

@@ -15,7 +15,7 @@ The steps, in this order; a later one means little where an earlier one failed:
    then with eager passes: the same tau to the last digit; and how many launches one way and the other have;
 3. evaluation alone on the other numbers of ranks, of the same weights: the same tau to the last digit;
 4. each track trained and measured on them: exit code 0, greedy tokens identical; losses differ in their last digits;
-5. how often a training step waits for the GPU (torch's own count): 1 is the bound.
+5. how often a training step waits for the GPU (torch's own count): 1 is the bound; and, told alone, equal score rows.
 
 `table.md` in the folder holds what to send back. Exits with 1 where a step failed. About ten minutes on one GPU.
 """
@@ -152,7 +152,8 @@ def plan(folder: Path, tracks: Sequence[str], ranks: Sequence[int], *, quick: bo
         words = TRACKS[name].words(output.with_name(f"{output.name[:-1]}waits"), True)
         command = [sys.executable, __file__, "--waits", *words]
         rows.append(Row(f"{name}: waits of a training step", 1, "at most 1", command=command))
-    return rows
+    passes = [sys.executable, str(ROOT / "scripts" / "bench.py"), "--identical", "--count", "2"]
+    return [*rows, Row("score rows of passes in bfloat16", 1, "told alone", command=passes)]
 
 
 def evaluation_of(path: Path, ranks: Sequence[int]) -> list[Row]:
@@ -190,6 +191,9 @@ def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
     seconds = f"{time.monotonic() - start:.0f} s"
     if ended.returncode:
         row.result = f"exit code {ended.returncode}, see {log.name}"
+        return
+    if "--identical" in row.command:
+        row.result, row.good = "; ".join(line.strip("| ").replace("|", ",") for line in out.splitlines()[4:]), True
         return
     outputs = [word.removeprefix("output=") for word in row.command if word.startswith("output=")]
     is_bound = {"--waits", "--launches"} & {*row.command}

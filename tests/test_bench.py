@@ -28,5 +28,17 @@ def test_every_row_is_measured_and_written(tmp_path, monkeypatch, capsys):
     assert bench.written(written, ["new"]).count("new") == 1
 
 
+def test_passes_with_and_without_identical(monkeypatch, capsys):
+    """On the CPUs that were tried every row is equal with it."""
+    for key, value in {"num_hidden_layers": 2, "vocab_size": 256}.items():
+        monkeypatch.setitem(bench.SIZES["SmolLM2's"], key, value)
+    monkeypatch.setattr(bench, "PLACES", (150,))
+    bench.main(["--identical", "--count", "1"])
+    rows = capsys.readouterr().out.splitlines()[4:]
+    assert [row.split(" after ")[0].strip("| ") for row in rows] == [*bench.DRAFTED]
+    for row, count in zip(rows, (1, 6, 1, 7), strict=True):
+        assert re.search(rf"identical: \d+\.\d\d of it, \d and {count} of {count} rows equal", row), row
+
+
 def test_spread_has_median_and_quartiles():
     assert bench.spread([4.0, 1.0, 2.0, 3.0, 5.0]) == "3.00 [2.00, 4.00]" and bench.spread([0.25]) == "0.25"

@@ -26,7 +26,8 @@ def test_the_steps_begin_with_one_rank_and_end_with_all():
     assert check_gpu.EAGER in rows[4].command and check_gpu.EAGER not in rows[2].command
     assert "--launches" in rows[5].command and {"stages=[evaluate]", "restart=evaluate"} <= {*rows[5].command}
     assert steps[6:10] == [(both[1], 2), (both[1], 8)] * 2
-    assert steps[10:14] == [(both[0], 2), (both[0], 8)] * 2 and steps[14:] == [(both[2], 1)] * 2
+    assert steps[10:14] == [(both[0], 2), (both[0], 8)] * 2 and steps[14:16] == [(both[2], 1)] * 2
+    assert steps[16:] == [("score rows of passes in bfloat16", 1)] and "--identical" in rows[16].command
     alone = rows[6].command
     assert {"stages=[evaluate]", "restart=evaluate", "--nproc-per-node=2"} <= {*alone}
     trained = next(word for word in rows[2].command if word.startswith("output="))
@@ -91,6 +92,7 @@ def test_a_sum_and_waits_are_judged_by_their_number(tmp_path):
     assert found("1", "1 by nccl, 200.0 GB/s of 256 MB") and not found("1", "2 by nccl")
     assert found("at most 1", "0.88 waits a step", "--waits") and not found("at most 1", "2.00 waits a step", "--waits")
     assert found("at most 1", "not measurable without CUDA", "--waits")
+    assert found("told alone", "a table", "--identical")
     assert found("at most 0.5", "0.14 of eager passes'", "--launches", "output=a")
     assert not found("at most 0.5", "0.51 of eager passes'", "--launches", "output=a")
 
@@ -138,4 +140,4 @@ def test_a_track_on_two_ranks_of_a_cpu(tmp_path):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     table = (tmp_path / "table.md").read_text()
-    assert table.count("| ok |") == 7 and "tau equal" in table and "1 by gloo" in table
+    assert table.count("| ok |") == 8 and "rows equal" in table and "tau equal" in table and "1 by gloo" in table

@@ -272,7 +272,7 @@ class CachedDecoder:
             positions: [R,N] int64, or [n,R,N] in coordinates; a single one counts for all.
             more: what the model takes beside these.
             mask: [N,K] or [R,N,K] bool over the last K of the past and new positions (what lies before
-                them is seen); None is causal.
+                them is seen); None is causal. Or [1,1,N,K] over all K, to be added to the scores.
             layers: 0 is the embedding, i the state after i decoder layers.
         """
         plain = not (attention or more or self.always_masks)
@@ -284,7 +284,7 @@ class CachedDecoder:
 
             feature, *by_layer = self.graphs(tuple(layers), run, cache, mask, (embeds, 1), (positions, -1))
             return DecoderStates(feature, dict(zip(layers, by_layer, strict=True)), {})
-        if mask is None or mask.dtype == torch.bool:  # else `PackedRow.bounds`
+        if mask is None or mask.dtype == torch.bool:  # else `PackedRow.bounds`, or added to the scores
             mask = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
         return self._run_masked(embeds, cache, positions, mask, layers, attention, more)
 

@@ -20,6 +20,7 @@ from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
+from ..decoding.identical import Identical
 from ..decoding.rows import Guidance
 from ..decoding.tapped import end_attention, full_tensor, is_cut
 from ..decoding.tree import Tree, upload_tree
@@ -68,6 +69,7 @@ class LanguageTarget:
         self.decoder.model.requires_grad_(False)
         self.prefill_chunk = prefill_chunk
         self.vocab_size = self.decoder.vocab_size
+        self.identical: Identical | None = None  # of plain steps and verification; None: as kernels round
         self._embedding: tuple[Tensor, Tensor] | None = None  # the model's own, and the same as a whole
 
     @classmethod
@@ -174,7 +176,10 @@ class LanguageTarget:
         assert embedded.request is request, "embedded for another request, whose pictures may be others"
         ids, modality, prompts = embedded.ids, embedded.modality, embedded.rows
         visual = modality[0] != TEXT if request.pixels is not None else None
-        session = LanguageSession(self.decoder.request_cache(ids.shape[1] + capacity), taps, prompts.rope_delta, visual)
+        places = ids.shape[1] + capacity
+        if self.identical is not None:  # whole blocks, behind what fills up the last pass
+            places = self.identical.sizes(places, 1)[1]
+        session = LanguageSession(self.decoder.request_cache(places), taps, prompts.rope_delta, visual)
         states = self.decoder.run(
             prompts,
             session.cache,
@@ -199,11 +204,12 @@ class LanguageTarget:
         # A node's position is alike in all coordinates.
         first = session.cache.length + session.rope_delta
         ids, positions, mask = upload_tree(self.device, tree, root, first, always_mask=False)
-        states = self.decoder.forward(
+        states = (self.identical or self.decoder).forward(
             self.decoder.embed(ids[None]), session.cache, positions[None], mask, layers=session.taps.layers
         )
         scores = self.decoder.logits(states.feature[0])
-        return TargetStep(scores, states.feature if session.taps.feature else None, states.layers)
+        feature = states.feature if session.taps.feature else None
+        return TargetStep(scores, feature, states.layers).along(range(len(ids)))  # without what fills up the pass
 
     @torch.inference_mode()
     def commit(self, session: LanguageSession, path: Sequence[int]) -> None:

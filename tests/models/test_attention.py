@@ -60,14 +60,20 @@ def test_an_additive_mask_has_the_bits_of_a_boolean_one(rows, dtype):
     assert torch.equal(attend(q, k, v, additive), attend(q, k, v, full))
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [(torch.bfloat16, (2, 2, 4, 16)), (torch.float32, (2, 8, 1, 16))])
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_single_16_bit_query_is_folded_on_a_cpu(dtype, shape, masked, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "count", "masked", "shape"),
+    [(torch.bfloat16, 1, True, (2, 2, 4, 16)), (torch.bfloat16, 1, False, (2, 2, 4, 16)),
+     (torch.float32, 1, False, (2, 8, 1, 16)), (torch.bfloat16, 6, True, (2, 2, 24, 16)),
+     (torch.float32, 6, True, (2, 8, 6, 16)), (torch.bfloat16, 12, False, (2, 8, 12, 16)),
+     (torch.bfloat16, 32, True, (2, 8, 32, 16))],
+)  # fmt: skip
+def test_a_few_16_bit_queries_are_folded_on_a_cpu(dtype, count, masked, shape, monkeypatch):
     """Its kernel converts all keys once a head: folded, once for the group. In float32 there is nothing to convert."""
     generator, asked, kernel = torch.Generator().manual_seed(0), [], F.scaled_dot_product_attention
-    q, k, v = (torch.randn(2, n, t, 16, generator=generator) for n, t in ((8, 1), (2, 12), (2, 12)))
-    mask = torch.ones(2, 1, 1, 12, dtype=torch.bool)
+    q, k, v = (torch.randn(2, n, t, 16, generator=generator) for n, t in ((8, count), (2, 12), (2, 12)))
+    mask = torch.ones(2, 1, count, 12, dtype=torch.bool)
     mask[0, ..., :5] = False
+    mask[:, :, 0, 11] = count == 1
     expected = attend(q, k, v, mask if masked else None)
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda q, *a, **n: asked.append(q.shape) or kernel(q, *a, **n)

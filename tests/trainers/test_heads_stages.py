@@ -160,6 +160,8 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     clip.write_bytes(clip.read_bytes()[:200])
     list_anew(output / "world")
     assert str(clip) in str(fails_with(r"corrupt clip", run, output, *SMALL, stages=["evaluate"], restart="evaluate"))
+    identical = [*SMALL, SKIP, "stages.evaluate.identical=true"]
+    fails_with("identical: bits were compared", run, output, *identical, stages=["evaluate"], restart="evaluate")
     told = run(output, *SMALL, SKIP, stages=["evaluate"], restart="evaluate")
     assert any(line.startswith("clips-6 at 8: 1 requests decoded, 1 left out") for line in told)
     folder = output / "evaluate"
@@ -167,6 +169,7 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     report = json.loads((folder / "report.json").read_text())
     assert {cell["requests"] for cell in report["cells"]} == {1}
     assert report["about"]["left out"] == {"clips-6 at 8": "1 of 2 (skipped.jsonl)"}
+    assert report["about"]["identical"] == "off"
     # Once it is fixed, a run that did not finish decodes it, and nothing else.
     shutil.copy(sorted(clip.parent.iterdir())[1], clip)
     list_anew(output / "world")

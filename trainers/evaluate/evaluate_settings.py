@@ -38,12 +38,13 @@ from .requests import Lengths, check_length
 # Keys that only one kind of target reads.
 _OF_TEXT = (
     "target", "format", "captioner", "lengths", "max_new_tokens", "stop_at_end", "record_weights", "compare",
-    "graphs", "engine",
+    "graphs", "identical", "engine",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
 # What our own loop does alone, where a serving engine decodes.
 _OF_OUR_LOOP = (
-    "captioner", "lengths", "repeats", "clock", "graphs", "record_weights", "compare", "contrasts", "probes",
+    "captioner", "lengths", "repeats", "clock", "graphs", "identical", "record_weights", "compare", "contrasts",
+    "probes",
 )  # fmt: skip
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
 _OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
@@ -96,6 +97,8 @@ class EvaluateSettings(Stage):
     clock: Literal["wall", "thread"] = Field("wall", exclude_if=lambda value: value == "wall")
     # On a GPU: whether passes of the target, of heads and of draft LVLMs are CUDA graphs, as far as captures succeed.
     graphs: bool = Field(True, exclude_if=lambda value: value)
+    # Of greedy answers in bfloat16 on a CPU: whether plain steps and verification compute the same score bits.
+    identical: bool = Field(False, exclude_if=lambda value: not value)
     # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.
     engine: EvaluationEngine = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     # What else is asked of target and drafters, untimed; null: nothing.
@@ -142,6 +145,8 @@ class EvaluateSettings(Stage):
         for key, values in {**listed, "temperatures": self.temperatures, "max_new_tokens": self.max_new_tokens}.items():
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
+        if self.identical and 0 not in self.temperatures:
+            raise Refused("identical", "is of greedy answers, and no temperature is 0", "leave it out")
         if self.probes.importance is not None:
             self.probes.importance.check(self.benchmarks)
         for name in ("states", "importance", "binding", "sight", "swapped") if self.draws else ("analysis",):

@@ -30,6 +30,7 @@ from ...eval.summary import ratio
 from ...models.attention import GROUPED
 from ...models.decoding.cache import Cache
 from ...models.decoding.decoder import CachedDecoder
+from ...models.decoding.identical import MOST, Identical
 from ...models.decoding.tapped import is_cut
 from ...models.drafters.base import DraftingOptions
 from ...models.drafters.beside import members_in
@@ -39,7 +40,7 @@ from ...models.drafters.independent import IndependentProposal
 from ...models.drafters.lvlm import load_drafter
 from ...models.drafters.modes import ImageSubstitutes, without_pictures
 from ...models.fast.cuda_graphs import Graphs
-from ...models.hub import has_windows, num_experts, recurrent_layers, rope_of
+from ...models.hub import config_value, has_windows, num_experts, recurrent_layers, rope_of
 from ...models.targets.language import GROWING_ROTATIONS, LanguageTarget
 from ...models.targets.table import family_of
 from ..run.context import Context
@@ -79,6 +80,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     ends = end_ids(processor, stage.format) if stage.stop_at_end else ()
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
     capture(stage.graphs, target, measuring.drafting, stage.capacity)
+    if stage.identical:
+        make_identical(target, measuring.drafting, f"stages.{context.name}.identical")
     measuring.announce(sets, others=bool(suites or talks))
     rows: list[Row] = []
     # The lengths of a benchmark follow each other.
@@ -102,6 +105,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
                         hint="check the folders of pictures and clips")  # fmt: skip
     about = _about(stage, rows) | about_graphs(target, measuring.drafting)
+    about["identical"] = "off" if target.identical is None else target.identical.summary
     with context.stop.together():
         if ranks.is_main():
             for suite_run in runs:
@@ -245,12 +249,12 @@ def capture(wanted: bool, target: LanguageTarget, drafting: Sequence[Drafting], 
         part.graphs = Graphs(device, most, new_cache) if wanted and can_be else None
 
 
-def why_not(decoder: CachedDecoder) -> str | None:
-    """Why a decoder's passes cannot be CUDA graphs; None: they can."""
+def why_not(decoder: CachedDecoder, device: str = "cuda") -> str | None:
+    """Why a decoder's passes cannot be CUDA graphs, or on a CPU `Identical`'s; None: they can."""
     config, held = decoder.language_model.config, list(decoder.model.parameters())
     rope = rope_of(config)
     reasons = {
-        "the model is on no GPU": decoder.device.type != "cuda",
+        f"the model is on no {'GPU' if device == 'cuda' else 'CPU'}": decoder.device.type != device,
         "the model lies on several devices": len({parameter.device for parameter in held}) > 1,
         "several ranks hold the model together": any(map(is_cut, held)),
         "rotations grow with positions": (rope.get("rope_type") or rope.get("type")) in GROWING_ROTATIONS,
@@ -260,6 +264,20 @@ def why_not(decoder: CachedDecoder) -> str | None:
         "attention takes no mask": config._attn_implementation not in ("sdpa", GROUPED, "eager"),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def make_identical(target: LanguageTarget, drafting: Sequence[Drafting], key: str) -> None:
+    """Give plain steps and verification the same score bits. Raises `UserError` where they would differ."""
+    decoder, dtype, most = target.decoder, target.embedding.dtype, 1 + max(one.policy.max_nodes for one in drafting)
+    reasons = {
+        f"bits were compared in bfloat16, and target.dtype is {dtype}": dtype != torch.bfloat16,
+        "the target's weights are quantised": config_value(decoder.model.config, "quantization_config") is not None,
+        f"bits were compared in passes of up to {MOST} places, and a tree may have {most}": most > MOST,
+        "a drafter has the target run prompts eagerly": any(one.drafter.taps.prefill_attention for one in drafting),
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), why_not(decoder, "cpu")):
+        raise UserError(f"{key}: {reason}", key=key, hint="leave it out; in float32 (target.dtype) near ties are rare")
+    target.identical = Identical(decoder, trees=any(one.policy.name != "chain" for one in drafting))
 
 
 def about_graphs(target: LanguageTarget, drafting: Sequence[Drafting]) -> dict[str, str]:

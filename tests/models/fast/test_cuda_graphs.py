@@ -248,8 +248,9 @@ def test_an_evaluation_has_them_on_a_gpu_and_says_so(monkeypatch):
     ) == 4
 
 
-def test_left_alone_they_are_no_part_of_an_evaluations_settings():
-    """Evaluations that finished before there were graphs stay finished."""
+@pytest.mark.parametrize(("key", "usual"), [("graphs", True), ("identical", False)])
+def test_left_alone_they_are_no_part_of_an_evaluations_settings(key, usual):
+    """Evaluations that finished before there were graphs, or `identical`, stay finished."""
     for value in (True, False):
-        loaded = load(["recipe=demo/lvlm", "output=out", f"stages.evaluate.graphs={value}".lower()])
-        assert ("graphs" in loaded.recipe.stages["evaluate"].model_dump(mode="json")) is not value
+        loaded = load(["recipe=demo/lvlm", "output=out", f"stages.evaluate.{key}={value}".lower()])
+        assert (key in loaded.recipe.stages["evaluate"].model_dump(mode="json")) is (value != usual)
