@@ -116,5 +116,5 @@ def test_what_an_evaluation_says_and_where_it_refuses():
     other.decoder.__class__ = type("OnGpu", (type(other.decoder),), {"device": torch.device("cuda")})
     with pytest.raises(UserError, match="no CPU"):
         made(other)
-    with pytest.raises(UserError, match="stages.evaluate.identical: is of greedy answers, and no temperature is 0"):
+    with pytest.raises(UserError, match=r"stages\.evaluate\.identical: is of greedy answers, and no temperature is 0"):
         load(["recipe=demo/lvlm", "output=out", "stages.evaluate.identical=true", "stages.evaluate.temperatures=[0.7]"])
