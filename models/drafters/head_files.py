@@ -122,10 +122,11 @@ def load_head(
     with without_storage(device):
         head = config.module(layer, ids)
     # Whether a head's own state is normed, and what its residual is, are said by no weight.
-    values = read_values(folder) if (folder / CONFIG).is_file() else None
-    for name in () if values is None else ("norm_output", "norm_before_residual"):
-        if bool(values.get(name)) != (expected := getattr(head, name)):
-            refuse(name, bool(values.get(name)), expected, folder / CONFIG)
+    if (folder / CONFIG).is_file():
+        values = read_values(folder)
+        for name in ("norm_output", "norm_before_residual"):
+            if bool(values.get(name)) != (expected := getattr(head, name)):
+                refuse(name, bool(values.get(name)), expected, folder / CONFIG)
     wanted, rows = head.state_dict().get("lm_head.weight"), target.shape.vocab_size
     lacks = wanted is not None and len(wanted) == rows and "lm_head.weight" not in state
     take_weights(head, state, weights_file(folder), device, dtype, hint=no_lm_head(rows) if lacks else None)
