@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..drafters.eagle3 import PARTS, Eagle3Config, Eagle3Head
+from ..drafters.eagle3 import VARIANTS, Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
 from ..folders import State
 from ..layer import NORMS_HEADS
@@ -111,7 +111,7 @@ def to_ours(
     """
     taps = _taps(values, where, notes)
     settings: JsonObject = {} if taps is None else {"taps": taps}
-    settings |= {name: True for name in PARTS if values.get(name)}
+    settings |= {name: True for name in VARIANTS if values.get(name)}
     settings |= {"own_embedding": True} if "embed_tokens.weight" in state else {}
     settings |= {"qk_norm": True} if f"{LAYER}self_attn.q_norm.weight" in state else {}
     if taps is None:

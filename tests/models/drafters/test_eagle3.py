@@ -140,6 +140,11 @@ def test_a_decoding_within_a_window_written_out(window, monkeypatch):
         drafter.accept(SimpleNamespace(step=passed, tokens=tuple(ids[begin:count].tolist()), bonus=int(ids[count])))
 
 
+def test_eagle3_has_the_switches_of_all_heads():
+    """What tables of Sparrow's parts show beside one another: a property of EAGLE-3's own hid them."""
+    assert config_of(kind="eagle3").parts.keys() == config_of(kind="sparrow").parts.keys()
+
+
 def test_eagle3_leaves_out_slots_that_its_vocabulary_cannot_say():
     config, target, training = built("eagle3-read", mtp_steps=0)
     batch, states = case_for(config, target)
