@@ -30,7 +30,7 @@ from .head_settings import Image, Reads, Visual
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
 # What a head of EAGLE-3 may have beside the paper's parts.
-VARIANTS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "own_embedding")
+OPTIONS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "own_embedding")
 _ITS_OWN = "objective.feature compares states, and this head's are its own"
 
 
@@ -68,12 +68,7 @@ class Eagle3Config(HeadConfig):
     own_embedding: bool = False
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
-    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {
-        "vata",
-        "sliding_window",
-        "qk_norm",
-        *VARIANTS,
-    }
+    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata", "sliding_window", "qk_norm", *OPTIONS}
     default_objective: ClassVar[HeadObjective] = EAGLE3_LOSS
     is_eagle3: ClassVar[bool] = True
 
@@ -118,13 +113,13 @@ class Eagle3Config(HeadConfig):
         return replace(layer, qk_rms_norm=self.qk_norm, sliding_window=self.sliding_window)
 
     @property
-    def variants(self) -> dict[str, bool]:
+    def options(self) -> dict[str, bool]:
         """What a module has beside the paper's, as its constructor takes it."""
-        return {name: dict(self)[name] for name in VARIANTS}
+        return {name: dict(self)[name] for name in OPTIONS}
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
-        return Eagle3Head(layer, ids, **self.variants)
+        return Eagle3Head(layer, ids, **self.options)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         ids = drafted_ids(self.draft_vocab_size, target, count_tokens)

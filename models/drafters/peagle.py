@@ -82,7 +82,7 @@ class PeagleConfig(Eagle3Config):
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
-        return PeagleHead(layer, ids, learns_mask=self.mask_token_id is None, **self.variants)
+        return PeagleHead(layer, ids, learns_mask=self.mask_token_id is None, **self.options)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """A trained mask's vector begins with the mean of the embedding."""
@@ -115,8 +115,8 @@ class PeagleHead(Eagle3Head):
 
     model_type = "peagle"
 
-    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, learns_mask: bool, **variants: bool):
-        super().__init__(shape, draft_ids, **variants)
+    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, learns_mask: bool, **options: bool):
+        super().__init__(shape, draft_ids, **options)
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * shape.hidden_size))
         self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden_size)) if learns_mask else None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..drafters.eagle3 import VARIANTS, Eagle3Config, Eagle3Head
+from ..drafters.eagle3 import OPTIONS, Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
 from ..folders import State
 from ..layer import NORMS_HEADS
@@ -111,7 +111,7 @@ def to_ours(
     """
     taps = _taps(values, where, notes)
     settings: JsonObject = {} if taps is None else {"taps": taps}
-    settings |= {name: True for name in VARIANTS if values.get(name)}
+    settings |= {name: True for name in OPTIONS if values.get(name)}
     settings |= {"own_embedding": True} if "embed_tokens.weight" in state else {}
     settings |= {"qk_norm": True} if f"{LAYER}self_attn.q_norm.weight" in state else {}
     if taps is None:
@@ -139,13 +139,13 @@ def to_ours(
 
 def refuse_variants(values: JsonObject, state: State, where: str) -> None:
     """Raises `UserError` for EAGLE-3 with other norms or another width."""
-    variants = [name for name in _VARIANTS if values.get(name)] + [
+    options = [name for name in _VARIANTS if values.get(name)] + [
         name for name in state
         if (name.startswith("fc_norm") and not values.get("fc_norm"))
         or (name.startswith("input_norm") and not values.get("norm_before_fc"))
     ]  # fmt: skip
-    if variants:
-        raise UserError(f"a variant of EAGLE-3 with other norms ({variants[0]})", where=where, hint="it is not read")
+    if options:
+        raise UserError(f"a variant of EAGLE-3 with other norms ({options[0]})", where=where, hint="it is not read")
     if values.get("norm_before_residual") is None and "speculators_model_type" in values:
         raise UserError(
             "norm_before_residual is not written: vLLM takes it for true, the speculators package for false",

@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from ...core.errors import page
 from ..drafters.dflash import DflashConfig
-from ..drafters.eagle3 import VARIANTS
+from ..drafters.eagle3 import OPTIONS
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..hub import num_deepstack
@@ -96,9 +96,9 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
         elif taps[-1] == layers:
             reasons.append(f"it taps after the last layer ({layers}), and engines tap what enters a layer")
         # Of EAGLE-3.1 and of speculators; vLLM and speculators know them.
-        variants = [name for name in (*VARIANTS, "sliding_window") if dict(config).get(name)]
-        if variants and engine not in ("vllm", "speculators"):
-            reasons.append(f"it has {' and '.join(variants)}, which its class is not known to have")
+        options = [name for name in (*OPTIONS, "sliding_window") if dict(config).get(name)]
+        if options and engine not in ("vllm", "speculators"):
+            reasons.append(f"it has {' and '.join(options)}, which its class is not known to have")
         return reasons
     if source.head.draft_ids is not None:
         reasons.append("its own LM head scores a part of the vocabulary (drafter.draft_vocab_size), and a head of "

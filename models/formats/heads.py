@@ -23,7 +23,7 @@ from ...core.json_types import JsonObject
 from ..drafters import DRAFTER
 from ..drafters.base import DrafterConfig, TargetIdentity
 from ..drafters.eagle import EagleConfig
-from ..drafters.eagle3 import VARIANTS
+from ..drafters.eagle3 import OPTIONS
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import check_manifest
 from ..drafters.head_settings import Image
@@ -245,7 +245,7 @@ def load_published(
         ours, theirs = (list(one.reads(shape, training=True).state) or "feature" for one in (config, stored))
         if ours != theirs:
             _refuse("layers that it reads", theirs, ours, settings, where)
-        for name in ("fc_bias", "num_queries", *VARIANTS):  # both have one, or none, as their kind has
+        for name in ("fc_bias", "num_queries", *OPTIONS):  # both have one, or none, as their kind has
             if dict(stored).get(name) != dict(config).get(name):
                 _refuse(name, dict(stored).get(name), dict(config).get(name), settings, where)
     return imported.head.float().to(target.embedding.device).train()

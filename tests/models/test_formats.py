@@ -4,7 +4,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.eagle3 import VARIANTS
+from draftsmith.models.drafters.eagle3 import OPTIONS
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import export_drafter, files_of
@@ -69,7 +69,7 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     for training in (True, False):
         assert back.config.reads(shape, training=training) == source.config.reads(shape, training=training)
         assert back.config.image_input() == source.config.image_input()
-    for name in (*VARIANTS, "qk_norm", "draft_vocab_size"):  # what its manifest says when it is exported again
+    for name in (*OPTIONS, "qk_norm", "draft_vocab_size"):  # what its manifest says when it is exported again
         assert getattr(back.config, name, None) == getattr(source.config, name, None)
 
 
