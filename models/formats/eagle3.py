@@ -139,13 +139,13 @@ def to_ours(
 
 def refuse_variants(values: JsonObject, state: State, where: str) -> None:
     """Raises `UserError` for EAGLE-3 with other norms or another width."""
-    options = [name for name in _VARIANTS if values.get(name)] + [
+    variants = [name for name in _VARIANTS if values.get(name)] + [
         name for name in state
         if (name.startswith("fc_norm") and not values.get("fc_norm"))
         or (name.startswith("input_norm") and not values.get("norm_before_fc"))
     ]  # fmt: skip
-    if options:
-        raise UserError(f"a variant of EAGLE-3 with other norms ({options[0]})", where=where, hint="it is not read")
+    if variants:
+        raise UserError(f"a variant of EAGLE-3 with other norms ({variants[0]})", where=where, hint="it is not read")
     if values.get("norm_before_residual") is None and "speculators_model_type" in values:
         raise UserError(
             "norm_before_residual is not written: vLLM takes it for true, the speculators package for false",
