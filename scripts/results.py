@@ -146,7 +146,7 @@ def by_kind(cells: Sequence[Cell], temperature: float = 0.0) -> Rows:
         by_kind = {cell["benchmark"]: cell for cell in cells if cell["method"] == method}
         speedups = [cell["DSR"] for cell in by_kind.values()]
         taus = [tau_of_run(by_kind[kind]) for kind in kinds]
-        rows.append([method, *taus, f"{min(speedups):.2f}x to {max(speedups):.2f}x"])
+        rows.append([method, *taus, f"{min(speedups):.2f}–{max(speedups):.2f}x"])
     return rows
 
 
@@ -222,7 +222,7 @@ def emoji_vlm_gates() -> Rows:
     each_run = json.loads((RESULTS / "gates.json").read_text())
     stages = [each_run[seed]["evaluations"]["gates"]["probes"]["sight"] for seed in sorted(each_run, key=int)]
     rows = [["measured", "on", "n", *(f"seed {seed}" for seed in sorted(each_run, key=int))]]
-    for of in (of for of in zip(*stages, strict=True) if of[0][1].endswith(("names", "all", "turns"))):
+    for of in (of for of in zip(*stages, strict=True) if of[0][1].endswith(("names", "all", "first turns"))):
         values = [value if isinstance(value, list) else [value] for *_, value in of]
         rows.append([*map(str, of[0][:3]), *(with_interval(value, ends) if ends else f"{value:.2f}"
                      for value, *ends in values)])  # fmt: skip
@@ -352,14 +352,13 @@ def video() -> Rows:
 @table
 def runs() -> Rows:
     """What was run: every recipe of docs/results."""
-    rows = [["recipe", "seeds", "commit", "date", "device", "torch"]]
-    names = {name.rpartition("/")[2]: name for name in recipe_names()}
+    rows = [["recipe", "seeds", "commit", "date"]]
+    names = {name.rpartition("/")[2]: name for name in sorted(recipe_names(), key=lambda name: "demo/" in name)}
     for path in sorted(RESULTS.glob("*.json")):
         by_seed = json.loads(path.read_text())
         about = [evaluation["about"] for run in by_seed.values() for evaluation in run["evaluations"].values()]
-        values = [sorted({run["commit"][:7] for run in by_seed.values()})]
-        values += [sorted({one[key] for one in about}) for key in ("date", "device", "torch")]
-        rows.append([f"`{names[path.stem]}`", ", ".join(sorted(by_seed, key=int)), *map(", ".join, values)])
+        values = by_seed, {run["commit"][:7] for run in by_seed.values()}, {one["date"] for one in about}
+        rows.append([f"`{names[path.stem]}`", *map(", ".join, map(sorted, values))])
     return rows
 
 

@@ -171,8 +171,9 @@ class Exported:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = read_config(self.target_path, key="target")
         self.model_type = str(model.model_type)
-        # What a recipe spells out of a model, its folder says; chains are compared in full precision.
-        section = {**section, "kind": section.get("kind") or family_of(model).kind}
+        # What a recipe spells out of a model, its folder says, and whether it sees; chains are compared in float32.
+        seen = section.get("kind") if model.get_text_config() is not model else None
+        section = {**section, "kind": seen or family_of(model).kind}
         placed = {"kind": section["kind"], "path": self.target_path, "dtype": "float32"}
         config = checked(placed, _TARGET, where=f"{folder / MANIFEST}, target", hint="export it anew")
         pair = open_pair(config, {"target": self.target_path}, device=device, section=section)

@@ -10,8 +10,10 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.models.formats.export import export_drafter
+from draftsmith.models.formats.lvlm import language_model_alone
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.models.targets.llava.section import LlavaTarget
+from draftsmith.models.targets.load import load_lvlm
 from draftsmith.recipes.commands.cli import main
 from fails import fails_with
 from served_heads import save_draft, save_drawn
@@ -197,15 +199,21 @@ def test_the_command_prints_the_table_and_exits_with_3_for_a_fault(pair, drafted
 
 
 def test_a_target_without_a_section_is_of_the_kind_that_its_config_names(pair, tmp_path):
-    """The manifest of a draft LVLM names a folder alone, and that of a published text model nothing."""
+    """The manifest of a draft LVLM names a folder alone, and that of a published text model nothing. A head of a target
+    that sees may be served beside its language model: verify-engine asked that for pictures.
+    """
     save_draft(pair / "target", tmp_path / "draft")
     export_drafter(tmp_path / "draft", tmp_path / "lvlm", "vllm")
-    words = tmp_path / "words"
+    words, alone = tmp_path / "words", tmp_path / "alone"
     shutil.copytree(pair / "twin", words)
+    whole = load_lvlm(pair / "target", revision=None, key="target", dtype="auto", whole=True)
+    language_model_alone(whole).save_pretrained(alone)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(pair / "target" / name, words)
+        shutil.copy(pair / "target" / name, alone)
     export_drafter(pair / "twin", tmp_path / "text", "vllm", target=str(words))
-    for folder, target, kind in (("lvlm", None, LlavaTarget), ("text", str(words), CausalTarget)):
+    of_text = ("text", str(words), CausalTarget), (pair / "eagle3", str(alone), CausalTarget)
+    for folder, target, kind in (("lvlm", None, LlavaTarget), *of_text):
         exported = Exported(tmp_path / folder, target)
         assert type(exported.target) is kind
         assert exported.processor.reads_pictures == (kind is LlavaTarget)
