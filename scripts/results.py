@@ -155,8 +155,8 @@ def without_intervals(rows: Rows) -> Rows:
 
 
 def emoji_stages() -> dict[str, Any]:
-    """The evaluations of demo/emoji-vlm-full's folder, in which emoji_vlm/seeds ran last."""
-    (run,) = json.loads((RESULTS / "seeds.json").read_text()).values()
+    """The evaluations of demo/emoji-vlm-full's folder, in which emoji_vlm/exact ran last."""
+    (run,) = json.loads((RESULTS / "exact.json").read_text()).values()
     return run["evaluations"]
 
 
