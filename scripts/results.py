@@ -155,21 +155,21 @@ def without_intervals(rows: Rows) -> Rows:
 
 
 def emoji_stages() -> dict[str, Any]:
-    """The evaluations of demo/emoji-vlm-full's folder, in which emoji_vlm/seeds ran last."""
-    (run,) = json.loads((RESULTS / "seeds.json").read_text()).values()
+    """The evaluations of demo/emoji-vlm-full's folder, in which emoji_vlm/exact ran last."""
+    (run,) = json.loads((RESULTS / "exact.json").read_text()).values()
     return run["evaluations"]
 
 
 def emoji_cells() -> list[Cell]:
     """Of the demo's own stages, which have every drafter once."""
-    stages = {name: stage for name, stage in emoji_stages().items() if name.startswith(("evaluate", "measure_"))}
-    return [cell for stage in stages.values() for cell in stage["cells"]]
+    own = (stage for name, stage in emoji_stages().items() if name.startswith(("evaluate", "measure_")))
+    return [cell for stage in own for cell in stage["cells"]]
 
 
 @table
 def emoji_vlm() -> Rows:
     """What README shows."""
-    return without_intervals([row for number, row in enumerate(emoji_vlm_full()) if number == 0 or row[0] in SHOWN])
+    return without_intervals([row for row in emoji_vlm_full() if row[-1] == "measured" or row[0] in SHOWN])
 
 
 @table
@@ -198,10 +198,10 @@ def emoji_vlm_seeds() -> Rows:
 def emoji_vlm_curve() -> Rows:
     """tau on naming after a quarter, half and all of the steps."""
     cells = {cell["method"]: cell for cell in emoji_stages()["curve"]["cells"]}
-    names = dict.fromkeys(name.rpartition(", ")[0] for name in cells)
     rows = [["drafter: tau on naming [95%]", "a quarter of its steps", "half", "all"]]
-    return [*rows, *([one, *(tau_of_run(cell) for name, cell in cells.items() if name.startswith(one))]
-            for one in names)]  # fmt: skip
+    for one in dict.fromkeys(name.rpartition(", ")[0] for name in cells):
+        rows.append([one, *(tau_of_run(cell) for name, cell in cells.items() if name.startswith(one))])
+    return rows
 
 
 @table

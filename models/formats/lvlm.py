@@ -83,8 +83,7 @@ def from_ours(
         value = config_value(target.text, name)
         setattr(draft.config, name, value)
         setattr(draft.generation_config, name, value)
-    stored = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    return draft.to(stored), notes  # type: ignore[arg-type]
+    return draft.to(model.dtype), notes  # type: ignore[arg-type]
 
 
 def language_model_alone(model: PreTrainedModel) -> PreTrainedModel:

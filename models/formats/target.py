@@ -19,7 +19,6 @@ from ..drafters.manifest import MANIFEST
 from ..drafters.mtp import PREFIX
 from ..folders import CONFIG, find_folder, read_values
 from ..hub import read_config
-from ..lite0 import LITE0
 from ..stored import named_dtype
 from ..targets.family import tower_type
 from ..targets.load import load_lvlm
@@ -80,6 +79,8 @@ def export_target(source: Path, destination: Path) -> None:
 
 def unserved_tower(config: PreTrainedConfig) -> str | None:
     """model_type of a tower of our own, so that no engine has a class of it; None: engines have it."""
+    from ..lite0 import LITE0  # which loads transformers
+
     return LITE0 if tower_type(config) == LITE0 else None
 
 

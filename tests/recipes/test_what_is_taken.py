@@ -18,6 +18,8 @@ LVLM = ("llava-ov-160m", "llava-ov-68m", "llava-ov-68m-anyres", "llava15-160m", 
         "llava15-68m", "llava15-68m-distilled")  # fmt: skip
 SEEDED = ("draft", "eagle3", "dflash", "medusa", "msd")
 EMOJI = (*SEEDED, "dspark", "eagle", "vispec", "sparrow", "hivis")
+SEEDS = dict.fromkeys(("draft_68", "draft_135", "eagle3_150", "eagle3_300"), "curve") | {
+    f"{name}_{seed}": "seeds" for name in SEEDED for seed in (1, 2)}  # fmt: skip
 # Recipe -> the evaluation that the card of its drafters takes; drafter -> evaluation where they differ.
 TAKEN: dict[str, str | dict[str, str]] = {
     **{f"demo/{name}": "evaluate" for name in (
@@ -37,10 +39,8 @@ TAKEN: dict[str, str | dict[str, str]] = {
     "demo/emoji-vlm-full": {name: "evaluate" if name == "eagle3" else f"measure_{name}" for name in EMOJI},
     "emoji_vlm/picture": {name: "need_picture" if name in ("draft", "eagle3", "dflash") else f"measure_{name}"
                           for name in EMOJI},
-    "emoji_vlm/exact": dict.fromkeys(EMOJI, "exact"),
-    "emoji_vlm/seeds": dict.fromkeys(("draft_68", "draft_135", "eagle3_150", "eagle3_300"), "curve") | {
-        name: "seeds" if name[-1] in "12" or name in SEEDED else f"measure_{name}" for name in (
-        *EMOJI, *(f"{name}_{seed}" for name in SEEDED for seed in (1, 2)))},
+    "emoji_vlm/seeds": {name: "seeds" if name in SEEDED else f"measure_{name}" for name in EMOJI} | SEEDS,
+    "emoji_vlm/exact": dict.fromkeys(EMOJI, "exact") | SEEDS,
     **dict.fromkeys(("demo/emoji-vlm", "demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3",
                      "smollm2/medusa", "smollm2/served"),
                     "evaluate"),
