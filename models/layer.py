@@ -60,8 +60,9 @@ class LayerShape:
         return self.own_head_dim or self.hidden_size // self.num_heads
 
     def to_dict(self) -> JsonObject:
-        """Return the shape as JSON holds it."""
-        return {**asdict(self), "mrope_section": list(self.mrope_section)}
+        """Return the shape as JSON holds it; a window only where it has one, as in files of before there were any."""
+        values = {**asdict(self), "mrope_section": list(self.mrope_section)}
+        return {name: value for name, value in values.items() if name != "sliding_window" or value is not None}
 
     def differs_from(self, written: JsonObject) -> tuple[str, object, object] | None:
         """The first field that a head's file gives otherwise, with the file's value and this one's.
@@ -69,7 +70,7 @@ class LayerShape:
         What the file does not say is what layers were before they had the field.
         """
         before = {f.name: f.default for f in fields(self)} | {"mrope_section": []}
-        for name, expected in self.to_dict().items():
+        for name, expected in {**before, **self.to_dict()}.items():
             value = written.get(name, before[name])
             if value != expected:
                 return name, value, expected

@@ -84,7 +84,7 @@ class DflashShape:
             "num_hidden_layers": self.num_layers,
             "block_size": self.block_size,
             "sliding_window": self.sliding_window,
-            "is_causal": self.causal,
+            **({"is_causal": True} if self.causal else {}),
             "dflash_config": {"mask_token_id": self.mask_token_id, "target_layer_ids": taps},
         }
 

@@ -90,7 +90,7 @@ def save_head(head: StateHead, folder: Path, manifest: JsonMapping) -> None:
         "num_queries": head.num_queries,
         "num_steps": head.num_steps,
         "norm_output": head.norm_output,
-        "norm_before_residual": head.norm_before_residual,
+        **({"norm_before_residual": True} if head.norm_before_residual else {}),
         **head.shape.to_dict(),
     }
     write_folder(folder, values, head.state_dict())
