@@ -243,8 +243,9 @@ def write_emoji(
 
 
 def write_stamps(folder: Path, stamps: Mapping[str, tuple[bytes, str]], *, seed: int = 0) -> JsonObject:
-    """Write a test set of photographs with a question about each. `stamps`: path below the stamps' folder, without its
-    ending -> a PNG, and the text beside it, whose first line says what it shows. Drawings and signs are left out.
+    """Write a test set of photographs with a question about each, and in `names.json` with their names. `stamps`: path
+    below the stamps' folder, without its ending -> a PNG, and the text beside it, whose first line says what it shows.
+    Drawings and signs are left out.
     """
     chosen, pictures = [], {}
     for path, (data, text) in sorted(stamps.items()):
@@ -254,6 +255,9 @@ def write_stamps(folder: Path, stamps: Mapping[str, tuple[bytes, str]], *, seed:
             chosen.append(Item(path.replace("/", "-"), match[1], ([*folders, ""])[min(1, len(folders) - 1)]))
             pictures[chosen[-1].code] = data
     chosen = _drawn(folder, chosen, {"stamp": pictures}, seed, 0)
-    rows = list(questions(chosen, len(chosen), random.Random(seed), plain=True))
-    (folder / "photographs.json").write_text(json.dumps(rows, indent=0))
-    return {"seed": seed, "wording": WORDING, "records": {"photographs": len(rows)}}
+    draw = random.Random(seed)
+    asked, named = questions(chosen, len(chosen), draw, plain=True), captions(chosen, draw)
+    records = {"photographs": list(asked), "names": list(named)}
+    for name, rows in records.items():
+        (folder / f"{name}.json").write_text(json.dumps(rows, indent=0))
+    return {"seed": seed, "wording": WORDING, "records": {name: len(rows) for name, rows in records.items()}}

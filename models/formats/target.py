@@ -42,10 +42,10 @@ _BESIDE = (
 _TOWER, _NAMED = "vision_tower.", "vision_tower.vision_model."
 
 
-def export_target(source: Path, destination: Path) -> None:
+def export_target(source: Path, destination: Path) -> str:
     """Write the target of a run, whole or not at all: its weights under the names that vLLM reads, and of one whose
-    tower no engine has, its language model. Raises `UserError`: the folder has no weights of a target, or is not as its
-    stage wrote it.
+    tower no engine has, its language model. Returns what was written, in words. Raises `UserError`: the folder has no
+    weights of a target, or is not as its stage wrote it.
     """
     check_new(destination)
     check_sums(source)
@@ -63,7 +63,7 @@ def export_target(source: Path, destination: Path) -> None:
             language_model_alone(model).to(model.dtype).save_pretrained(aside)  # type: ignore[arg-type]
             for file in filter(Path.is_file, (source / name for name in _OF_TEXT)):
                 shutil.copy2(file, aside)
-            return
+            return "the target's language model alone, which sees no picture"
         for name in _BESIDE:
             if (source / name).is_file():
                 shutil.copy2(source / name, aside / name)
@@ -75,6 +75,7 @@ def export_target(source: Path, destination: Path) -> None:
             index = read_json(source / INDEX, JsonObject, hint=RESTORE)
             index["weight_map"] = {renamed(key): file for key, file in index["weight_map"].items()}
             (aside / INDEX).write_text(json.dumps(index, indent=1))
+    return "the target"
 
 
 def unserved_tower(config: PreTrainedConfig) -> str | None:

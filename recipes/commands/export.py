@@ -57,7 +57,7 @@ def _export(options: argparse.Namespace) -> int:
             hint = "add --to vllm --target runs/x/target"
             raise UserError("--target-to writes the target of a run for vLLM", hint=hint)
         check_new(Path(options.destination))
-        export_target(Path(target), Path(options.target_to))
+        what = export_target(Path(target), Path(options.target_to))
         template, _ = _template_of(options, Path(target), target, compared=False)
         target = str(options.target_to)
         if template is not None:
@@ -73,7 +73,7 @@ def _export(options: argparse.Namespace) -> int:
             shutil.rmtree(options.target_to)
         raise
     if options.target_to:
-        say(f"written  {target} (the target)")
+        say(f"written  {target} ({what})")
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in (*export.notes, *said):
         say(f"note     {note}")

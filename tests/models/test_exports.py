@@ -670,7 +670,9 @@ def test_a_target_whose_tower_no_engine_has_is_served_on_text_by_its_language_mo
         return
     served = tmp_path / "served"
     assert main([*words, "--target", str(target), "--target-to", str(served)]) == 0
-    assert f"vllm serve {served} --speculative-config" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"{served} (the target's language model alone" in shown
+    assert f"vllm serve {served} --speculative-config" in shown
     whole, alone = LlavaForConditionalGeneration.from_pretrained(target), AutoModelForCausalLM.from_pretrained(served)
     assert type(alone) is LlamaForCausalLM and not (served / "processor_config.json").exists()
     ids = torch.arange(3, 15)[None]

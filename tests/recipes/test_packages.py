@@ -168,5 +168,7 @@ def test_emoji_and_stamps_are_written_out_of_files_at_hand(tmp_path, monkeypatch
         (name, count), *_ = json.loads((tmp_path / thing / "manifest.json").read_text())["records"].items()
         rows = json.loads((tmp_path / thing / f"{name}.json").read_text())
         assert len(rows) == count == {"stamps": 2, "emoji": 6}[thing]
+    named = json.loads((tmp_path / "stamps" / "names.json").read_text())
+    assert [row["conversations"][-1]["value"] for row in named] == ["A jay.", "An owl."]
     assert main(["fetch", "stamps", str(tmp_path / "no"), "--pictures", "all"]) == 2
     assert "has no --pictures" in capsys.readouterr().err and not (tmp_path / "no").exists()

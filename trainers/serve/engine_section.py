@@ -25,7 +25,7 @@ from ...eval.engines.program import find_python, version_of
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
-from ...models.formats.target import export_target, vllm_reads
+from ...models.formats.target import export_target, unserved_tower, vllm_reads
 from ...models.hub import read_config
 from ...models.targets.family import Family
 from ...models.targets.language import LanguageTarget
@@ -298,6 +298,11 @@ def _model(context: Context, place: Path) -> str:
     source = Path(context.target_source())
     if not source.is_dir():
         return str(source)
+    if tower := unserved_tower(read_config(str(source), key="target")):
+        raise UserError(
+            f"no engine has the target's tower ({tower})", key=f"stages.{context.name}.engine", where=str(source),
+            hint="leave engine out, or make the target its language model alone, which export --target-to writes",
+        )  # fmt: skip
     if vllm_reads(source):
         return str(source.resolve())
     served = place / _TARGET

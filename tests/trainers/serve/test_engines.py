@@ -32,6 +32,7 @@ from draftsmith.trainers.stages.regenerate import RegenerateStage
 from engines_in_place import in_place
 from fails import fails_with
 from PIL import Image
+from published_tiny import target_folder
 from pydantic import TypeAdapter
 from states_run import RECORDS, context, losses, stage
 from tiny import request
@@ -243,6 +244,21 @@ def test_what_an_engine_cannot_do_is_refused(made):
         ("no hidden states of a llava_next", stage(made, source={"kind": "online", "engine": VLLM}), tiled, HEAD),
     ):  # fmt: skip
         fails_with(words, chosen.check, target, head, error=Refused)
+
+
+def test_a_target_whose_tower_no_engine_has_is_not_served_without_its_pictures(made, tmp_path):
+    """Its language model alone would have answered the questions about pictures that it never saw."""
+    source = target_folder(tmp_path / "target", "emoji", weights=True)
+    one = SimpleNamespace(**vars(made) | {"target": LlavaTargetConfig(kind="llava", path=str(source))})
+    asked = context(one, tmp_path / "run")
+    words = r"no engine has the target's tower \(efficientnet_lite0\)(.|\n)*stages.run.engine(.|\n)*--target-to"
+    with (
+        pytest.raises(UserError, match=words),
+        engine_section.engine_process(
+            VllmEngine(kind="vllm"), asked, key="engine", layers=None, max_length=8, most_pictures=1
+        ),
+    ):
+        pass
 
 
 def test_layers_that_a_target_adds_pictures_to_are_refused():
