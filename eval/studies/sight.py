@@ -307,7 +307,7 @@ def swapped_pictures(
 
 
 def swapped_table(results: Readings) -> Table:
-    """A line for each method and group: what it is with each reading, and what the right picture adds to another's."""
+    """A line for each method and group: what it is with each reading, and what the right picture adds to the others."""
     lines: list[tuple[Value, ...]] = []
     kinds = sorted({group for _, group in results} - {*_TAU, *_ACCEPTED})
     names = dict.fromkeys(name for name, _ in results)
@@ -320,12 +320,12 @@ def swapped_table(results: Readings) -> Table:
             ratios.append((parts, wholes))
         draws, means = resampled(ratios), [ratio(*map(sum, pair)) for pair in ratios]
         values = [(mean, *ends(some)) for mean, some in zip(means, draws, strict=True)]
-        less = (means[0] - means[1], *ends(draws[0] - draws[1]))
+        less = [(means[0] - means[at], *ends(draws[0] - draws[at])) for at in (1, 2)]
         what = "accepted" if group in _ACCEPTED else "tau"
-        lines.append((name, what, group, len(results[name, group]), *values, less))
+        lines.append((name, what, group, len(results[name, group]), *values, *less))
     columns = (text("method"), text("number"), text("of"), Column("n", "d"),
                *(Column(reading, kind="interval") for reading in READINGS),
-               Column("right - another's", "+.2f", kind="interval"))  # fmt: skip
+               *(Column(f"right - {reading}", "+.2f", kind="interval") for reading in READINGS[1:]))  # fmt: skip
     note = f"""The drafter reads the right pictures, another's or none, with 95% intervals over n requests. Accepted: of
         the drafted tokens that the target came to, by the nats that the right picture adds to the token over another's
         ({HANGING:g} and more: it hangs on the picture)."""

@@ -125,7 +125,8 @@ def test_only_a_draft_that_sees_loses_by_other_pictures(target, records):
     methods = {mode: (tiny.self_draft(MODEL, mode), decoding) for mode in "MT"}
     results = sight.swapped_pictures(target, records, methods, 5, iter)
     lines = {(name, group): values for name, _, group, _, *values in sight.swapped_table(results).rows}
-    right, others, none, less = lines["M", "all"]
+    right, others, none, less, blind = lines["M", "all"]
     emitted, cycles = zip(*(of[0] for of in results["M", "all"]), strict=True)
     assert right[0] == sum(emitted) / sum(cycles) > max(others[0], none[0]) and less[0] == right[0] - others[0]
+    assert blind[0] == right[0] - none[0] and blind[1] > 0
     assert lines["T", "all"][3] == (0, 0, 0) and lines["M", sight.HANGS][0][0] == 1 > lines["T", sight.HANGS][0][0]
