@@ -74,10 +74,10 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="demo",
-    summary="train tiny models on drawn data and measure them: a CPU, minutes, nothing to download",
-    description="Run a demo recipe from drawn data to a report, on two processes of this machine. No GPU, weights or\n"
-    "data are needed. Start it again to continue where it stopped. Words after the name are settings of the recipe.\n"
-    "draftsmith recipes demo lists the demos.",
+    summary="train small models and measure them on a CPU; most need minutes and no download",
+    description="Run a demo recipe from data to a report, on two processes of this machine, without a GPU. Data are drawn,\n"
+    "but for smollm2 and emoji-vlm, whose weights and pictures are fetched. Start it again to continue where it stopped.\n"
+    "Words after the name are settings of the recipe. draftsmith recipes demo lists the demos.",
     examples=(
         ("draftsmith demo", "a draft VLM for a tiny LLaVA"),
         ("draftsmith demo compare", "twelve drafters of one target in one table"),
