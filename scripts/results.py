@@ -218,11 +218,13 @@ def emoji_vlm_picture() -> Rows:
 
 @table
 def emoji_vlm_gates() -> Rows:
-    """What targets of three seeds owe to pictures: each seed, the last with its interval over head nouns."""
+    """What targets of three seeds owe to pictures, each with its interval over head nouns, without the gaps of names."""
     each_run = json.loads((RESULTS / "gates.json").read_text())
     stages = [each_run[seed]["evaluations"]["gates"]["probes"]["sight"] for seed in sorted(each_run, key=int)]
     rows = [["measured", "on", "n", *(f"seed {seed}" for seed in sorted(each_run, key=int))]]
-    for of in (of for of in zip(*stages, strict=True) if of[0][1].endswith(("names", "all", "first turns"))):
+    for of in zip(*stages, strict=True):
+        if of[0][0].startswith("name,") or not of[0][1].endswith(("names", "all", "first turns")):
+            continue
         values = [value if isinstance(value, list) else [value] for *_, value in of]
         rows.append([*map(str, of[0][:3]), *(with_interval(value, ends) if ends else f"{value:.2f}"
                      for value, *ends in values)])  # fmt: skip
