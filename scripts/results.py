@@ -218,7 +218,7 @@ def emoji_vlm_picture() -> Rows:
 
 @table
 def emoji_vlm_gates() -> Rows:
-    """What targets of three seeds owe to pictures, each with its interval over head nouns, without the gaps of names."""
+    """What targets of three seeds owe to pictures, each with its interval over head nouns; no gaps of names."""
     each_run = json.loads((RESULTS / "gates.json").read_text())
     stages = [each_run[seed]["evaluations"]["gates"]["probes"]["sight"] for seed in sorted(each_run, key=int)]
     rows = [["measured", "on", "n", *(f"seed {seed}" for seed in sorted(each_run, key=int))]]

@@ -75,9 +75,10 @@ def _run(options: argparse.Namespace) -> int:
 COMMAND = Command(
     name="demo",
     summary="train small models and measure them on a CPU; most need minutes and no download",
-    description="Run a demo recipe from data to a report, on two processes of this machine, without a GPU. Data are drawn,\n"
-    "but for smollm2 and emoji-vlm, whose weights and pictures are fetched. Start it again to continue where it stopped.\n"
-    "Words after the name are settings of the recipe. draftsmith recipes demo lists the demos.",
+    description="Run a demo recipe from data to a report, on two processes of this machine, without a GPU.\n"
+    "Data are drawn, but for smollm2 and emoji-vlm, whose weights and pictures are fetched. Start it\n"
+    "again to continue where it stopped. Words after the name are settings of the recipe.\n"
+    "draftsmith recipes demo lists the demos.",
     examples=(
         ("draftsmith demo", "a draft VLM for a tiny LLaVA"),
         ("draftsmith demo compare", "twelve drafters of one target in one table"),

@@ -9,12 +9,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from draftsmith.core.batch import IMAGE, TEXT, Batch
+from decodings import greedy
+from draftsmith.core.batch import IMAGE, TEXT, Batch, Request
 from draftsmith.core.section import Section
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain
+from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.models.targets.base import language_shape
 from tensors import loud
+from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
@@ -192,3 +197,17 @@ def outputs(training, batch, states):
 
 def verified(step, tokens, bonus):
     return SimpleNamespace(step=step, tokens=tuple(tokens), bonus=bonus, path=tuple(range(len(tokens))))
+
+
+def decoding_after(big, head, config, asked):
+    """A drafter of the head which begins behind the target's first token, the answer's ids and modality with the
+    prompt's, and the target's states of all of them.
+    """
+    answer = generate(big, None, asked, greedy(Chain(4), 20)).tokens
+    ids, modality = torch.cat([asked.ids, torch.tensor(answer)]), F.pad(asked.modality, (0, 20))
+    drafter = config.drafter(head, big)
+    _, step = big.prefill(Request(ids, modality, asked.pixels), drafter.taps, capacity=1)
+    _, prefill = big.prefill(asked, drafter.taps, capacity=40)
+    drafter.start(asked, prefill, Warp(1.0), capacity=40)
+    drafter.begin(answer[0])
+    return drafter, ids, modality, step

@@ -4,17 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decodings import greedy
-from draftsmith.core.batch import Request
-from draftsmith.eval.loop import generate
-from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding import head_layer
-from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.eagle3 import Eagle3Config, Eagle3Head
 from draftsmith.models.layer import LayerShape
 from fails import fails_with
-from heads_tiny import built, case_for, config_of, outputs, tables
+from heads_tiny import built, case_for, config_of, decoding_after, outputs, tables
 from tensors import loud
 from tiny import llava
 from tiny import request as ask
@@ -107,14 +102,8 @@ def test_a_decoding_within_a_window_written_out(window, monkeypatch):
     config = config_of(kind="eagle3", taps=[1, 2, 4], visual_slots="read", sliding_window=window)
     torch.manual_seed(0)
     head = loud(config.build(big, count_tokens=lambda: torch.arange(big.vocab_size)))
-    answer = generate(big, None, asked, greedy(Chain(4), 20)).tokens
-    ids, modality = torch.cat([asked.ids, torch.tensor(answer)]), F.pad(asked.modality, (0, 20))
-    drafter = config.drafter(head, big)
-    _, step = big.prefill(Request(ids, modality, asked.pixels), drafter.taps, capacity=1)
-    _, prefill = big.prefill(asked, drafter.taps, capacity=40)
+    drafter, ids, _, step = decoding_after(big, head, config, asked)
     count = len(asked.ids)
-    drafter.start(asked, prefill, Warp(1.0), capacity=40)
-    drafter.begin(answer[0])
     plain = head_layer.attend
     monkeypatch.setattr(head_layer, "attend", lambda q, k, v, mask: reads.append(k.shape[2]) or plain(q, k, v, mask))
     for accepted in (0, 3, 1, 3, 0):

@@ -6,16 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decodings import greedy
-from draftsmith.core.batch import Request
 from draftsmith.core.errors import Refused, UserError
-from draftsmith.eval.loop import generate
-from draftsmith.eval.policies import Chain
-from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.losses import divergence
-from heads_tiny import case_for, config_of, tables
+from heads_tiny import case_for, config_of, decoding_after, tables
 from tensors import check_gradients, check_travels, gradients_of, loud
 from tiny import llava
 from tiny import request as ask
@@ -120,14 +115,8 @@ def test_blocks_of_a_decoding_are_rows_of_their_own(name):
     """Every block of a decoding after two pictures, after longer and shorter accepted runs."""
     big, asked = language(llava(0, layers=5)), ask(3, 2)
     config, head = built(big, **KINDS[name])
-    answer = generate(big, None, asked, greedy(Chain(4), 20)).tokens
-    ids, modality = torch.cat([asked.ids, torch.tensor(answer)]), F.pad(asked.modality, (0, 20))
-    drafter = config.drafter(head, big)
-    _, step = big.prefill(Request(ids, modality, asked.pixels), drafter.taps, capacity=1)
-    _, prefill = big.prefill(asked, drafter.taps, capacity=40)
+    drafter, ids, modality, step = decoding_after(big, head, config, asked)
     count = len(asked.ids)
-    drafter.start(asked, prefill, Warp(1.0), capacity=40)
-    drafter.begin(answer[0])
     for accepted in (0, 3, 1, 4, 0):
         q = torch.stack([drafter.root(), *(drafter.expand((level - 1,), ids[:1])[0] for level in range(3))])
         kept = [i for i in range(count) if config.visual_slots == "read" or int(modality[i + 1]) == 0]
