@@ -1,0 +1,132 @@
+#!/usr/bin/env python
+"""tau after equal CPU minutes: every recipe of smollm2/minutes gets the steps that fit, several seeds, one evaluation.
+
+    scripts/minutes.py --minutes 8 --seeds 0 1 2 target.path=weights/smollm2
+    scripts/minutes.py --minutes 2 --rates ours=2e-3,4e-3 specforge=4e-4    # these rates beside a recipe's own
+
+A step's CPU time is that of 25 steps less that of 5, over 20, in processes of one thread: without start, reading,
+validation and what comes once. What ran is kept: the same command goes on, and more minutes, seeds and rates add to it.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from draftsmith.core.files import read_json, read_yaml
+from draftsmith.recipes.config.load import read_words
+
+TIMED = (5, 25)  # steps
+DRAFTED = {"": {"kind": "chain", "gamma": 5}, ", tree of 24": "24-4-6"}
+
+
+def run(path: Path, stages: Sequence[str], settings: Sequence[str]) -> float:
+    """Run stages of the recipe in one process of one thread; the CPU seconds that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [f"recipe={path}", f"stages=[{','.join(stages)}]", *settings]
+    subprocess.run([sys.executable, "-m", "draftsmith", *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def written(path: Path, recipe: str, stages: dict[str, Any]) -> None:
+    """A recipe with these stages and those before its trainings."""
+    own = read_words([f"recipe={recipe}"]).tree["stages"]
+    gone = dict.fromkeys(name for name, stage in own.items() if stage["kind"] in ("train", "evaluate"))
+    path.write_text(yaml.safe_dump({"extends": recipe, "stages": gone | stages}, sort_keys=False))
+
+
+def variants(recipe: str, names: Sequence[str] | None, rates: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Name -> train stage, of each recipe at its own rate and at the others that were asked for."""
+    own = read_words([f"recipe={recipe}"]).tree["stages"]
+    result = {name: stage for name, stage in own.items() if stage["kind"] == "train" and (not names or name in names)}
+    for name, _, values in (rate.partition("=") for rate in rates):
+        for lr in values.split(","):
+            result[f"{name}-{lr}"] = own[name] | {"optim": own[name]["optim"] | {"lr": float(lr)}}
+    return result
+
+
+def seconds(output: Path, name: str, stage: dict[str, Any], recipe: str, settings: Sequence[str]) -> float:
+    """CPU seconds of a step, which are measured once."""
+    path, kept = output / "seconds.yaml", output / "seconds.json"
+    known = read_json(kept, dict[str, float], hint="remove it") if kept.is_file() else {}
+    if name not in known:
+        timed = {f"{name}_{steps}_steps": stage | {"steps": steps} for steps in TIMED}
+        written(path, recipe, timed)
+        few, many = (run(path, [one], settings) for one in timed)
+        known[name] = (many - few) / (TIMED[1] - TIMED[0])
+        kept.write_text(json.dumps(known))
+    return known[name]
+
+
+def table(output: Path, minutes: Sequence[float]) -> list[list[str]]:
+    """A line for each recipe: tau with its interval after each number of minutes, and the minutes until the last tau of
+    `ours`, between measured ones on a line over their logarithms.
+    """
+    cells = {f"{m:g}": {cell["method"]: cell for cell in read_json(output / f"chains_{m:g}" / "report.json", Any,
+             hint="let it end")["cells"]} for m in minutes}  # fmt: skip
+    goal = cells[f"{minutes[-1]:g}"]["ours"]["tau"]
+    rows = [["recipe", *(f"{m:g} minutes: tau [95%]" for m in minutes), f"minutes until {goal:.2f}"]]
+    for name in cells[f"{minutes[-1]:g}"]:
+        known = [(m, cells[f"{m:g}"][name]) for m in minutes if name in cells[f"{m:g}"]]
+        until = "more" if known[-1][1]["tau"] < goal else f"{known[0][0]:g}, or fewer"
+        for (m, one), (longer, other) in itertools.pairwise(known):
+            if one["tau"] < goal <= other["tau"]:
+                share = (goal - one["tau"]) / (other["tau"] - one["tau"])
+                until = f"{math.exp(math.log(m) + share * math.log(longer / m)):.1f}"
+        taus = ["{tau:.2f} [{0:.2f}, {1:.2f}]".format(*one["tau_interval"], **one) for _, one in known]
+        rows.append([name, *[""] * (len(minutes) - len(taus)), *taus, until])
+    return rows
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="smollm2/minutes")
+    parser.add_argument("--minutes", nargs="+", type=float, default=[8.0], help="CPU minutes of a training")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--recipes", nargs="+", help="of its train stages, these")
+    parser.add_argument("--rates", nargs="+", default=[], metavar="NAME=LR,LR", help="further rates of a recipe")
+    parser.add_argument("--output", type=Path, default=Path("runs/smollm2-minutes"))
+    options, settings = parser.parse_known_args(arguments)
+    settings = [f"output={options.output}", *settings]
+    options.output.mkdir(parents=True, exist_ok=True)
+    own = read_words([f"recipe={options.recipe}"]).tree["stages"]
+    first = [name for name, stage in own.items() if stage["kind"] not in ("train", "evaluate")]
+    run(Path(options.recipe), first, settings)
+    chosen = variants(options.recipe, options.recipes, options.rates)
+    costs = {name: seconds(options.output, name.partition("-")[0], stage, options.recipe, settings)
+             for name, stage in chosen.items()}  # fmt: skip
+    (asked,) = (stage for stage in own.values() if stage["kind"] == "evaluate")
+    stages: dict[str, Any] = {}
+    for m in sorted(options.minutes):
+        methods: dict[str, Any] = {}
+        for name, stage in chosen.items():
+            steps = max(1, round(60 * m / costs[name]))
+            heads = [f"{name}_{m:g}_{seed}" for seed in options.seeds]
+            about = f"{stage.get('about', name)}: {m:g} minutes"
+            stages |= {head: stage | {"steps": steps, "seed": seed, "about": about}
+                       for head, seed in zip(heads, options.seeds, strict=True)}  # fmt: skip
+            methods |= {f"{name}{ends}": {"drafters": heads, "tree": tree} for ends, tree in DRAFTED.items()}
+            print(f"{name}, {m:g} minutes: {steps} steps of {costs[name]:.2f} s", flush=True)
+        contrasts = {f"ours less {name}": ["ours", name] for name in chosen if name != "ours" and "ours" in chosen}
+        stages[f"chains_{m:g}"] = asked | {"methods": methods, "contrasts": contrasts}
+    path = options.output / "minutes.yaml"
+    before = read_yaml(path, dict[str, Any], hint="remove it")["stages"] if path.is_file() else {}
+    written(path, options.recipe, stages)
+    for name, stage in stages.items():  # with other methods an evaluation is made anew
+        again = [f"restart={name}"] if stage["kind"] == "evaluate" and before.get(name, stage) != stage else []
+        run(path, [name], [*settings, *again])
+    for row in table(options.output, sorted(options.minutes)):
+        print("|", " | ".join(row), "|")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
