@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""tau after equal CPU minutes: every recipe of smollm2/minutes gets the steps that fit, several seeds, one evaluation.
+"""tau after equal CPU minutes: every training of a recipe gets the steps that fit, several seeds, one evaluation.
 
-    scripts/minutes.py --minutes 8 --seeds 0 1 2 target.path=weights/smollm2
+    scripts/minutes.py target.path=weights/smollm2 --minutes 8 --seeds 0 1 2    # settings come first
     scripts/minutes.py --minutes 2 --rates ours=2e-3,4e-3 specforge=4e-4    # these rates beside a recipe's own
 
 A step's CPU time is that of 25 steps less that of 5, over 20, in processes of one thread: without start, reading,
@@ -37,11 +37,15 @@ def run(path: Path, stages: Sequence[str], settings: Sequence[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def written(path: Path, recipe: str, stages: dict[str, Any]) -> None:
-    """A recipe with these stages and those before its trainings."""
+def added(path: Path, recipe: str, stages: dict[str, Any]) -> set[str]:
+    """Write the recipe with these stages behind those that it has; names of those that were other ones before."""
     own = read_words([f"recipe={recipe}"]).tree["stages"]
     gone = dict.fromkeys(name for name, stage in own.items() if stage["kind"] in ("train", "evaluate"))
-    path.write_text(yaml.safe_dump({"extends": recipe, "stages": gone | stages}, sort_keys=False))
+    before = read_yaml(path, dict[str, Any], hint="remove it")["stages"] if path.is_file() else gone
+    changed = {name for name, stage in stages.items() if before.get(name, stage) != stage}
+    kept = {name: stage for name, stage in before.items() if name not in changed}
+    path.write_text(yaml.safe_dump({"extends": recipe, "stages": kept | stages}, sort_keys=False))
+    return changed
 
 
 def variants(recipe: str, names: Sequence[str] | None, rates: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -54,13 +58,13 @@ def variants(recipe: str, names: Sequence[str] | None, rates: Sequence[str]) -> 
     return result
 
 
-def seconds(output: Path, name: str, stage: dict[str, Any], recipe: str, settings: Sequence[str]) -> float:
+def seconds(path: Path, name: str, stage: dict[str, Any], recipe: str, settings: Sequence[str]) -> float:
     """CPU seconds of a step, which are measured once."""
-    path, kept = output / "seconds.yaml", output / "seconds.json"
+    kept = path.with_name("seconds.json")
     known = read_json(kept, dict[str, float], hint="remove it") if kept.is_file() else {}
     if name not in known:
         timed = {f"{name}_{steps}_steps": stage | {"steps": steps} for steps in TIMED}
-        written(path, recipe, timed)
+        added(path, recipe, timed)
         few, many = (run(path, [one], settings) for one in timed)
         known[name] = (many - few) / (TIMED[1] - TIMED[0])
         kept.write_text(json.dumps(known))
@@ -68,14 +72,15 @@ def seconds(output: Path, name: str, stage: dict[str, Any], recipe: str, setting
 
 
 def table(output: Path, minutes: Sequence[float]) -> list[list[str]]:
-    """A line for each recipe: tau with its interval after each number of minutes, and the minutes until the last tau of
-    `ours`, between measured ones on a line over their logarithms.
+    """A line for each training: tau with its interval after each number of minutes, and the minutes until the last tau
+    of the first one, between measured ones on a line over their logarithms.
     """
     cells = {f"{m:g}": {cell["method"]: cell for cell in read_json(output / f"chains_{m:g}" / "report.json", Any,
              hint="let it end")["cells"]} for m in minutes}  # fmt: skip
-    goal = cells[f"{minutes[-1]:g}"]["ours"]["tau"]
-    rows = [["recipe", *(f"{m:g} minutes: tau [95%]" for m in minutes), f"minutes until {goal:.2f}"]]
-    for name in cells[f"{minutes[-1]:g}"]:
+    longest = cells[f"{minutes[-1]:g}"]
+    goal = next(iter(longest.values()))["tau"]
+    rows = [["training", *(f"{m:g} minutes: tau [95%]" for m in minutes), f"minutes until {goal:.2f}"]]
+    for name in longest:
         known = [(m, cells[f"{m:g}"][name]) for m in minutes if name in cells[f"{m:g}"]]
         until = "more" if known[-1][1]["tau"] < goal else f"{known[0][0]:g}, or fewer"
         for (m, one), (longer, other) in itertools.pairwise(known):
@@ -100,9 +105,11 @@ def main(arguments: Sequence[str]) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     own = read_words([f"recipe={options.recipe}"]).tree["stages"]
     first = [name for name, stage in own.items() if stage["kind"] not in ("train", "evaluate")]
-    run(Path(options.recipe), first, settings)
+    path = options.output / "minutes.yaml"
+    added(path, options.recipe, {})
+    run(path, first, settings)
     chosen = variants(options.recipe, options.recipes, options.rates)
-    costs = {name: seconds(options.output, name.partition("-")[0], stage, options.recipe, settings)
+    costs = {name: seconds(path, name.partition("-")[0], stage, options.recipe, settings)
              for name, stage in chosen.items()}  # fmt: skip
     (asked,) = (stage for stage in own.values() if stage["kind"] == "evaluate")
     stages: dict[str, Any] = {}
@@ -116,14 +123,12 @@ def main(arguments: Sequence[str]) -> None:
                        for head, seed in zip(heads, options.seeds, strict=True)}  # fmt: skip
             methods |= {f"{name}{ends}": {"drafters": heads, "tree": tree} for ends, tree in DRAFTED.items()}
             print(f"{name}, {m:g} minutes: {steps} steps of {costs[name]:.2f} s", flush=True)
-        contrasts = {f"ours less {name}": ["ours", name] for name in chosen if name != "ours" and "ours" in chosen}
+        begins, *others = chosen
+        contrasts = {f"{begins} less {name}": [begins, name] for name in others}
         stages[f"chains_{m:g}"] = asked | {"methods": methods, "contrasts": contrasts}
-    path = options.output / "minutes.yaml"
-    before = read_yaml(path, dict[str, Any], hint="remove it")["stages"] if path.is_file() else {}
-    written(path, options.recipe, stages)
-    for name, stage in stages.items():  # with other methods an evaluation is made anew
-        again = [f"restart={name}"] if stage["kind"] == "evaluate" and before.get(name, stage) != stage else []
-        run(path, [name], [*settings, *again])
+    changed = added(path, options.recipe, stages)  # an evaluation of more methods, which is made anew
+    for name in stages:
+        run(path, [name], [*settings, *([f"restart={name}"] if name in changed else [])])
     for row in table(options.output, sorted(options.minutes)):
         print("|", " | ".join(row), "|")
 
