@@ -27,6 +27,7 @@ def turns_section(rows: Sequence[Row], notes: Sequence[str] = ()) -> ReportSecti
     """The tables, each of the labels in which some set's rows differ; None: there are no conversations."""
     answers = frame(row for row in rows if row.method != PLAIN and "turn" in row.details)
     tables = [table for label in _TITLES if (table := _table(label, answers)) is not None]
+    tables += [table for table in [lengths_table(rows)] if table is not None]
     return ReportSection("Sets of conversations", (*notes, *tables), name="turns") if len(answers) else None
 
 
@@ -53,3 +54,24 @@ def _table(label: str, answers: Frame) -> Table | None:
             speedups(some)[1].mean(skipna=False),
         ))  # fmt: skip
     return Table(_TITLES[label], columns, tuple(lines), note=NOTE if label == "category" else "")
+
+
+def lengths_table(rows: Sequence[Row]) -> Table | None:
+    """SPEED-Bench's table: acceptance lengths of each category (lines) by method and temperature, where chains of K
+    tokens are methods of their own. As it counts, a length is the mean over turns of each turn's tau. None: no set of
+    several categories was measured by several methods or temperatures.
+    """
+    answers = frame(row for row in rows if row.method != PLAIN and "turn" in row.details and row.num_cycles)
+    if not len(answers):
+        return None
+    answers = answers.assign(category=[details.get("category") for details in answers.details],
+                             length=answers.num_emitted / answers.num_cycles)  # fmt: skip
+    means = answers.dropna(subset="category").pivot_table(
+        "length", ["benchmark", "category"], ["method", "temperature"], sort=False
+    )
+    if min(means.shape) < 2:
+        return None
+    columns = [Column(f"{method}, T = {temperature:g}") for method, temperature in means.columns]
+    lines = [(*labels, *values) for labels, values in zip(means.index, means.to_numpy().tolist(), strict=True)]
+    note = "Acceptance length as SPEED-Bench counts it: the mean over turns of each turn's tau."
+    return Table("Lengths by category", (text("benchmark"), text("category"), *columns), tuple(lines), note=note)

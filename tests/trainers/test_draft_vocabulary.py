@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from draftsmith.core.errors import TrainingError
 from draftsmith.recipes.commands.cli import main
 from fails import fails_with
@@ -38,6 +39,28 @@ SETTINGS = {
     "eagle": {}, "eagle3": {"taps": (1, 2, 3)}, "medusa": WITH_TARGET,
     "dflash": {"taps": (1, 2, 3), "block_size": 4, "mask_token_id": 5, **WITH_TARGET},
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dflash"])
+def test_an_lm_head_begins_with_the_targets_rows_and_a_frozen_one_keeps_them(tmp_path, kind):
+    """EAGLE-3's begins at random, unless the stage says otherwise: its loss begins higher."""
+    made, heads = synthetic(tmp_path), {}
+    config = config_of(kind=kind, draft_vocab_size=SIZE, **SETTINGS[kind])
+    for how in (None, "from_target", "frozen"):
+        asked = context(made, tmp_path / f"train-{how}", config)
+        stage = parsed(asked.target, config, section(made, source={"kind": "online"}, lm_head=how, steps=3))
+        stage.run(asked)
+        heads[how] = load_file(asked.folder / "model.safetensors"), losses(asked.folder)
+    (_, own), (learns, begun), (held, frozen) = heads.values()
+    target = load_file(made.folder / "target" / "model.safetensors")
+    (rows,) = (rows for name, rows in target.items() if name.endswith("lm_head.weight"))
+    assert torch.equal(held["lm_head.weight"], rows[held["d2t"] + torch.arange(SIZE)])
+    assert not torch.equal(learns["lm_head.weight"], held["lm_head.weight"])
+    assert begun[1] == frozen[1] and frozen[1] != frozen[3] != begun[3]
+    assert (own == begun) == (kind != "eagle3")
+    asked = context(made, tmp_path / "none", config_of(kind="eagle"))
+    stage = parsed(asked.target, asked.drafter, section(made, source={"kind": "online"}, lm_head="frozen"))
+    fails_with("has no LM head of its own", stage.run, asked)
 
 
 @pytest.mark.parametrize("kind", SETTINGS)

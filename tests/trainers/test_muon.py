@@ -107,5 +107,9 @@ def test_the_dry_run_tells_memory_and_share_of_a_step():
     assert whole.parts["optimizer"] == 2 * whole.parts["weights"] - 4 * by_muon
     assert 0.05 < whole.newton_schulz < 0.25, "measured: 11% of a step's time with 8 x 160 tokens and 4 passes"
     assert f"about {whole.newton_schulz:.0%} of a step's arithmetic" in "\n".join(whole.lines(None))
+    frozen = planned.stage.model_copy(update={"lm_head": "frozen"})
+    told = replace(planned, stage=frozen)
+    assert "parameters" in (line := frozen.describe(told)[0]) and f"{9_808_128 - 8192 * 576:,}" in line
+    assert whole.parts["optimizer"] - frozen.memory(told).parts["optimizer"] == 8 * 8192 * 576
     half = planned.stage.model_copy(update={"micro_batch_size": planned.stage.batch_size // 2})
     assert half.memory(replace(planned, stage=half)).newton_schulz == pytest.approx(whole.newton_schulz, rel=0.15)

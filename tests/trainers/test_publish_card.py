@@ -86,6 +86,22 @@ def test_a_cards_headline_is_its_own_drafters(tmp_path):
     assert body.index("Best tau: 1.67") < body.index("| M |") < body.index("Other drafters") < body.index("| sibling |")
 
 
+def test_a_card_has_lengths_by_category_where_sets_have_categories(tmp_path):
+    """As SPEED-Bench counts them: K by method, each turn alike, at both temperatures."""
+    rows = [
+        a_row(method=f"chain of {k}", drafter="mine", accepted=accepted, request=f"{category} {turn}", temperature=heat,
+              details={"category": category, "turn": turn})
+        for k, heat in ((3, 0.0), (5, 0.0), (5, 1.0))
+        for category in ("coding", "roleplay")
+        for turn, accepted in enumerate(((k, 0), (1,)))
+    ]  # fmt: skip
+    methods = {row.method: MethodInfo("mine") for row in rows}
+    write(tmp_path, build(rows, about={"device": "CPU"}, methods=methods), rows)
+    body = model_card(facts(evaluated=read_evaluation(tmp_path, "mine")))
+    assert "| benchmark | category | chain of 3, T = 0 | chain of 5, T = 0 | chain of 5, T = 1 |" in body
+    assert "| photos | coding | 2.25 | 2.75 | 2.75 |" in body and "| photos | roleplay | 2.25" in body
+
+
 def test_a_row_over_several_drafters_counts_this_one_alone(tmp_path):
     evaluated = read_evaluation(evaluation(tmp_path, "seeds"), "two")
     cells = json.loads((tmp_path / "report.json").read_text())["cells"]

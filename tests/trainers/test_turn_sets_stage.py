@@ -82,7 +82,8 @@ def test_tables_by_category(measured):
     report = json.loads((measured / "run" / "evaluate" / "report.json").read_text())
     (section,) = (section for section in report["sections"] if section["name"] == "turns")
     tables = {table["title"]: table for table in section["tables"]}
-    assert list(tables) == ["By category", "By sub category", "By turn"], "no row has a difficulty"
+    *by_label, last = tables
+    assert by_label == ["By category", "By sub category", "By turn"], "no row has a difficulty"
     table = tables["By category"]
     assert [row[:4] for row in table["rows"]] == [
         ["MMSpec", category, method, n]
@@ -99,6 +100,12 @@ def test_tables_by_category(measured):
         assert value["tau"] == pytest.approx(value["MAT"] + 1)
         each = [row.plain_total_s / row.total_s for row in mine]  # equal answers
         assert value["walltime ratio"] == pytest.approx(sum(each) / len(each))
+    lengths = tables[last]
+    assert [column["name"] for column in lengths["columns"][2:]] == [f"{method}, T = 0" for method in METHODS]
+    for _, category, *values in lengths["rows"]:  # each turn counts alike
+        for method, value in zip(METHODS, values, strict=True):
+            mine = [row for row in rows if row.method == method and row.details["category"] == category]
+            assert value == pytest.approx(sum(row.num_emitted / row.num_cycles for row in mine) / len(mine))
     # One cell of all turns, as MMSpec counts.
     cells = {cell["method"]: cell for cell in report["cells"]}
     assert {cell["requests"] for cell in cells.values()} == {6} and cells["M"]["tau"] > 1

@@ -110,6 +110,13 @@ def muon_shapes(stage: TrainSettings, drafter: DrafterConfig, recipe: WholeRecip
     return [weight.shape for name, weight in named if weight.requires_grad and is_hidden(name, weight)]
 
 
+def trained_parameters(stage: TrainSettings, drafter: DrafterConfig, recipe: WholeRecipe) -> int:
+    """Parameters of a drafter that the stage trains: all, or without its LM head."""
+    module = drafter.empty(mirrored_shape(recipe)) if getattr(stage, "lm_head", None) == "frozen" else None
+    frozen = getattr(module, "lm_head", None)
+    return drafter_parameters(drafter, recipe) - (0 if frozen is None else frozen.weight.numel())
+
+
 def engine_parts(
     total: int, trained: int, stage: TrainSettings, recipe: WholeRecipe, by_muon: Sequence[torch.Size] = ()
 ) -> dict[str, float]:
@@ -190,9 +197,10 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
     """
     config, shape, target = stage.drafter or recipe.drafter, mirrored_shape(recipe), target_shape(recipe)
     assert config is not None
-    trained, text, dtype = drafter_parameters(config, recipe), target.get_text_config(), held_dtype(recipe.target)
+    total, trained = drafter_parameters(config, recipe), trained_parameters(stage, config, recipe)
+    text, dtype = target.get_text_config(), held_dtype(recipe.target)
     by_muon = muon_shapes(stage, config, recipe)
-    parts = engine_parts(trained, trained, stage, recipe, by_muon)
+    parts = engine_parts(total, trained, stage, recipe, by_muon)
     tables = (1 if is_tied(target) else 2) * text.vocab_size * text.hidden_size
     parts["frozen target"] = _frozen_bytes(recipe, tables if stage.reads_tables else
                                            sum(parameter_counts(target).values()))  # fmt: skip
@@ -224,9 +232,9 @@ def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | Non
     config, shape = stage.drafter or recipe.drafter, mirrored_shape(recipe)
     section = image_section(recipe.target)
     assert config is not None
-    trained = drafter_parameters(config, recipe)
+    total, trained = drafter_parameters(config, recipe), trained_parameters(stage, config, recipe)
     by_muon = muon_shapes(stage, config, recipe)
-    parts = engine_parts(trained, trained, stage, recipe, by_muon)
+    parts = engine_parts(total, trained, stage, recipe, by_muon)
     parts["frozen target"] = held_bytes(section) * section.count()["transformer"]
 
     def step(training: nn.Module, taps: Taps, count: int, _: int) -> None:

@@ -21,7 +21,7 @@ from ..train.fit import OutsideStart, TrainSettings
 from ..train.settings import RecordsSettings, StatesSettings
 from .data import describe_states, generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .models import drafter_parameters, held_bytes, target_shape
-from .train_memory import Memory, lvlm_parts, muon_shapes
+from .train_memory import Memory, lvlm_parts, muon_shapes, trained_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -143,7 +143,7 @@ def describe_head(plan: Planned, order: Callable[[StatesSettings, np.ndarray, in
     stage, recipe = plan.stage, plan.recipe
     config = stage.drafter or recipe.drafter
     assert config is not None
-    trained = drafter_parameters(config, recipe)
+    total, trained = drafter_parameters(config, recipe), trained_parameters(stage, config, recipe)
     lines = [f"  trains the head ({config.kind}), {trained:,} parameters"]
     known = _counted(plan) if stage.source.kind != "cached" else _cached(plan)
     if known is None:
@@ -164,7 +164,7 @@ def describe_head(plan: Planned, order: Callable[[StatesSettings, np.ndarray, in
     keep = stage.checkpoints.keep
     if by_muon := sum(shape.numel() for shape in muon_shapes(stage, config, recipe)):
         lines.insert(1, f"  {by_muon:,} of them by Muon, the others by AdamW")
-    disk = keep * (12 * trained - 4 * by_muon) + 4 * trained
+    disk = keep * (8 * trained + 4 * total - 4 * by_muon) + 4 * total
     return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"]
 
 

@@ -13,6 +13,7 @@ from ...core.errors import UserError
 from ...core.files import read_json
 from ...core.json_types import JsonObject
 from ...core.markdown import Markup, block, cell, code, filled, label, plain, sentence
+from ...eval.by_category import lengths_table
 from ...eval.cells import RELAXED, MethodInfo, cells_of, modes_line
 from ...eval.findings import findings, headline
 from ...eval.measured_rows import read_rows
@@ -38,6 +39,7 @@ class Evaluated:
         about: command, device, date and settings of the measurement.
         findings: what its rows say in sentences, as a list of Markdown.
         others: lines of Markdown, of the drafters beside it.
+        lengths: lines of Markdown, of acceptance lengths by category.
         methods: by which it was decoded.
         modes: what the modes of a draft LVLM see that either table has; "": it has none.
         relaxed: methods of either table whose outputs are not distributed as the target's.
@@ -48,6 +50,7 @@ class Evaluated:
     about: JsonObject
     findings: list[str]
     others: list[str] = field(default_factory=list)
+    lengths: list[str] = field(default_factory=list)
     methods: tuple[str, ...] = ()
     modes: str = ""
     relaxed: tuple[str, ...] = ()
@@ -80,7 +83,7 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
         about = report["about"] | {f"method {cell.method}": described(methods[cell.method]) for cell in measured}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
-    first, table = headline(measured), overview(measured)
+    first, table, lengths = headline(measured), overview(measured), lengths_table(rows_of)
     names = dict.fromkeys(cell.method for cell in measured)
     shown = dict.fromkeys((*names, *(cell.method for cell in beside)))
     relaxed = tuple(name for name in shown if methods[name].relaxed)
@@ -88,7 +91,8 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     lines = markdown(Items((first, *said, *warned)))[:-1]
     return Evaluated(
         without_places(first), without_places(markdown(table)), without_places(about), without_places(lines),
-        without_places(markdown(overview(beside)) if beside else []), tuple(names),
+        without_places(markdown(overview(beside)) if beside else []),
+        without_places(markdown(lengths) if lengths is not None else []), tuple(names),
         modes_line(methods[name].mode for name in shown), relaxed,
     )  # fmt: skip
 

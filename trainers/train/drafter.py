@@ -23,6 +23,7 @@ from ...eval.policies import Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import CountTokens, DrafterConfig, HeadObjective, TargetIdentity
+from ...models.drafters.draft_vocabulary import DraftVocabulary
 from ...models.drafters.head_files import check_vocabulary
 from ...models.drafters.outside import find_start, load_start
 from ...models.formats.heads import load_published
@@ -96,6 +97,15 @@ class Best:
         return folder, best.score, best.step
 
 
+def _with_lm_head(head: nn.Module, context: Context) -> Any:
+    if isinstance(head, DraftVocabulary) and head.lm_head is not None:
+        return head
+    raise UserError(
+        "this drafter has no LM head of its own", key=f"stages.{context.name}.lm_head",
+        hint="leave it out, or give the drafter a draft_vocab_size",
+    )  # fmt: skip
+
+
 class TrainedDrafter:
     """`module` is what the engine trains: `forward(batch, states)`. Its `identity` of the target and the
     `manifest_fields` go into the manifest; without `requests` no decoding is checked; without an `objective` the loss
@@ -119,7 +129,10 @@ class TrainedDrafter:
         self.config: DrafterConfig = context.drafter
         self.manifest_fields, self.requests = dict(manifest_fields), requests
         self.config.check(target.shape)
-        self.module = self.config.training_objective(self._start(count_tokens), target, objective)
+        head = self._start(count_tokens)
+        if stage.lm_head == "frozen":
+            _with_lm_head(head, context).lm_head.requires_grad_(False)
+        self.module = self.config.training_objective(head, target, objective)
         self._best = Best(context.folder, lambda head, folder, step: self._save(head, folder, step))
 
     def _start(self, count_tokens: CountTokens | None) -> nn.Module:
@@ -134,7 +147,10 @@ class TrainedDrafter:
                 self.config, folder, self.target, self.identity, load_published, other_target=outside.other_target
             )
         elif folder is None and (not self.config.provides() or self.stage.from_stage == SCRATCH):
-            return self.config.build(self.target, count_tokens=count_tokens)
+            head = self.config.build(self.target, count_tokens=count_tokens)
+            if self.stage.lm_head is not None:
+                _with_lm_head(head, self.context).begin_as(self.target)
+            return head
         else:
             if folder is None:
                 self.context.say(f"{self.context.name}: starts from {self.config.display_name}")

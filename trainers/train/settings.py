@@ -77,6 +77,10 @@ class HeadTrainSettings(TrainSettings):
     validation: HeadValidation | None = None
     # A small decoding run with the head as it is.
     decoding: DecodingCheck | None = None
+    # The draft's own LM head. from_target: from scratch it begins with the target's rows of its ids, as others than
+    # EAGLE-3's and P-EAGLE's do anyway; frozen: so, and it stays, as in speculators' trainings, so that steps are
+    # cheaper. Null: as the drafter begins it, and it learns.
+    lm_head: Literal["from_target", "frozen"] | None = Field(None, exclude_if=lambda value: value is None)
     # Which weights become the stage's result: the last, or those with the best held-out accuracy or measured tau. Each
     # best one is kept beside it as well.
     select: Literal["last", "top1", "top3", "tau"] = "last"
