@@ -118,8 +118,7 @@ def main(arguments: Sequence[str]) -> None:
         for name, stage in chosen.items():
             steps = max(1, round(60 * m / costs[name]))
             heads = [f"{name}_{m:g}_{seed}" for seed in options.seeds]
-            about = f"{stage.get('about', name)}: {m:g} minutes"
-            stages |= {head: stage | {"steps": steps, "seed": seed, "about": about}
+            stages |= {head: stage | {"steps": steps, "seed": seed, "validation": {"every": steps, "max_samples": 50}}
                        for head, seed in zip(heads, options.seeds, strict=True)}  # fmt: skip
             methods |= {f"{name}{ends}": {"drafters": heads, "tree": tree} for ends, tree in DRAFTED.items()}
             print(f"{name}, {m:g} minutes: {steps} steps of {costs[name]:.2f} s", flush=True)
