@@ -48,10 +48,17 @@ def added(path: Path, recipe: str, stages: dict[str, Any]) -> set[str]:
     return changed
 
 
-def variants(recipe: str, names: Sequence[str] | None, rates: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Name -> train stage, of each recipe at its own rate and at the others that were asked for."""
+def variants(
+    recipe: str, names: Sequence[str] | None, rates: Sequence[str], *, peers: bool
+) -> dict[str, dict[str, Any]]:
+    """Name -> train stage, of each recipe at its own rate and at the others that were asked for; with `peers` also one
+    whose forward and loss are speculators' code.
+    """
     own = read_words([f"recipe={recipe}"]).tree["stages"]
     result = {name: stage for name, stage in own.items() if stage["kind"] == "train" and (not names or name in names)}
+    if peers:
+        theirs = {"kind": "draftsmith.scripts.peers:SpeculatorsEagle3"}
+        result["speculators_code"] = own["speculators"] | {"drafter": own["speculators"]["drafter"] | theirs}
     for name, _, values in (rate.partition("=") for rate in rates):
         for lr in values.split(","):
             result[f"{name}-{lr}"] = own[name] | {"optim": own[name]["optim"] | {"lr": float(lr)}}
@@ -99,6 +106,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--recipes", nargs="+", help="of its train stages, these")
     parser.add_argument("--rates", nargs="+", default=[], metavar="NAME=LR,LR", help="further rates of a recipe")
+    parser.add_argument("--peers", action="store_true", help="also speculators' own code, installed as peers.py says")
     parser.add_argument("--output", type=Path, default=Path("runs/smollm2-minutes"))
     options, settings = parser.parse_known_args(arguments)
     settings = [f"output={options.output}", *settings]
@@ -108,7 +116,7 @@ def main(arguments: Sequence[str]) -> None:
     path = options.output / "minutes.yaml"
     added(path, options.recipe, {})
     run(path, first, settings)
-    chosen = variants(options.recipe, options.recipes, options.rates)
+    chosen = variants(options.recipe, options.recipes, options.rates, peers=options.peers)
     costs = {name: seconds(path, name.partition("-")[0], stage, options.recipe, settings)
              for name, stage in chosen.items()}  # fmt: skip
     (asked,) = (stage for stage in own.values() if stage["kind"] == "evaluate")
