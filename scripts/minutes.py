@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 from draftsmith.core.files import read_json, read_yaml
+from draftsmith.core.json_types import JsonObject
 from draftsmith.recipes.config.load import read_words
 
 TIMED = (5, 25)  # steps
@@ -82,7 +83,7 @@ def table(output: Path, minutes: Sequence[float]) -> list[list[str]]:
     """A line for each training: tau with its interval after each number of minutes, and the minutes until the last tau
     of the first one, between measured ones on a line over their logarithms.
     """
-    cells = {f"{m:g}": {cell["method"]: cell for cell in read_json(output / f"chains_{m:g}" / "report.json", Any,
+    cells = {f"{m:g}": {cell["method"]: cell for cell in read_json(output / f"chains_{m:g}" / "report.json", JsonObject,
              hint="let it end")["cells"]} for m in minutes}  # fmt: skip
     longest = cells[f"{minutes[-1]:g}"]
     goal = next(iter(longest.values()))["tau"]

@@ -79,9 +79,10 @@ def _model(head: Eagle3Head, target: Target, config: Eagle3Config) -> Any:
     layer = LlamaConfig(
         hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_hidden_layers=1,
         num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size, rms_norm_eps=shape.norm_eps, rope_theta=shape.rope_theta, pad_token_id=None,
-        attn_implementation="eager",
+        vocab_size=shape.vocab_size, rms_norm_eps=shape.norm_eps, pad_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
     )  # fmt: skip
+    layer._attn_implementation = "eager"
     proposal = GreedyTokenProposalConfig(speculative_tokens=config.mtp_steps + 1)
     model = Eagle3DraftModel(Eagle3SpeculatorConfig(
         transformer_layer_config=layer, draft_vocab_size=len(ids), norm_output=config.norm_output,
