@@ -13,6 +13,7 @@ import itertools
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ QUESTIONS = {
 _SECOND = "Describe it in a few words."  # of two turns
 WORDING = hashlib.sha256(repr((CAPTIONS, QUESTIONS, _SECOND)).encode()).hexdigest()[:16]
 _WORDING = " ".join([*itertools.chain(*CAPTIONS.values(), *QUESTIONS.values()), _SECOND])
+# What a caption of a drawing says of the set of pictures that it is from.
+STYLES = {"fluent": "3d", "noto": "flat"}
 _OBJECTS = {"Activities", "Animals & Nature", "Food & Drink", "Objects", "Travel & Places"}
 _LEFT_OUT = {"Flags", "Component", "Symbols", "family", "time"}  # groups and subgroups
 _HELD_PERCENT = 12  # of nouns
@@ -197,6 +200,20 @@ def captions(chosen: Sequence[Item], draw: random.Random) -> Iterator[JsonObject
             }
 
 
+def drawings(chosen: Sequence[Item], names: Sequence[str], *, plain: bool) -> JsonObject:
+    """Renderings with captions in MS-COCO's layout, for an image generator: "a red apple, flat"; and their classes, the
+    places of their names in `names`, where they stand there.
+    """
+    shown = [(item, path) for item in chosen for path in item.paths[: 1 if plain else None]]
+    images = [{"id": at, "file_name": path} for at, (_, path) in enumerate(shown)]
+    annotations = [
+        {"id": at, "image_id": at, "caption": f"{_with_article(item.name)}, {STYLES[Path(path).name.split('-')[0]]}"}
+        | ({"category_id": names.index(item.name)} if item.name in names else {})
+        for at, (item, path) in enumerate(shown)
+    ]
+    return {"images": images, "annotations": annotations}
+
+
 def questions(chosen: Sequence[Item], count: int, draw: random.Random, *, plain: bool) -> Iterator[JsonObject]:
     """Questions without answers, each kind and each picture as often as the others. `plain`: about plain renderings."""
     order = itertools.chain.from_iterable(iter(lambda: draw.sample(chosen, len(chosen)), []))
@@ -230,6 +247,16 @@ def write_emoji(
         records[f"{name}_names"] = [*captions([replace(item, paths=item.paths[:1]) for item in named], draws[name])]
     for name, rows in records.items():
         (folder / f"{name}.json").write_text(json.dumps(rows, indent=0))
+    # Things of every set, for the first neighbour among their names.
+    counts_of = Counter(item.name for item in training if item.is_object)
+    whole = sorted(name for name, count in counts_of.items() if count == len(pictures))
+    among = {*draws["trained"].sample(whole, min(len(whole), 160))}
+    drawn = {"drawn": training, "drawn_plain": training, "drawn_held_out": held,
+             "drawn_names": [item for item in training if item.name in among]}  # fmt: skip
+    classes = sorted({item.name for item in training})
+    for name, of in drawn.items():
+        file = drawings(of, classes, plain=name != "drawn")
+        (folder / f"{name}.json").write_text(json.dumps(file, indent=0))
     # Captions keep names in mind while answers are learned: eight for five questions.
     beside = min(len(records["captions"]), 8 * num_questions // 5)
     (folder / "learned.yaml").write_text(

@@ -143,7 +143,7 @@ def _captions(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
     captioned: CaptionedSource = TarSource(kind="webdataset", path=str(path))
     if path.suffix == ".json":
         captioned = CocoSource(kind="coco", annotations=str(path), which=source.which)
-    return (ImagePrompt(item.key, item.caption) for item in usable(read(captioned)))
+    return (ImagePrompt(item.key, item.caption, item.label) for item in usable(read(captioned)))
 
 
 _READERS = {".json": _captions, ".jsonl": _json_lines, ".tsv": _parti, ".txt": _lines, ".tar": _captions}

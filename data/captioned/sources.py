@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -204,7 +205,7 @@ def _of_a_class(path: Path, label: int, name: str) -> Content:
 
 
 class CocoSource(Source):
-    """MS-COCO captions of 2014 or 2017, in the order of image ids."""
+    """MS-COCO captions of 2014 or 2017, in the order of image ids. An annotation's `category_id` is its class index."""
 
     kind: Literal["coco"]
     # captions_train2014.json, captions_val2017.json, ...
@@ -223,35 +224,38 @@ class CocoSource(Source):
         for image_id, name, captions in images:
             if self.which == "longest":
                 captions = sorted(captions, key=lambda c: -len(c[1]))
-            for annotation_id, caption in (captions if self.which == "all" else captions[:1]) or [(None, None)]:
+            for annotation_id, *text in (captions if self.which == "all" else captions[:1]) or [(None, None, None)]:
                 key = f"{image_id}-{annotation_id}" if self.which == "all" else str(image_id)
-                content = partial(_of_an_annotation, folder, name, caption)
+                content = partial(_of_an_annotation, folder, name, *text)
                 yield Entry(key, f"{self.annotations}, image {image_id}", content)
 
-    def _read(self) -> list[tuple[int, str, list[tuple[int, str]]]]:
-        """(image id, file name, [(annotation id, caption)]) in the order of the ids."""
+    def _read(self) -> list[tuple[int, str, list[tuple[int, str, int | None]]]]:
+        """(image id, file name, [(annotation id, caption, category)]) in the order of the ids."""
         path = Path(self.annotations)
         file = _json_file(path)
-        images: dict[int, tuple[str, list[tuple[int, str]]]] = {}
+        images: dict[int, tuple[str, list[tuple[int, str, int | None]]]] = {}
         try:
             for image in file["images"]:
                 images[int(image["id"])] = str(image["file_name"]), []
             for annotation in file["annotations"]:
                 if not isinstance(annotation["caption"], str):
                     raise TypeError("a caption that is not text")
-                images[int(annotation["image_id"])][1].append((int(annotation["id"]), annotation["caption"]))
+                label = annotation.get("category_id")  # MS-COCO's captions have none
+                label = None if label is None else int(label)
+                images[int(annotation["image_id"])][1].append((int(annotation["id"]), annotation["caption"], label))
         except (KeyError, TypeError, ValueError) as error:
             hint = "give captions_*.json of MS-COCO; instances_*.json holds no captions"
             raise UserError(f"not MS-COCO captions: {error!r}", where=str(path), hint=hint) from error
-        return [(number, name, sorted(captions)) for number, (name, captions) in sorted(images.items())]
+        by_id = itemgetter(0, 1)
+        return [(number, name, sorted(of, key=by_id)) for number, (name, of) in sorted(images.items())]
 
 
-def _of_an_annotation(folder: Path | None, name: str, caption: str | None) -> Content:
+def _of_an_annotation(folder: Path | None, name: str, caption: str | None, label: int | None) -> Content:
     if caption is None:
         raise Unusable("no caption", "the image has no annotation")
     if problem := tars.unsafe_name(name):
         raise Unusable("unsafe name", f"{name!r}: {problem}")
-    return b"" if folder is None else file_bytes(folder / name, tars.MAX_BYTES), not_empty(caption), None
+    return b"" if folder is None else file_bytes(folder / name, tars.MAX_BYTES), not_empty(caption), label
 
 
 CaptionedSource = Annotated[TarSource | FolderSource | ClassFolderSource | CocoSource, Field(discriminator="kind")]

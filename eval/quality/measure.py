@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -22,20 +23,27 @@ from .clip import aesthetic_scores, clip_pair, hps_pair
 from .convolutional import class_logits, fid_features, load_inception, vgg_features
 from .extractors import Extractor, Folder, Picture, embed, extract
 from .metric_weights import NEEDS, Metric, WeightName, find
+from .recognised import captioned_pictures, lite0_features, name_of, named
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
 Extractors = Mapping[Metric, Extractor]
+_FILES: Mapping[Metric, str] = {"fid_lite0": "reference", "name_recall": "names"}  # metric -> key of its pictures
 
 
 class QualityConfig(Section):
     """How generated images are judged."""
 
     # fid and precision_recall compare with real images; clip and hpsv2 with the captions. FID wants thousands.
+    # fid_lite0 and name_recall are for small generators: by EfficientNet-Lite0, and the name of the nearest picture.
     metrics: Annotated[tuple[Metric, ...], AfterValidator(lambda names: tuple(dict.fromkeys(names)))] = Field(
         min_length=1
     )
     # Folder of real images for fid and precision_recall; LANTERN took the pictures of the captions, MS-COCO's.
+    # For fid_lite0 a file as `names`.
     reference: Place | None = None
+    # For name_recall: captions of real pictures in MS-COCO's layout, the pictures beside it. What stands before a
+    # caption's first comma is the name.
+    names: Place | None = None
     # Where each metric's weights lie, by the name that its error message gives; nothing is downloaded.
     weights: dict[WeightName, Place] = Field(default_factory=dict)
     # Images per pass. Moves no result beyond rounding; HPS v2.1 takes 4 GB before the first image.
@@ -70,6 +78,11 @@ def check(
             if real is None or not len(real):
                 problem = f"the metric {metric!r} compares with real images, and there are none"
                 raise UserError(problem, where="reference", hint="name a folder of real images")
+        if key := _FILES.get(metric):
+            place = dict(config)[key]
+            if place is None or not Path(place).is_file():
+                problem = f"the metric {metric!r} reads captioned pictures, and there is no file {place}"
+                raise UserError(problem, where=key, hint="name a file in MS-COCO's layout")
 
 
 def measure(
@@ -94,15 +107,16 @@ def measure(
     if not len(images):
         raise UserError("there are no generated images to measure", hint="generate some first")
     check(config, extractors, reference)
-    if reference is None and config.reference is not None:
+    of_folder = {"fid", "precision_recall"} & {*config.metrics}
+    if reference is None and config.reference is not None and of_folder:
         reference = Folder(config.reference)
     for metric in config.metrics:
-        if metric in ("clip", "hpsv2") and (captions is None or len(captions) != len(images)):
+        if metric in ("clip", "hpsv2", "name_recall") and (captions is None or len(captions) != len(images)):
             count = "none" if captions is None else len(captions)
             problem = f"the metric {metric!r} needs a caption for each of {len(images)} images, found {count}"
             hint = f"measure images that were asked for in words, or leave {metric!r} out of metrics"
             raise UserError(problem, hint=hint)
-    task = _Task(images, captions or (), () if reference is None else reference, config.batch_size, device)
+    task = _Task(config, images, captions or (), () if reference is None else reference, device)
     results: dict[str, Measured] = {}
     for metric in config.metrics:
         # Not kept in a name: the next network is loaded after this one is gone.
@@ -126,28 +140,41 @@ def load(metric: Metric, weights: Mapping[WeightName, str], device: torch.device
             return hps_pair(paths[0], paths[1], device)
         case "aesthetic":
             return aesthetic_scores(paths[0], paths[1], device)
+        case "fid_lite0" | "name_recall":
+            return lite0_features(paths[0], device)
 
 
 @dataclass(frozen=True)
 class _Task:
     """What is measured, and the ways of measuring it."""
 
+    config: QualityConfig
     images: Sequence[Picture]
     captions: Sequence[str]
     reference: Sequence[Picture]
-    batch_size: int
     device: torch.device | str
 
     def run(self, metric: Metric, network: Extractor) -> dict[str, Measured]:
         n, generated = len(self.images), self._features(network, self.images)
         name = network.name
         match metric:
-            case "fid":
-                real = self._features(network, self.reference)
+            case "fid" | "fid_lite0":
+                file = None if metric == "fid" else self.config.reference
+                pictures = self.reference if file is None else captioned_pictures(file, len(self.images[0]))[0]
+                real = self._features(network, pictures)
                 value, few, dimensions = statistics.frechet_distance(real, generated), min(n, len(real)), real.shape[1]
                 what = f"FID ({name} features) against {len(real)} real images"
                 biased = f"biased upwards: {few} images for {dimensions} features; compare with the same n only"
-                return {"fid": Measured(value, n, what, caution=None if few > dimensions else biased)}
+                return {metric: Measured(value, n, what, caution=None if few > dimensions else biased)}
+            case "name_recall":
+                assert self.config.names is not None, "check() asks for it"
+                pictures, captions = captioned_pictures(self.config.names, len(self.images[0]))
+                names, wanted = ([name_of(caption) for caption in of] for of in (captions, self.captions))
+                found, ceiling = named(self._features(network, pictures), names, generated, wanted)
+                value, error = statistics.mean_and_error(found.double())
+                what = (f"share whose nearest of {len(names)} real pictures ({name} features) has its name; real ones "
+                        f"among the others: {ceiling:.0%}")  # fmt: skip
+                return {metric: Measured(value, n, what, error)}
             case "precision_recall":
                 real = self._features(network, self.reference)
                 what = f"({name} features, k=3) against {len(real)} real images"
@@ -170,9 +197,9 @@ class _Task:
                 return {metric: Measured(value, n, f"aesthetic score ({name})", error)}
 
     def _features(self, network: Extractor, pictures: Sequence[Picture]) -> Tensor:
-        return extract(network, pictures, batch_size=self.batch_size, device=self.device)
+        return extract(network, pictures, batch_size=self.config.batch_size, device=self.device)
 
     def _agreement(self, network: Extractor, generated: Tensor, prefix: str, what: str) -> Measured:
-        texts = embed(network, [prefix + caption for caption in self.captions], batch_size=self.batch_size)
+        texts = embed(network, [prefix + caption for caption in self.captions], batch_size=self.config.batch_size)
         value, error = statistics.mean_and_error(statistics.cosines(generated, texts))
         return Measured(value, len(generated), what, error)

@@ -20,8 +20,8 @@ from ...core.files import open_regular
 from ...core.finite import check_weights
 from ...core.json_types import object_at
 
-Metric = Literal["fid", "clip", "precision_recall", "inception_score", "hpsv2", "aesthetic"]
-WeightName = Literal["inception", "vgg16", "clip", "hpsv2", "aesthetic", "clip_large"]
+Metric = Literal["fid", "clip", "precision_recall", "inception_score", "hpsv2", "aesthetic", "fid_lite0", "name_recall"]
+WeightName = Literal["inception", "vgg16", "clip", "hpsv2", "aesthetic", "clip_large", "lite0"]
 
 
 # Name of weights -> what they are, and where they come from.
@@ -47,6 +47,7 @@ SOURCES: dict[WeightName, tuple[str, str]] = {
         "the folder of CLIP ViT-L/14 (model.safetensors or pytorch_model.bin, config)",
         "https://huggingface.co/openai/clip-vit-large-patch14",
     ),
+    "lite0": ("the folder of EfficientNet-Lite0", "`draftsmith fetch lite0`"),
 }
 
 # HPS v2.1 comes without a tokenizer; CLIP's is the one that it was trained with.
@@ -57,6 +58,8 @@ NEEDS: dict[Metric, tuple[WeightName, ...]] = {
     "inception_score": ("inception",),
     "hpsv2": ("hpsv2", "clip"),
     "aesthetic": ("aesthetic", "clip_large"),
+    "fid_lite0": ("lite0",),
+    "name_recall": ("lite0",),
 }
 
 

@@ -23,7 +23,7 @@ from ...core.batch import CodeBatch
 from ...core.errors import UserError
 from ...core.json_types import Json, JsonObject
 from ...core.section import Section
-from ...core.states import Taps
+from ...core.states import Taps, TargetStates
 from ...data.shards.codes import ShardData, ShardSample, ShardSamples
 from ...models.decoding.neighbours import NeighbourTable, load_neighbours
 from ...models.decoding.warp import Warp
@@ -89,6 +89,19 @@ def teacher_forced(target: GuidedTarget, head: ImageEagleHead, condition: Tensor
         condition: an `ImageRequest`'s.
         codes: [n] int64, of the image tokenizer.
     """
+    sequence, last = _sequence(target, condition, codes)
+    assert sequence.feature is not None and sequence.ids is not None
+    p = _distributions(target, sequence.feature[:, last:-1], 0, warp)
+    # Features of the places from the second on, but for the last, which nothing follows.
+    assert sequence.mask is not None and sequence.positions is not None
+    features, mask = sequence.feature[:, :-2], causal_mask(head, sequence.mask[:, :-2])
+    predicted = head.predict(features.to(head.dtype), sequence.ids[:, 1:-1], sequence.positions[0, :, :-2], mask)
+    q = _distributions(target, predicted.to(features.dtype)[:, last:], 1, warp)
+    return Curves(p, q, sequence.ids[0, last + 1 :])
+
+
+def _sequence(target: GuidedTarget, condition: Tensor, codes: Tensor) -> tuple[TargetStates, int]:
+    """States of one picture's rows, and the prompt's last place, whose feature scores the first code."""
     rows, count = target.guidance.num_rows, len(codes)
     batch = CodeBatch(
         codes=codes.expand(rows, -1),
@@ -99,15 +112,16 @@ def teacher_forced(target: GuidedTarget, head: ImageEagleHead, condition: Tensor
         supervised_per_row=0,
     ).to(target.device)
     sequence = target.states(batch, Taps(feature=True))
+    assert sequence.ids is not None
+    return sequence, sequence.ids.shape[1] - count - 1
+
+
+@torch.no_grad()
+def drawn_by(target: GuidedTarget, condition: Tensor, codes: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
+    """p [n,V] before each code, as of `teacher_forced`, and the tokens [n]."""
+    sequence, last = _sequence(target, condition, codes)
     assert sequence.feature is not None and sequence.ids is not None
-    last = sequence.ids.shape[1] - count - 1  # the prompt's last place, whose feature scores the first code
-    p = _distributions(target, sequence.feature[:, last:-1], 0, warp)
-    # Features of the places from the second on, but for the last, which nothing follows.
-    assert sequence.mask is not None and sequence.positions is not None
-    features, mask = sequence.feature[:, :-2], causal_mask(head, sequence.mask[:, :-2])
-    predicted = head.predict(features.to(head.dtype), sequence.ids[:, 1:-1], sequence.positions[0, :, :-2], mask)
-    q = _distributions(target, predicted.to(features.dtype)[:, last:], 1, warp)
-    return Curves(p, q, sequence.ids[0, last + 1 :])
+    return _distributions(target, sequence.feature[:, last:-1], 0, warp), sequence.ids[0, last + 1 :]
 
 
 def _distributions(target: GuidedTarget, feature: Tensor, first: int, warp: Warp) -> Tensor:

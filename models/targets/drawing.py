@@ -130,9 +130,9 @@ class ImageTargetSection(Kinded):
         """Whether captions are read by an encoder that is trained with the transformer."""
         return False
 
-    def training(self, part: str, folder: Path | None, *, seed: int, words: object, **revival: object) -> nn.Module:
+    def training(self, part: str, folder: Path | None, *, seed: int, words: object, **tokenizing: object) -> nn.Module:
         """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it.
-        `revival` is of an image tokenizer's dead codes.
+        `tokenizing` is an image tokenizer's: its perceptual loss, and the revival of dead codes.
         """
         raise NotImplementedError
 

@@ -30,6 +30,7 @@ from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, read_index
 from ...data.suites.turn_files import PUBLISHED, published_files, published_records
 from ...models.drafters.base import PublishedDrafter
+from ...models.targets.llamagen.perceptual import PerceptualConfig
 from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut, check_ranks
 from ...models.targets.table import image_section
@@ -114,6 +115,7 @@ def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Findin
     outside: list[tuple[tuple[str, ...], Any]] = []
     if not isinstance(stage, CacheStage):  # which reads their settings alone
         outside += [*within(stage, OutsideStart, ("stages", name)), *within(stage, PublishedDrafter, ("stages", name))]
+        outside += within(stage, PerceptualConfig, ("stages", name))
     if stage.trains:
         outside += within(recipe.drafter, PublishedDrafter, ("drafter",))
     named = {".".join((*keys, "path")): section for keys, section in outside if section.path is not None}

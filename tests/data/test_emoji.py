@@ -7,6 +7,9 @@ import re
 
 import numpy as np
 from draftsmith.data import emoji
+from draftsmith.data.captioned.items import Captioned
+from draftsmith.data.captioned.prompts import PromptSource, read_prompts
+from draftsmith.data.captioned.sources import CocoSource, read
 from draftsmith.data.emoji import Item, head_noun, holds, items, rendered, split, write_emoji
 from draftsmith.data.records.record import check_record
 from PIL import Image
@@ -90,6 +93,23 @@ def test_records_are_strict_well_formed_and_the_same_for_a_seed(tmp_path):
     assert all(row["words"][:3] == [row["name"], row["name"].split()[-1], "thing"] for row in sets["captions"][:3])
     naming = next(row for row in sets["captions"] if row["kind"] == "naming")["conversations"]
     assert naming[0]["value"].endswith("Picture: <image>") and naming[1]["value"] == "A big apple."
+
+
+def test_drawings_have_a_caption_and_a_class_each_and_held_out_ones_no_class(tmp_path):
+    pictures = PICTURES | {"fluent": next(iter(PICTURES.values()))}
+    write_emoji(tmp_path, EVERY, pictures, num_questions=6, num_evaluated=6)
+    read_all = {name: [*read(CocoSource(kind="coco", annotations=str(tmp_path / f"{name}.json"), images=str(tmp_path)))]
+                for name in ("drawn", "drawn_plain", "drawn_names", "drawn_held_out")}  # fmt: skip
+    assert len(read_all["drawn"]) == 3 * len(read_all["drawn_plain"]) == 3 * len(read_all["drawn_names"])
+    assert all(isinstance(item, Captioned) and item.image for of in read_all.values() for item in of)
+    by_name = {(item.caption.split(", ")[0], item.label) for item in read_all["drawn"]}
+    assert sorted(label for _, label in by_name) == [*range(len(by_name))], "a class is a name, of every set"
+    assert {item.caption.split(", ")[1] for item in read_all["drawn_plain"]} == {"flat", "3d"}
+    assert {item.label for item in read_all["drawn_held_out"]} == {None}
+    assert {item.caption for item in read_all["drawn_held_out"]} >= {f"a red {HELD[0]}, flat"}
+    assert not any(holds(item.caption, frozenset(HELD)) for item in read_all["drawn"])
+    prompts = read_prompts(PromptSource(path=str(tmp_path / "drawn_plain.json")))
+    assert [(p.caption, p.label) for p in prompts] == [(i.caption, i.label) for i in read_all["drawn_plain"]]
 
 
 def test_a_picture_lies_on_white_and_is_flipped_only_where_that_shows_the_same_thing():

@@ -149,13 +149,16 @@ class EvaluateSettings(Stage):
             raise Refused("identical", "is of greedy answers, and no temperature is 0", "leave it out")
         if self.probes.importance is not None:
             self.probes.importance.check(self.benchmarks)
-        for name in ("states", "importance", "binding", "sight", "swapped") if self.draws else ("analysis",):
+        for name in ("states", "importance", "binding", "sight", "swapped") if self.draws else ("analysis", "law"):
             if dict(self.probes)[name] != Probes.model_fields[name].default:
                 what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
                 raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
-        if not self.is_timed and self.probes.analysis is not None:
-            what = "nothing reads it: the benchmark is untimed, and its pictures are scored alone"
-            raise Refused("probes.analysis", what, "leave it out, or leave out untimed")
+        for name in () if self.is_timed else ("analysis", "law"):
+            if dict(self.probes)[name]:
+                what = "nothing reads it: the benchmark is untimed, and its pictures are scored alone"
+                raise Refused(f"probes.{name}", what, "leave it out, or leave out untimed")
+        if self.probes.law and not any(self.temperatures):
+            raise Refused("probes.law", "nothing is drawn at temperature 0", "leave it out, or add a temperature")
         return self
 
     def unread(self) -> Mapping[str, str]:

@@ -93,3 +93,6 @@ class Probes(Section):
     swapped: bool = Field(False, exclude_if=lambda value: not value)
     # Of image generators: what target and head make of each cell of the pictures; true: the papers' settings.
     analysis: AnalysisConfig | None = None
+    # Of image generators: whether the codes that each method drew above temperature 0 have the target's distribution,
+    # and its entropy at each place.
+    law: bool = Field(False, exclude_if=lambda value: not value)

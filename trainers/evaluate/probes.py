@@ -33,6 +33,7 @@ from ...eval.measured_rows import PLAIN, Row, drawn_tokens
 from ...eval.policies.chain import Chain
 from ...eval.studies import sight, visual_tokens
 from ...eval.studies.drawn_cells import CellStatistics, encoded_pictures, read_pictures
+from ...eval.studies.drawn_law import DrawnLaw, law_section, read_law
 from ...eval.studies.drawn_tables import contrasts, drawn_section
 from ...eval.studies.video import tables
 from ...eval.tables import Column, Figure, ReportSection, Table, text
@@ -356,3 +357,21 @@ def analysis(
         for name, samples in encoded_pictures(config, folder, image_section(context.target).sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
     return [drawn_section(config, by_temperature, encoded=encoded, contrast=contrast)]
+
+
+def law(
+    measuring: Measuring, generator: Generator, prompts: Sequence[ImagePrompt], rows: Sequence[Row]
+) -> list[ReportSection]:
+    """Of all pictures that were drawn above temperature 0, by every method."""
+    if not measuring.stage.probes.law:
+        return []
+    target, seed = generator.target, measuring.context.seed
+    conditions = [generator.request(p.caption, p.label, p.key).condition for p in prompts]
+
+    def read(drawn: Sequence[Sequence[int]], temperature: float) -> DrawnLaw:
+        codes = [target.codes(list(row)) for row in drawn]
+        return read_law(target, list(zip(conditions, codes, strict=True)), measuring.warp(temperature), seed)
+
+    laws = {temperature: {method: read(drawn, temperature) for method, drawn in by_method.items()}
+            for temperature, by_method in drawn_tokens(rows).items() if temperature}  # fmt: skip
+    return [law_section(laws, PLAIN, target.grid, measuring.context.folder)]

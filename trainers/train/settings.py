@@ -26,6 +26,7 @@ from ...eval.policies import TreeConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
 from ...models.parts import Part
+from ...models.targets.llamagen.perceptual import PerceptualConfig
 from ...models.training import LoraConfig
 from ..run.stage import Planned
 from ..serve.states_builder import check_answers
@@ -187,6 +188,8 @@ class CodesSettings(HeadTrainSettings):
     # vq: forwards between two revivals of codes that no picture chooses, in the first 60% of the training; small
     # tokenizers keep a handful of codes otherwise. Writes weights in place: zero_stage 0 and fp32 only.
     revive_every: int | None = Field(None, ge=1)
+    # vq: a loss of how pictures look beside that of pixels, without which details blur; null: none.
+    perceptual: PerceptualConfig | None = None
 
     @property
     def trained(self) -> str:
@@ -200,6 +203,8 @@ class CodesSettings(HeadTrainSettings):
     def _of_its_model(self) -> Self:
         if self.revive_every and self.model != "vq":
             raise ValueError("revive_every is for image tokenizers (model: vq)")
+        if self.perceptual and self.model != "vq":
+            raise Refused("perceptual", "is for image tokenizers (model: vq)", "leave it out")
         if self.model != "drafter" and self.outside is not None:
             raise Refused("from.path", f"is a head's, and this stage trains the {self.model}", "give target.path")
         return self

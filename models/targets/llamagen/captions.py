@@ -1,4 +1,5 @@
-"""Captions as text-conditional LlamaGen reads them: cleaned twice, then the states of a T5 encoder.
+"""Captions as text-conditional LlamaGen reads them: cleaned twice, then the states of a T5 encoder, or of a language
+model where a small generator has one.
 
 The cleaning is the one that the published models were trained with (DeepFloyd's, made for captions from the web), so a
 prompt that skips it is another prompt. The rules are its rules; its two libraries are the standard library's here,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TextFeatures:
-    """A frozen T5 encoder with its tokenizer. Raises `UserError`: the encoder or its tokenizer cannot be loaded.
+    """A frozen T5 encoder, or a language model, with its tokenizer. Raises `UserError`: one cannot be loaded.
 
     Args:
         source: Hub id (google/flan-t5-xl for the published models) or a directory of `save_pretrained`.
@@ -69,12 +70,15 @@ _CURE = "check the name and the network, or download it once and give the local 
 
 
 def load_text_encoder(source: str | Path, *, dtype: torch.dtype, device: torch.device | None = None) -> Any:
-    """A T5 encoder all of whose weights were read: transformers draws a missing one at random. `device`: where to;
-    None: the CPU. Raises `UserError`: it cannot be read, lacks a weight, or has one that is not finite.
+    """A T5 encoder all of whose weights were read: transformers draws a missing one at random. Of another model its
+    layers: a language model's padding, behind the caption, is seen by nothing. `device`: where to; None: the CPU.
+    Raises `UserError`: it cannot be read, lacks a weight, or has one that is not finite.
     """
     import transformers
 
-    encoders: Any = transformers.T5EncoderModel
+    with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
+        is_t5 = isinstance(transformers.AutoConfig.from_pretrained(source), transformers.T5Config)
+    encoders: Any = transformers.T5EncoderModel if is_t5 else transformers.AutoModel
     # The decoder's weights in a full T5 are left out.
     return load_pretrained(encoders.from_pretrained, source, dtype=dtype, **onto(device))
 

@@ -25,6 +25,7 @@ from ..base import TargetShape
 from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
 from .captions import TextFeatures, ids_of_sample, load_text_encoder
 from .files import LLAMAGEN, config_in, is_lantern, load_llamagen, load_vq
+from .perceptual import PerceptualConfig, PerceptualLoss
 from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published
@@ -63,7 +64,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
     image_size: int = Field(256, ge=8, le=1 << 16)
     # Directory of the image tokenizer, or its shape where a stage trains it.
     vq: Place | VqConfig
-    # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
+    # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model. A
+    # language model's will do for a small generator: its last states, of the width `shape.caption_dim`.
     text_encoder: Place | InlineT5 | None = None
     # Of an inline text encoder: Hub id or directory of the captions' tokenizer; null: that of a synthetic dataset.
     tokenizer: Place | None = None
@@ -172,7 +174,10 @@ class LlamaGenTargetConfig(ImageTargetSection):
     def trains_text_encoder(self) -> bool:
         return self.inline_text_encoder is not None
 
-    def training(self, part: str, folder: Path | None, *, seed: int, words: Any, **revival: Any) -> nn.Module:
+    def training(
+        self, part: str, folder: Path | None, *, seed: int, words: Any, perceptual: PerceptualConfig | None = None,
+        **revival: Any,
+    ) -> nn.Module:  # fmt: skip
         if part == "vq":
             if self.inline_vq is None:
                 problem = "target.vq is a directory, and a stage trains vq"
@@ -180,7 +185,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
             tokenizer = VqTokenizer(self.inline_vq) if folder is None else load_vq(folder)
             if folder is None:
                 tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
-            return VqTraining(tokenizer, **revival)
+            loss = None if perceptual is None else PerceptualLoss.load(perceptual)
+            return VqTraining(tokenizer, perceptual=loss, **revival)
         transformer = load_llamagen(folder) if folder is not None else build_transformer(self, seed)
         encoder: Any = None
         if self.trains_text_encoder and folder is not None:

@@ -18,6 +18,7 @@ from ....core.batch import CodeBatch, PictureBatch, StepLoss
 from ....core.states import TargetStates
 from ..drawing import TEXT_ENCODER
 from .files import save_model
+from .perceptual import PerceptualLoss
 from .transformer import LlamaGen
 from .vq import VqTokenizer, revive_dead_codes
 
@@ -73,19 +74,23 @@ class LlamaGenTraining(nn.Module):
 
 
 class VqTraining(nn.Module):
-    """Squared and absolute error of the reconstruction, and the tokenizer's own quantisation loss. LlamaGen's
-    perceptual and adversarial terms need networks that are downloaded, and drawn figures do without them.
+    """Squared and absolute error of the reconstruction, the tokenizer's own quantisation loss, and a perceptual one.
+    LlamaGen's adversarial term is left out.
 
     Args:
+        perceptual: of reconstructions and pictures; None: drawn figures do without it.
         revive_every: training forwards between two revivals of dead codes; None: never.
         revive_until: forwards after which there is no more of it.
     """
 
     num_forwards: Tensor
 
-    def __init__(self, tokenizer: VqTokenizer, *, revive_every: int | None = None, revive_until: int = 0):
+    def __init__(
+        self, tokenizer: VqTokenizer, *, perceptual: PerceptualLoss | None = None, revive_every: int | None = None,
+        revive_until: int = 0,
+    ):  # fmt: skip
         super().__init__()
-        self.tokenizer = tokenizer
+        self.tokenizer, self.perceptual = tokenizer, perceptual
         self.revive_every, self.revive_until = revive_every, revive_until
         # Saved with the weights, so that a resumed run revives at the same steps.
         self.register_buffer("num_forwards", torch.zeros((), dtype=torch.int64))
@@ -110,7 +115,11 @@ class VqTraining(nn.Module):
         squared = F.mse_loss(reconstruction, images)
         loss = RECONSTRUCTION * (squared + 0.5 * F.l1_loss(reconstruction, images)) + quantisation
         count = batch.real.sum()
-        return StepLoss(loss * count, count, {"squared_error": squared.detach() * count})
+        metrics = {"squared_error": squared.detach() * count}
+        if self.perceptual is not None:
+            distance = self.perceptual(reconstruction, images)
+            loss, metrics["perceptual"] = loss + distance, distance.detach() * count
+        return StepLoss(loss * count, count, metrics)
 
     def _revive(self, images: Tensor) -> None:
         """Rank 0's pictures decide, and every rank gets its rows: codebooks must stay one."""

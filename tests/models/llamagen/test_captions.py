@@ -10,7 +10,7 @@ from draftsmith.models.hub import pinned_config
 from draftsmith.models.targets.llamagen.captions import TextFeatures, caption_ids, clean_caption, fix
 from fails import fails_with
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 WORDS = ["<pad>", "</s>", "<unk>", "a", "red", "blue", "circle", "square", "on", "the", "left", "."]
 CAPTIONS = ["A red circle on the left.", "a blue square", "", "the the the red red square on a blue circle on a square"]
@@ -152,3 +152,21 @@ def test_the_pinned_encoder_is_flan_t5_xl():
         encoder = T5EncoderModel(T5Config(**{k: v for k, v in values.items() if k != "model_type"}))
     assert sum(p.numel() for p in encoder.parameters()) == 1_223_527_424
     assert values["d_model"] == 2048
+
+
+def test_a_language_models_last_states_are_features_and_padding_changes_none(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "lm")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "lm" / name).unlink()
+    torch.manual_seed(0)
+    shape = LlamaConfig(vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+                        num_attention_heads=2, pad_token_id=0)  # fmt: skip
+    model = LlamaForCausalLM(shape).eval()
+    model.save_pretrained(tmp_path / "lm")
+    features = TextFeatures(tmp_path / "lm", max_length=8, dtype=torch.float32)
+    alone, longer = features.encode([CAPTIONS[0]])[0], features.encode([CAPTIONS[0], CAPTIONS[3]])[0]
+    ids = caption_ids(features.tokenizer, CAPTIONS[:1], 8)["input_ids"][:, : len(alone)]
+    with torch.no_grad():
+        expected = model.model(input_ids=ids).last_hidden_state[0]
+    torch.testing.assert_close(alone, expected)
+    torch.testing.assert_close(longer, expected)
