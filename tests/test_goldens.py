@@ -48,7 +48,9 @@ def test_every_run_and_every_recipe_is_recorded(freeze):
         "demo/smollm2-full",
         "demo/emoji-vlm",
         "demo/emoji-vlm-full",
-    }  # their target does not come with the package
+        "demo/drawings",
+        "demo/drawings-full",
+    }  # their target or pictures do not come with the package
     assert {run["recipe"] for run in freeze.RUNS.values()} == demos - fetched
     recipes = len(list((ROOT / "recipes").rglob("*.yaml")))
     assert len(list((freeze.GOLDENS / freeze.DRY_RUNS).glob("*.txt"))) == recipes

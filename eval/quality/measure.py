@@ -23,7 +23,7 @@ from .clip import aesthetic_scores, clip_pair, hps_pair
 from .convolutional import class_logits, fid_features, load_inception, vgg_features
 from .extractors import Extractor, Folder, Picture, embed, extract
 from .metric_weights import NEEDS, Metric, WeightName, find
-from .recognised import captioned_pictures, lite0_features, name_of, named
+from .recognised import captioned_pictures, lite0_features, named
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
 Extractors = Mapping[Metric, Extractor]
@@ -41,8 +41,7 @@ class QualityConfig(Section):
     # Folder of real images for fid and precision_recall; LANTERN took the pictures of the captions, MS-COCO's.
     # For fid_lite0 a file as `names`.
     reference: Place | None = None
-    # For name_recall: captions of real pictures in MS-COCO's layout, the pictures beside it. What stands before a
-    # caption's first comma is the name.
+    # For name_recall: captions of real pictures in MS-COCO's layout ("a red apple, flat"), the pictures beside it.
     names: Place | None = None
     # Where each metric's weights lie, by the name that its error message gives; nothing is downloaded.
     weights: dict[WeightName, Place] = Field(default_factory=dict)
@@ -141,7 +140,7 @@ def load(metric: Metric, weights: Mapping[WeightName, str], device: torch.device
         case "aesthetic":
             return aesthetic_scores(paths[0], paths[1], device)
         case "fid_lite0" | "name_recall":
-            return lite0_features(paths[0], device)
+            return lite0_features(paths[0], device, pooled=metric == "fid_lite0")
 
 
 @dataclass(frozen=True)
@@ -169,11 +168,10 @@ class _Task:
             case "name_recall":
                 assert self.config.names is not None, "check() asks for it"
                 pictures, captions = captioned_pictures(self.config.names, len(self.images[0]))
-                names, wanted = ([name_of(caption) for caption in of] for of in (captions, self.captions))
-                found, ceiling = named(self._features(network, pictures), names, generated, wanted)
+                found, ceiling = named(self._features(network, pictures), captions, generated, self.captions)
                 value, error = statistics.mean_and_error(found.double())
-                what = (f"share whose nearest of {len(names)} real pictures ({name} features) has its name; real ones "
-                        f"among the others: {ceiling:.0%}")  # fmt: skip
+                names = len({caption.partition(", ")[0] for caption in captions})
+                what = f"share whose nearest real picture, of {names} names, has its own ({name}; real: {ceiling:.0%})"
                 return {metric: Measured(value, n, what, error)}
             case "precision_recall":
                 real = self._features(network, self.reference)

@@ -27,15 +27,18 @@ SIDE = 224
 MEAN, STD = (0.498,) * 3, (0.502,) * 3
 
 
-def lite0_features(path: Path, device: torch.device | str) -> Extractor:
-    """3072 features: the last layer's mean, and the last map of stride 16 as 4 x 4. Raises `UserError`."""
+def lite0_features(path: Path, device: torch.device | str, *, pooled: bool) -> Extractor:
+    """1280 features, the last layer's mean; or, unless `pooled`, the last map of stride 16 as 4 x 4 behind them, 3072.
+    Raises `UserError`: the folder has other weights.
+    """
     network = load_pretrained(EfficientNetLite0Model.from_pretrained, path, dtype=torch.float32).to(device).eval()
+    count = network.config.head_channels if pooled else None
 
     def prepare(picture: Picture) -> Picture:
         return np.asarray(Image.fromarray(picture).resize((SIDE, SIDE), Image.Resampling.BICUBIC))
 
     def features(images: Tensor) -> Tensor:
-        return network.features(standardize(images, MEAN, STD))
+        return network.features(standardize(images, MEAN, STD))[:, :count]
 
     return Extractor("EfficientNet-Lite0", prepare, features)
 
@@ -52,14 +55,12 @@ def captioned_pictures(annotations: str, side: int) -> tuple[list[Picture], list
     return [picture for picture, _ in kept], [caption for _, caption in kept]
 
 
-def name_of(caption: str) -> str:
-    """The thing that a caption asks for: "a red apple" of "a red apple, flat"."""
-    return caption.split(",")[0].strip()
-
-
-def named(real: Tensor, names: Sequence[str], generated: Tensor, wanted: Sequence[str]) -> tuple[Tensor, float]:
+def named(real: Tensor, captions: Sequence[str], generated: Tensor, wanted: Sequence[str]) -> tuple[Tensor, float]:
     """Which of the generated pictures have a real one of their own name as nearest, [M] float; and the share of real
-    ones of which that is true among the others: no generator should be expected to do better.
+    ones of which that is true: no generator should be expected to do better.
+
+    What a caption says behind its comma is a manner ("a red apple, flat"). Where there are several, a picture is looked
+    for among those of other manners: what is alike there is the thing, and a copy of a trained picture gains nothing.
 
     Args:
         real: [N,D]. Features are compared by their cosine, with mean and deviation of the real ones taken off.
@@ -67,10 +68,16 @@ def named(real: Tensor, names: Sequence[str], generated: Tensor, wanted: Sequenc
     """
     mean, std = real.mean(0), real.std(0) + 1e-3
     normed = F.normalize((real - mean) / std, dim=-1)
-    alike = F.normalize((generated - mean) / std, dim=-1) @ normed.T
-    among = (normed @ normed.T).fill_diagonal_(-2.0)
+    parts = [caption.partition(", ")[::2] for caption in captions]
+    is_one = len({manner for _, manner in parts}) == 1
 
-    def hits(scores: Tensor, of: Sequence[str]) -> Tensor:
-        return torch.tensor([float(names[at] == name) for at, name in zip(scores.argmax(-1).tolist(), of, strict=True)])
+    def hits(features: Tensor, of: Sequence[str]) -> Tensor:
+        result = []
+        for scores, caption in zip(features @ normed.T, of, strict=True):
+            name, _, manner = caption.partition(", ")
+            seen = torch.tensor([is_one or other != manner for _, other in parts])
+            result.append(parts[int(scores.masked_fill(~seen, -2.0).argmax())][0] == name)
+        return torch.tensor(result).float()
 
-    return hits(alike, wanted), float(hits(among, names).mean())
+    others = hits(normed, captions).mean()
+    return hits(F.normalize((generated - mean) / std, dim=-1), wanted), float(others)

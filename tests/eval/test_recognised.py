@@ -7,26 +7,32 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.eval.quality.measure import QualityConfig, measure
-from draftsmith.eval.quality.recognised import captioned_pictures, lite0_features, name_of, named
+from draftsmith.eval.quality.recognised import captioned_pictures, lite0_features, named
 from draftsmith.models.lite0 import EfficientNetLite0Config, EfficientNetLite0Model
 from PIL import Image
 
 NAMES = ["apple", "apple", "boat", "boat", "cup", "cup"]
 
 
-def test_a_picture_is_recognised_by_its_nearest_real_one():
-    def at(*degrees):
-        angles = torch.deg2rad(torch.tensor(degrees, dtype=torch.float32))
-        return torch.stack([angles.cos(), angles.sin(), torch.ones_like(angles)], 1)
+def at(*degrees):
+    angles = torch.deg2rad(torch.tensor(degrees, dtype=torch.float32))
+    return torch.stack([angles.cos(), angles.sin(), torch.ones_like(angles)], 1)
 
-    real, generated = at(0, 5, 120, 150, 152, 170), at(2, 172, 3)
-    found, ceiling = named(real, NAMES, generated, ["apple", "cup", "boat"])
-    assert found.tolist() == [1.0, 1.0, 0.0]
-    # Each without itself: a boat and a cup are nearest to one another.
+
+def test_a_picture_is_recognised_by_its_nearest_real_one_of_another_manner():
+    real = at(0, 5, 120, 150, 152, 170)
+    captions = [f"{name}, {'flat' if number % 2 else '3d'}" for number, name in enumerate(NAMES)]
+    # The second is a copy of the first cup, which counts for nothing beside the flat boat.
+    wanted = ["apple, flat", "cup, 3d", "boat, 3d", "cup, flat"]
+    generated = at(2, 152, 3, 160)
+    found, ceiling = named(real, captions, generated, wanted)
+    assert found.tolist() == [1.0, 0.0, 0.0, 1.0]
+    # Both apples; of the boats the 3d one, and of the cups the flat one: a flat boat and a 3d cup are neighbours.
     assert ceiling == pytest.approx(4 / 6)
-    shifted, same = named(real * 5 + 3, NAMES, generated * 5 + 3, ["apple", "cup", "boat"])
-    assert shifted.tolist() == found.tolist() and same == ceiling, "mean and deviation are taken off"
-    assert name_of("a red apple, flat") == "a red apple" == name_of("a red apple")
+    moved, same = named(real * 5 + 3, captions, generated * 5 + 3, wanted)
+    assert moved.tolist() == found.tolist() and same == ceiling, "mean and deviation are taken off"
+    plain = [caption.split(",")[0] for caption in captions]
+    assert named(real, plain, generated, ["apple", "cup", "boat", "cup"])[0].tolist() == [1.0, 1.0, 0.0, 1.0]
 
 
 @pytest.fixture
@@ -53,19 +59,21 @@ def test_pictures_are_compared_at_the_generators_size_and_by_their_captions(fold
     config = QualityConfig(metrics=("name_recall", "fid_lite0"), names=file, reference=file, weights=weights)
     result = measure(config, pictures, captions=captions)
     assert result["name_recall"].value == 1.0 and result["name_recall"].n == 6
-    assert "6 real pictures" in result["name_recall"].what and "among the others: 100%" in result["name_recall"].what
+    assert "of 3 names" in result["name_recall"].what and "real: 100%" in result["name_recall"].what
     assert "biased" in result["fid_lite0"].caution
     wrong = measure(config, pictures, captions=captions[2:] + captions[:2])
     assert wrong["name_recall"].value == 0.0 and wrong["fid_lite0"].value == result["fid_lite0"].value
     noise = [np.random.default_rng(at).integers(0, 255, (16, 16, 3)).astype(np.uint8) for at in range(6)]
     assert measure(config, noise, captions=captions)["fid_lite0"].value > 100 * result["fid_lite0"].value
-    extractor = lite0_features(folder / "lite0", "cpu")
+    extractor = lite0_features(folder / "lite0", "cpu", pooled=False)
     assert extractor.prepare(pictures[0]).shape == (224, 224, 3)
     network = EfficientNetLite0Model.from_pretrained(folder / "lite0").eval()
     pixels = torch.from_numpy(extractor.prepare(pictures[0]).copy()).permute(2, 0, 1)[None]
     with torch.no_grad():
         expected = network.features((pixels / 255 - 0.498) / 0.502)
         torch.testing.assert_close(extractor.features(pixels), expected, rtol=1e-4, atol=0)
+        last = lite0_features(folder / "lite0", "cpu", pooled=True).features(pixels)
+        torch.testing.assert_close(last, expected[:, :16], rtol=1e-4, atol=0)
 
 
 def test_what_is_missing_is_said_before_anything_is_drawn(folder):

@@ -23,8 +23,8 @@ SEEDS = dict.fromkeys(("draft_68", "draft_135", "eagle3_150", "eagle3_300"), "cu
 # Recipe -> the evaluation that the card of its drafters takes; drafter -> evaluation where they differ.
 TAKEN: dict[str, str | dict[str, str]] = {
     **{f"demo/{name}": "evaluate" for name in (
-        "adapt", "compare", "dflash", "lvlm", "lvlm-from-nothing", "lvlm-ov", "sage", "video", "visual-ar",
-        "visual-ar-blocks", "visual-ar-textures",
+        "adapt", "compare", "dflash", "drawings", "drawings-full", "lvlm", "lvlm-from-nothing", "lvlm-ov", "sage",
+        "video", "visual-ar", "visual-ar-blocks", "visual-ar-textures",
     )},
     "demo/lvlm-distilled": "compare",
     "demo/lvlm-seeds": "seeds",
