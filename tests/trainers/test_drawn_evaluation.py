@@ -44,7 +44,7 @@ def run(output: Path, *settings: str, **chosen) -> list[str]:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     output = tmp_path_factory.mktemp("drawn") / "run"
-    run(output, f"stages.evaluate.contrasts={CONTRASTS}")
+    run(output, f"stages.evaluate.contrasts={CONTRASTS}", "stages.evaluate.probes.law=true")
     return output
 
 
@@ -97,6 +97,15 @@ def test_every_method_is_measured_on_every_prompt(demo):
     assert adaptive["difference"] == pytest.approx(taus[1, "ADT-Tree"] - taus[1, "EAGLE-2"])
     about = built["about"]
     assert about["seed"] == 1 and "CPU" in about["device"] and about["prompts"].startswith("3 of")
+
+
+def test_the_law_of_the_drawn_codes_is_read_of_every_method_above_temperature_0(demo):
+    built, text = report(demo)
+    (law,) = (section["data"] for section in built["sections"] if section["name"] == "law")
+    assert set(law) == {"1"} and set(law["1"]["chance"]) == set(rows_of(demo, 1))
+    assert all(0 <= chance <= 1 for chance in law["1"]["chance"].values())
+    assert len(law["1"]["entropy_by_place"]) == 16 and (demo / "evaluate" / "entropy.png").is_file()
+    assert "## The law of the drawn codes" in text and "(entropy.png)" in text
 
 
 def test_exact_methods_draw_what_plain_decoding_draws_at_temperature_0(demo):

@@ -121,7 +121,7 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
 def picture_grids(
     folder: Path, shown: Mapping[float, Mapping[str, Tensor]], prompts: Sequence[ImagePrompt]
 ) -> ReportSection:
-    """A row of pictures for each method.
+    """A row of pictures for each method; of one alone a square.
 
     Args:
         shown: temperature -> method -> uint8 [B,3,S,S] of the first prompts.
@@ -129,8 +129,10 @@ def picture_grids(
     content: list[Figure] = []
     for temperature, by_method in shown.items():
         name, columns = f"pictures-T{temperature:g}.png", len(next(iter(by_method.values())))
-        save_grid(folder / name, torch.cat([*by_method.values()]), columns=columns)
-        caption = f"Temperature {temperature:g}. Rows from top to bottom: {'; '.join(by_method)}. Columns: "
+        is_one = len(by_method) == 1
+        save_grid(folder / name, torch.cat([*by_method.values()]), columns=None if is_one else columns)
+        order = "Row by row" if is_one else "Columns"
+        caption = f"Temperature {temperature:g}. Rows from top to bottom: {'; '.join(by_method)}. {order}: "
         caption += "; ".join(p.caption or f"class {p.label}" for p in prompts[:columns])
         content.append(Figure(name, caption))
     return ReportSection("Pictures", tuple(content))
