@@ -42,7 +42,7 @@ class QualityConfig(Section):
     # For fid_lite0 a file as `names`.
     reference: Place | None = None
     # For name_recall: captions of real pictures in MS-COCO's layout ("a red apple, flat"), the pictures beside it.
-    names: Place | None = None
+    names: Place | None = Field(None, exclude_if=lambda value: value is None)
     # Where each metric's weights lie, by the name that its error message gives; nothing is downloaded.
     weights: dict[WeightName, Place] = Field(default_factory=dict)
     # Images per pass. Moves no result beyond rounding; HPS v2.1 takes 4 GB before the first image.

@@ -189,7 +189,7 @@ class CodesSettings(HeadTrainSettings):
     # tokenizers keep a handful of codes otherwise. Writes weights in place: zero_stage 0 and fp32 only.
     revive_every: int | None = Field(None, ge=1)
     # vq: a loss of how pictures look beside that of pixels, without which details blur; null: none.
-    perceptual: PerceptualConfig | None = None
+    perceptual: PerceptualConfig | None = Field(None, exclude_if=lambda value: value is None)
 
     @property
     def trained(self) -> str:
