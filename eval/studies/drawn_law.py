@@ -82,7 +82,7 @@ def law_section(laws: Mapping[float, Mapping[str, DrawnLaw]], plain: str, grid: 
         data[f"{temperature:g}"] = {"chance": chances, "entropy_by_place": places.tolist()}
     with drawing(folder / FIGURE, len(laws), 3.2, 3.0) as (figure, panels):
         for panel, (temperature, methods) in zip(panels.flat, laws.items(), strict=False):
-            shown = panel.imshow(methods[plain].entropy.mean(0).unflatten(0, (grid, grid)), cmap="viridis")
+            shown = panel.imshow(methods[plain].entropy.mean(0).unflatten(0, (grid, grid)), cmap="viridis", vmin=0.0)
             panel.set(title=f"T = {temperature:g}", xlabel="column", ylabel="row")
             panel.grid(False)
             figure.colorbar(shown, ax=panel, label="nats", shrink=0.8)

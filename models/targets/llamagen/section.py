@@ -20,12 +20,12 @@ from ...folders import find_folder
 from ...hub import is_somewhere
 from ...inline import InlineT5
 from ...parts import num_parameters
+from ...perceptual import PerceptualConfig, PerceptualLoss
 from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
 from .captions import TextFeatures, ids_of_sample, load_text_encoder
 from .files import LLAMAGEN, config_in, is_lantern, load_llamagen, load_vq
-from .perceptual import PerceptualConfig, PerceptualLoss
 from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published

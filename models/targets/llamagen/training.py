@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 from ....core import ranks
 from ....core.batch import CodeBatch, PictureBatch, StepLoss
 from ....core.states import TargetStates
+from ...perceptual import PerceptualLoss
 from ..drawing import TEXT_ENCODER
 from .files import save_model
-from .perceptual import PerceptualLoss
 from .transformer import LlamaGen
 from .vq import VqTokenizer, revive_dead_codes
 

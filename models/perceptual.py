@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ....core.fields import Place, Revision
-from ....core.section import Section
-from ...folders import find_folder
-from ...hub import load_pretrained
-from ...lite0 import EfficientNetLite0Model
+from ..core.fields import Place, Revision
+from ..core.section import Section
+from .folders import find_folder
+from .hub import load_pretrained
+from .lite0 import EfficientNetLite0Model
 
 MEAN, STD = 0.498, 0.502  # of the pixels in [0, 1] that Lite0 was trained on
 
