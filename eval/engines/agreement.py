@@ -13,11 +13,12 @@ BOUND = 0.02  # share of chains that may differ in a cell
 
 @dataclass(frozen=True)
 class Engine:
-    """What the engine says of itself."""
+    """What the engine says of itself, or is called."""
 
     version: str
     device: str
     runner: str
+    name: str = "vLLM"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
             ))  # fmt: skip
         if cell.off > BOUND and (alone_good or not again):  # else the same difference again
             hint = _MIXED if again else _OTHER_CHAINS
-            if cell.group == PIECES and TOGETHER in by_group and by_group[TOGETHER].off <= BOUND:
+            if engine.name != "vLLM":
+                pass  # the hints below are of faults of vLLM
+            elif cell.group == PIECES and TOGETHER in by_group and by_group[TOGETHER].off <= BOUND:
                 hint = _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
             elif kind == "dflash" and layers > 1 and engine.device == "cpu" and not again:
                 hint = _NORMS

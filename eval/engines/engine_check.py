@@ -18,7 +18,7 @@ from .ours import PIECES, RESIZED, TOGETHER, CheckRequest, Drafted, Exported, ma
 from .program import TIMEOUT_S, VLLM, check_plugin, run_program
 
 MAX_NEW_TOKENS = 48
-_AT_ONCE = 3
+AT_ONCE = 3
 _CURE = "the engine or its program is at fault: read log.txt beside it"
 
 HEADER = ("prompts", "plain answers", "drafted answers", "equal chains", "accepted here", "accepted there", "")
@@ -47,7 +47,7 @@ class Verification:
                 "ok" if cell.good and cell.plain == cell.requests else "DIFFERS",
             ))  # fmt: skip
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-        lines = [f"vLLM {self.engine.version} on {self.engine.device}, runner {self.engine.runner}", ""]
+        lines = [f"{self.engine.name} {self.engine.version} on {self.engine.device}, runner {self.engine.runner}", ""]
         lines += [
             "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
@@ -84,13 +84,13 @@ def verify_engine(
     ours = exported.decode(requests, max_new_tokens)
     side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s, without_known_faults)
     _, plain = side.answers(None)
-    about, drafted = side.answers(exported.speculative, (1, _AT_ONCE))
+    about, drafted = side.answers(exported.speculative, (1, AT_ONCE))
     tokens = {name: answer.tokens for name, answer in plain[1].items()}
     cells = compare(requests, ours, tokens, drafted[1])
     again = [request for request in requests if request.group != RESIZED]
-    more = {TOGETHER: drafted[_AT_ONCE]}
+    more = {TOGETHER: drafted[AT_ONCE]}
     if not exported.made.whole_prompts:
-        more[PIECES] = side.answers(exported.speculative, (_AT_ONCE,), in_pieces=True)[1][_AT_ONCE]
+        more[PIECES] = side.answers(exported.speculative, (AT_ONCE,), in_pieces=True)[1][AT_ONCE]
     for group, answers in more.items():
         cells += compare([replace(request, group=group) for request in again], ours, tokens, answers)
     layers = getattr(exported.config, "num_layers", 1)
@@ -131,6 +131,35 @@ class _Line(BaseModel):
     chains: list[list[_Id]] | None
 
 
+def read_answers(
+    lines: Sequence[JsonObject], names: Sequence[str], scratch: Path, together: Sequence[int], *, drafts: bool
+) -> dict[int, dict[str, Drafted]]:
+    """What a program answered to all requests, by number of them that were asked at once. Raises `UserError`: one is
+    missing, stands twice or is no answer.
+
+    Args:
+        lines: of `answers.jsonl`, after the first one.
+        drafts: whether it had a drafter, so that every answer has chains.
+    """
+    file = scratch / "answers.jsonl"
+    answers: dict[int, dict[str, Drafted]] = {number: {} for number in together}
+    for number, value in enumerate(lines, 2):
+        line = checked(value, _Line, where=f"{file}, line {number}", hint=_CURE)
+        if line.name in answers.get(line.together, (line.name,)):
+            problem = f"the engine answered {line.name!r} twice, or was not asked it so"
+            raise UserError(problem, where=f"{file}, line {number}", hint=_CURE)
+        if drafts and line.chains is None:
+            raise UserError("this runner of vLLM does not show what it drafts", where=str(scratch / "log.txt"),
+                            hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
+        chains = by_start(line.tokens, line.chains or [])
+        answers[line.together][line.name] = Drafted(line.tokens, chains, line.prompt_tokens)
+    for answered in answers.values():
+        if missing := [name for name in names if name not in answered]:
+            problem = f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}"
+            raise UserError(problem, where=str(file), hint=_CURE)
+    return answers
+
+
 @dataclass(frozen=True)
 class _Side:
     """The engine's: what it is asked, and where."""
@@ -159,31 +188,16 @@ class _Side:
         }  # fmt: skip
         written = run_program(VLLM, self.scratch, request, python=self.python, timeout_s=self.timeout_s)
         if not written:
-            raise self._wrong("the engine wrote no line")
+            raise UserError("the engine wrote no line", where=str(self._file), hint=_CURE)
         first, *lines = written
         about = checked(first, _About, where=f"{self._file}, line 1", hint=_CURE)
-        answers: dict[int, dict[str, Drafted]] = {number: {} for number in together}
-        for number, value in enumerate(lines, 2):
-            line = checked(value, _Line, where=f"{self._file}, line {number}", hint=_CURE)
-            if line.name in answers.get(line.together, (line.name,)):
-                raise self._wrong(f"the engine answered {line.name!r} twice, or was not asked it so", number)
-            if speculative is not None and line.chains is None:
-                raise UserError("this runner of vLLM does not show what it drafts", where=str(self.scratch / "log.txt"),
-                                hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
-            chains = by_start(line.tokens, line.chains or [])
-            answers[line.together][line.name] = Drafted(line.tokens, chains, line.prompt_tokens)
         names = [request.name for request in self.requests]
-        for answered in answers.values():
-            if missing := [name for name in names if name not in answered]:
-                raise self._wrong(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}")
+        answers = read_answers(lines, names, self.scratch, together, drafts=speculative is not None)
         return Engine(about.vllm, about.device, about.runner), answers
 
     @property
     def _file(self) -> Path:
         return self.scratch / "answers.jsonl"
-
-    def _wrong(self, problem: str, line: int | None = None) -> UserError:
-        return UserError(problem, where=f"{self._file}{f', line {line}' if line else ''}", hint=_CURE)
 
     @property
     def _settings(self) -> JsonObject:

@@ -113,7 +113,7 @@ def _color(rng: random.Random) -> tuple[int, int, int]:
 
 
 _TARGET: TypeAdapter[TargetConfig] = TypeAdapter(TargetConfig)
-_SERVED = ("vllm", "speculators")  # layouts that vLLM reads
+_SERVED = ("vllm", "speculators", "gguf")  # layouts that vLLM reads, and llama.cpp's
 # Kinds whose chains vLLM 0.32 does not show.
 _UNCOMPARED = {
     **dict.fromkeys(("dspark", "dflash2"), "vLLM 0.32 has it in model runner V2 alone, and chains are read from V1"),
@@ -148,8 +148,8 @@ class Noting:
 
 
 class Exported:
-    """An exported folder of `draftsmith export` in a layout that vLLM reads, opened beside its target. Raises
-    `UserError`: no export for vLLM, a target that nobody can find, or files that do not fit it.
+    """An exported folder of `draftsmith export` in a layout that vLLM reads, or llama.cpp, opened beside its target.
+    Raises `UserError`: no such export for vLLM, a target that nobody can find, or files that do not fit it.
 
     Args:
         target: Hub id or directory; None: as the manifest names it.
@@ -160,9 +160,16 @@ class Exported:
         self.folder = folder
         export = read_export(folder)
         if export is None or export[0].engine not in _SERVED:
-            raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
+            raise UserError("this is no folder that draftsmith export wrote for vLLM or llama.cpp",
+                            where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
-        if why := _UNCOMPARED.get(str(manifest.get("method"))):
+        is_gguf = export[0].engine == "gguf"
+        # A GGUF is decoded by what it was written of: our loop reads none.
+        self.weights = Path(export[0].trained) if is_gguf else folder
+        if not self.weights.is_dir():
+            raise UserError("the drafter that this GGUF was written of is no longer there", where=str(self.weights),
+                            hint="export it anew from where it lies")  # fmt: skip
+        if not is_gguf and (why := _UNCOMPARED.get(str(manifest.get("method")))):
             raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
                             where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
         self.made, self.prompts = export
@@ -221,5 +228,5 @@ class Exported:
         if self.made.patched or self.kind not in LANGUAGE_HEADS:
             module: Any = eagle.from_export(self.folder, self.config, self.target.shape).to(self.target.device)
             return self.config.drafter(module, self.target)
-        module = load_start(self.config, self.folder, self.target, self._identity, load_published)
+        module = load_start(self.config, self.weights, self.target, self._identity, load_published)
         return self.config.drafter(module.eval(), self.target)

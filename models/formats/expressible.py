@@ -1,7 +1,7 @@
 """The heads that each engine can express: every rule names what the engine would run instead.
 
-Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In all of them the only sign of a
-mismatch is a low acceptance rate.
+Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9, SafeAILab/EAGLE and llama.cpp b11434. In all of them
+the only sign of a mismatch is a low acceptance rate.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from ..drafters.eagle3 import OPTIONS
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..hub import num_deepstack
+from ..layer import LayerShape
 from ..targets.table import family_of
 from .plugin import plugins_name
 from .source import Source, unserved
 
-# eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
-Engine = Literal["vllm", "sglang", "speculators", "eagle"]
+# eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it). gguf: llama.cpp's.
+Engine = Literal["vllm", "sglang", "speculators", "eagle", "gguf"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 # text: the user promises never to send the engine pictures, so checks on how the head handles images are skipped.
 Prompts = Literal["all", "text"]
@@ -29,7 +30,11 @@ NAMES = {"dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash 2"}
 _UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
 # What an engine puts at pictures (`drafter.image`), where it is not the placeholder's embedding.
 _WANTED = {"sglang": "projected"}
-_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code"}
+# Options of EAGLE-3 that layouts have; vLLM and speculators know all of them, and a window.
+_KNOWN = {"gguf": ("norm_before_fc", "norm_before_residual", "own_embedding")}
+GGUF_STRETCHED = ("linear", "llama3")  # rotations whose frequencies a GGUF can hold
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code",
+          "gguf": "llama.cpp"}  # fmt: skip
 
 
 def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
@@ -66,7 +71,9 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
 
 def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_pictures: bool) -> list[str]:
     shape, reasons, is_eagle3 = source.head.shape, list[str](), config.is_eagle3
-    if engine != "eagle":
+    if engine == "gguf" and not is_eagle3:
+        reasons.append("it has no head of EAGLE-1 or its like, only EAGLE-3's")
+    elif engine not in ("eagle", "gguf"):  # of a GGUF its target's file decides
         theirs, runs = source.target.config, _RUNS_IN[engine]
         family = family_of(theirs)
         model = family.tower or theirs.model_type
@@ -83,6 +90,7 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
     if shape.rope_scaling is not None and (shape.mrope_section or engine == "eagle"):
         kind = shape.rope_scaling["rope_type"]
         reasons.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
+    reasons += _stretched(engine, shape)
     # Both know Qwen3's layer beside Llama's (vLLM 0.33, qwen3_eagle3.py).
     if shape.qk_rms_norm and not (is_eagle3 and engine in ("vllm", "speculators")):
         reasons.append("queries and keys are normed, and a head's layer is Llama's")
@@ -96,7 +104,8 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
         elif taps[-1] == layers:
             reasons.append(f"it taps after the last layer ({layers}), and engines tap what enters a layer")
         # Of EAGLE-3.1 and of speculators; vLLM and speculators know them.
-        options = [name for name in (*OPTIONS, "sliding_window") if dict(config).get(name)]
+        known = _KNOWN.get(engine, ())
+        options = [name for name in (*OPTIONS, "sliding_window") if dict(config).get(name) and name not in known]
         if options and engine not in ("vllm", "speculators"):
             reasons.append(f"it has {' and '.join(options)}, which its class is not known to have")
         return reasons
@@ -122,6 +131,9 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
         return []
     if engine == "eagle":
         return ["the code reads text alone"]
+    if engine == "gguf":
+        return ["llama-server answers a request with a picture by HTTP 500 beside EAGLE-3 (b11549: the draft is not "
+                "shown the picture's places)"]  # fmt: skip
     held = config.visual(training=True)
     if engine == "vllm" and (name := plugins_name(config)):
         return _of_plugin(name, source, config)
@@ -189,18 +201,35 @@ def _added_below(first: int, source: Source) -> list[str]:
     ]
 
 
+def _stretched(engine: Engine, shape: LayerShape) -> list[str]:
+    kind = (shape.rope_scaling or {}).get("rope_type")
+    if engine != "gguf" or kind in (None, *GGUF_STRETCHED):
+        return []
+    return [f"its positions are stretched ({kind}), and the file holds {' and '.join(GGUF_STRETCHED)} alone"]
+
+
+# Layouts that write a block draft.
+_BLOCKS = {"dflash": ("vllm", "speculators", "gguf"), "dspark": ("speculators", "gguf"),
+           "dflash2": ("vllm", "speculators")}  # fmt: skip
+
+
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
-    layouts = {"dspark": ("speculators",)}.get(config.kind, ("vllm", "speculators"))
+    layouts = _BLOCKS[config.kind]
     if engine not in layouts:
         other = f"; --to {layouts[0]} has one" if config.kind == "dspark" else ""
         return [f"it has no layout for {NAMES[config.kind]} drafts that was read here{other}"]
     shape, reasons, target = source.head.shape, [], source.target.config
-    if "dflash" not in family_of(target).engines.get("vllm", ()):
+    if engine != "gguf" and "dflash" not in family_of(target).engines.get("vllm", ()):
         reasons.append(f"its class of {target.model_type} is not known to hand states to a DFlash draft")
     if shape.mask_token_id is None:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
     if shape.taps[-1] == source.target.shape.num_layers:
         reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
+    reasons += _stretched(engine, shape.layer)
+    if engine == "gguf" and config.kind == "dspark":
+        kind, rank = shape.markov_head_type, shape.markov_rank
+        vanilla = kind == "vanilla" and rank > 0
+        reasons += [] if vanilla else [f"its Markov head is {kind} of rank {rank}, and llama.cpp has vanilla ones"]
     if engine == "speculators" and shape.causal and shape.sliding_window is None:
         reasons.append("its blocks are causal, and in this layout only those of layers with a window are")
     if config.positions != "flat":

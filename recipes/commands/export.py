@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def _export(options: argparse.Namespace) -> int:
         prompt, said = _template_of(options, Path(options.drafter), target, compared=True)
         export = export_drafter(
             options.drafter, options.destination, options.to, target=target, prompts=options.prompts, mode=options.mode,
-            prompt=prompt,
+            prompt=prompt, target_gguf=None if options.target_gguf is None else Path(options.target_gguf),
         )  # fmt: skip
     except BaseException:
         if options.target_to:  # of the pair both are written or none: the same command can be given again
@@ -77,7 +78,8 @@ def _export(options: argparse.Namespace) -> int:
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in (*export.notes, *said):
         say(f"note     {note}")
-    if export.engine == "vllm" and (export.patched or export.method not in ("draft_model", "mtp")):
+    is_compared = export.engine == "gguf" and export.method != "draft-simple"
+    if is_compared or (export.engine == "vllm" and (export.patched or export.method not in ("draft_model", "mtp"))):
         is_here = export.target is not None and Path(export.target).is_dir()
         place = target or (export.target if is_here else None)
         whose = f" --target {place}" if place else ""
@@ -101,12 +103,14 @@ EXPORT = Command(
             "a pair",
         ),
         ("draftsmith export runs/msd/train out/MSD --to eagle --target weights/llava-1.5-7b-hf", ""),
+        ("draftsmith export runs/x/eagle3 out/head --to gguf --target-gguf target.gguf", "for llama.cpp"),
     ),
     arguments=(
         Argument("drafter", "folder of the stage that trained it, or of draftsmith import"),
         Argument("destination", "a directory that does not exist yet"),
-        Argument("--to", "vllm, sglang, speculators or eagle", {"required": True}),
+        Argument("--to", "vllm, sglang, speculators, eagle or gguf (llama.cpp)", {"required": True}),
         Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
+        Argument("--target-gguf", "with --to gguf: the target as llama.cpp reads it", {"metavar": "FILE"}),
         Argument("--target-to", "also write the run's target to this folder as vLLM reads it, to serve both together"),
         Argument(
             "--prompts", "text: the engine will never receive images", {"choices": ("all", "text"), "default": "all"}
@@ -123,19 +127,29 @@ EXPORT = Command(
 
 def _verify_engine(options: argparse.Namespace) -> int:
     from ...eval.engines.engine_check import verify_engine
+    from ...eval.engines.llama_check import verify_llama
     from ...eval.engines.program import find_python
+    from ...models.formats.export import read_export
 
-    python = find_python(options.python)
+    written = read_export(Path(options.folder))
+    in_llama = written is not None and written[0].engine == "gguf"
+    if in_llama and options.without_known_faults:
+        raise UserError("--without-known-faults patches vLLM, and a GGUF runs in llama.cpp", hint="leave it out")
+    python = (options.python or sys.executable) if in_llama else find_python(options.python)
     with tempfile.TemporaryDirectory(prefix="verify-engine-") as folder:
         place = Path(folder)
         if options.keep is not None:
             check_new(Path(options.keep))
             place = Path(options.keep)
             place.mkdir(parents=True)
-        verification = verify_engine(
-            Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens,
-            without_known_faults=options.without_known_faults, timeout_s=options.timeout,
-        )  # fmt: skip
+        settings = {"python": python, "target": options.target, "max_new_tokens": options.tokens}
+        if in_llama:
+            verification = verify_llama(Path(options.folder), place, **settings, timeout_s=options.timeout)
+        else:
+            verification = verify_engine(
+                Path(options.folder), place, **settings, without_known_faults=options.without_known_faults,
+                timeout_s=options.timeout,
+            )  # fmt: skip
     say(verification.shown())
     return FAULTS if verification.faults else OK
 
