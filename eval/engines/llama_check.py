@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ...core.errors import UserError
 from ...core.files import checked
-from ...models.formats.gguf_drafts import DRAFT
+from ...models.formats.gguf_drafts import DRAFT, write_wide
 from .agreement import Engine, compare, faults
 from .engine_check import AT_ONCE, MAX_NEW_TOKENS, Verification, read_answers
 from .ours import TOGETHER, CheckRequest, Drafted, Exported, make_requests
@@ -64,7 +64,8 @@ def verify_llama(
     about, plain = side.answers(None, (1,))
     ours = {name: _cut(drafted, about.ends) for name, drafted in whole.items()}
     engine = Engine(about.xllamacpp, "cpu", "without flash attention, cache in float32", "llama.cpp")
-    _, drafted = side.answers(folder / DRAFT, (1, AT_ONCE))
+    write_wide(folder / DRAFT, scratch / DRAFT)  # as our loop computes
+    _, drafted = side.answers(scratch / DRAFT, (1, AT_ONCE))
     tokens = {name: answer.tokens for name, answer in plain[1].items()}
     cells = compare(requests, ours, tokens, drafted[1])
     cells += compare([replace(one, group=TOGETHER) for one in requests], ours, tokens, drafted[AT_ONCE])

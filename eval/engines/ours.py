@@ -23,6 +23,7 @@ from ...data.families.table import TEMPLATES
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Distributions, Warp
 from ...models.drafters.base import DraftingOptions
+from ...models.drafters.independent import IndependentProposal
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
@@ -32,6 +33,7 @@ from ...models.formats.export import read_export
 from ...models.formats.heads import LANGUAGE_HEADS, load_published
 from ...models.formats.source import named_target
 from ...models.hub import read_config
+from ...models.targets.load import load_target
 from ...models.targets.table import TargetConfig, family_of
 from ..loop import Decoding, generate
 from ..pair import open_pair, trained_section
@@ -218,6 +220,14 @@ class Exported:
         return answers
 
     def _drafter(self) -> Any:
+        if self.config is None and self.made.engine == "gguf":  # a language model, which reads the same ids
+            placed = {"kind": "causal_lm", "path": str(self.weights), "dtype": "float32"}
+            section = checked(placed, _TARGET, where=str(self.weights), hint="export it anew")
+            draft: Any = load_target(
+                section, str(self.weights), num_token_ids=self.processor.num_token_ids, image_token_id=None,
+                device=self.target.device,
+            )  # fmt: skip
+            return IndependentProposal(draft.decoder, "T", newline_id=0)
         if self.config is None or self.kind == "draft_model":
             raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip

@@ -56,6 +56,7 @@ _LAYER = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+_ARCHITECTURE = "general.architecture"
 _MASK, _TEMPLATE = "tokenizer.ggml.mask_token_id", "tokenizer.chat_template"
 
 
@@ -78,7 +79,7 @@ def open_target(file: Path | None, target: Target, *, hands: bool) -> Any:
                         hint="name it: --target-gguf FILE (llama.cpp's convert_hf_to_gguf.py writes one)")  # fmt: skip
     reader: Any = open_gguf(file)
     kept = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    architecture, text = str(kept["general.architecture"]), target.text
+    architecture, text = str(kept[_ARCHITECTURE]), target.text
     rows = reader.fields.get("tokenizer.ggml.tokens")
     found = {
         "layers": kept.get(f"{architecture}.block_count"), "width": kept.get(f"{architecture}.embedding_length"),
@@ -171,9 +172,8 @@ def write(draft: Draft, target: Any, path: Path) -> None:
     if draft.mask_token_id is not None:
         writer.add_uint32(_MASK, draft.mask_token_id)
     for name, field in target.fields.items():
-        if name.startswith("tokenizer.") and name not in (_MASK, _TEMPLATE) and len(field.data):
-            kind, *inner = field.types
-            writer.add_key_value(name, field.contents(), kind, sub_type=inner[-1] if inner else None)
+        if name.startswith("tokenizer.") and name not in (_MASK, _TEMPLATE):
+            _copy(writer, field)
     for name, tensor in draft.tensors.items():
         held = tensor.detach().cpu().contiguous()
         if held.dtype == torch.int64:
@@ -184,6 +184,34 @@ def write(draft: Draft, target: Any, path: Path) -> None:
             writer.add_tensor(name, held.view(torch.uint8).numpy(), raw_dtype=types[held.dtype][0])
         else:
             writer.add_tensor(name, held.numpy())
+    _finish(writer)
+
+
+def write_wide(file: Path, path: Path) -> None:
+    """Write a draft's file again with every number in float32: llama.cpp rounds what it multiplies by shorter types to
+    them, too, so that chains of such a file are near to those of float32, and not the same.
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter, dequantize
+
+    reader: Any = open_gguf(file)
+    writer: Any = GGUFWriter(path, str(reader.fields[_ARCHITECTURE].contents()))
+    for name, field in reader.fields.items():
+        if name != _ARCHITECTURE and not name.startswith("GGUF."):
+            _copy(writer, field)
+    for tensor in reader.tensors:
+        is_ids = tensor.tensor_type == GGMLQuantizationType.I64
+        writer.add_tensor(tensor.name, tensor.data if is_ids else dequantize(tensor.data, tensor.tensor_type))
+    _finish(writer)
+
+
+def _copy(writer: Any, field: Any) -> None:
+    """A key of another file; without an empty list, which has no type."""
+    if len(field.data):
+        kind, *inner = field.types
+        writer.add_key_value(field.name, field.contents(), kind, sub_type=inner[-1] if inner else None)
+
+
+def _finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -78,7 +78,7 @@ def _export(options: argparse.Namespace) -> int:
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in (*export.notes, *said):
         say(f"note     {note}")
-    is_compared = export.engine == "gguf" and export.method != "draft-simple"
+    is_compared = export.engine == "gguf"
     if is_compared or (export.engine == "vllm" and (export.patched or export.method not in ("draft_model", "mtp"))):
         is_here = export.target is not None and Path(export.target).is_dir()
         place = target or (export.target if is_here else None)
