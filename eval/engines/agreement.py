@@ -13,12 +13,13 @@ BOUND = 0.02  # share of chains that may differ in a cell
 
 @dataclass(frozen=True)
 class Engine:
-    """What the engine says of itself, or is called."""
+    """What the engine says of itself."""
 
     version: str
     device: str
     runner: str
     name: str = "vLLM"
+    ends: tuple[int, ...] = ()  # tokens after which it ends an answer, where our loop goes on
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,9 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
             ))  # fmt: skip
         if cell.off > BOUND and (alone_good or not again):  # else the same difference again
             hint = _MIXED if again else _OTHER_CHAINS
-            if engine.name != "vLLM":
-                pass  # the hints below are of faults of vLLM
-            elif cell.group == PIECES and TOGETHER in by_group and by_group[TOGETHER].off <= BOUND:
+            if cell.group == PIECES and TOGETHER in by_group and by_group[TOGETHER].off <= BOUND:
                 hint = _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
-            elif kind == "dflash" and layers > 1 and engine.device == "cpu" and not again:
+            elif kind == "dflash" and layers > 1 and (engine.name, engine.device) == ("vLLM", "cpu") and not again:
                 hint = _NORMS
             elif cell.group in (ONE, TWO, RESIZED) and text_good and family_named(target).v1_misplaces_drafts:
                 hint = _V1 if engine.runner == "V1" else hint

@@ -15,10 +15,10 @@ from ...core.files import checked
 from ...core.json_types import JsonObject
 from .agreement import Cell, Engine, by_start, compare, faults
 from .ours import PIECES, RESIZED, TOGETHER, CheckRequest, Drafted, Exported, make_requests
-from .program import TIMEOUT_S, VLLM, check_plugin, run_program
+from .program import LLAMA, TIMEOUT_S, VLLM, check_plugin, run_program
 
 MAX_NEW_TOKENS = 48
-AT_ONCE = 3
+_AT_ONCE = 3
 _CURE = "the engine or its program is at fault: read log.txt beside it"
 
 HEADER = ("prompts", "plain answers", "drafted answers", "equal chains", "accepted here", "accepted there", "")
@@ -67,30 +67,33 @@ def verify_engine(
     without_known_faults: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Verification:
-    """Serve a folder that `draftsmith export` wrote for vLLM, and compare chain by chain with our own loop. Raises
-    `UserError`: no such export, no target, or the engine stopped.
+    """Serve a folder that `draftsmith export` wrote for vLLM or llama.cpp, and compare every chain with our own loop's.
+    Raises `UserError`: no such export, no target, or the engine stopped.
 
     Args:
         scratch: an empty folder for requests, pictures, answers and the engine's logs.
-        python: of vLLM's environment.
+        python: of the engine's environment.
         target: Hub id or directory; None: as the manifest names it.
         without_known_faults: patch the engine's known faults in its process: is the export right without them?
         timeout_s: of each of its three starts, after which it is taken for hung.
     """
     exported = Exported(folder, target)
+    if exported.in_llama and without_known_faults:
+        raise UserError("--without-known-faults patches vLLM, and a GGUF runs in llama.cpp", hint="leave it out")
     if exported.made.plugin:
         check_plugin(python, patches=exported.made.patched)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)
     side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s, without_known_faults)
-    _, plain = side.answers(None)
-    about, drafted = side.answers(exported.speculative, (1, AT_ONCE))
+    about, plain = side.answers(None)
+    ours = {name: answer.until(about.ends) for name, answer in ours.items()}
+    _, drafted = side.answers(exported.speculative, (1, _AT_ONCE))
     tokens = {name: answer.tokens for name, answer in plain[1].items()}
     cells = compare(requests, ours, tokens, drafted[1])
     again = [request for request in requests if request.group != RESIZED]
-    more = {TOGETHER: drafted[AT_ONCE]}
-    if not exported.made.whole_prompts:
-        more[PIECES] = side.answers(exported.speculative, (AT_ONCE,), in_pieces=True)[1][AT_ONCE]
+    more = {TOGETHER: drafted[_AT_ONCE]}
+    if not exported.made.whole_prompts and not exported.in_llama:
+        more[PIECES] = side.answers(exported.speculative, (_AT_ONCE,), in_pieces=True)[1][_AT_ONCE]
     for group, answers in more.items():
         cells += compare([replace(request, group=group) for request in again], ours, tokens, answers)
     layers = getattr(exported.config, "num_layers", 1)
@@ -109,14 +112,15 @@ _Id = Annotated[int, Field(ge=0)]
 
 
 class _About(BaseModel):
-    """The first line of `vllm_program.py`."""
+    """The first line of `vllm_program.py` or `llama_program.py`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    vllm: str
-    torch: str
+    engine: str
+    version: str
     device: str
     runner: str
+    ends: list[_Id] = []  # tokens after which it ends an answer
 
 
 class _Line(BaseModel):
@@ -129,35 +133,6 @@ class _Line(BaseModel):
     prompt_tokens: Annotated[int, Field(ge=1)]
     tokens: list[_Id]
     chains: list[list[_Id]] | None
-
-
-def read_answers(
-    lines: Sequence[JsonObject], names: Sequence[str], scratch: Path, together: Sequence[int], *, drafts: bool
-) -> dict[int, dict[str, Drafted]]:
-    """What a program answered to all requests, by number of them that were asked at once. Raises `UserError`: one is
-    missing, stands twice or is no answer.
-
-    Args:
-        lines: of `answers.jsonl`, after the first one.
-        drafts: whether it had a drafter, so that every answer has chains.
-    """
-    file = scratch / "answers.jsonl"
-    answers: dict[int, dict[str, Drafted]] = {number: {} for number in together}
-    for number, value in enumerate(lines, 2):
-        line = checked(value, _Line, where=f"{file}, line {number}", hint=_CURE)
-        if line.name in answers.get(line.together, (line.name,)):
-            problem = f"the engine answered {line.name!r} twice, or was not asked it so"
-            raise UserError(problem, where=f"{file}, line {number}", hint=_CURE)
-        if drafts and line.chains is None:
-            raise UserError("this runner of vLLM does not show what it drafts", where=str(scratch / "log.txt"),
-                            hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
-        chains = by_start(line.tokens, line.chains or [])
-        answers[line.together][line.name] = Drafted(line.tokens, chains, line.prompt_tokens)
-    for answered in answers.values():
-        if missing := [name for name in names if name not in answered]:
-            problem = f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}"
-            raise UserError(problem, where=str(file), hint=_CURE)
-    return answers
 
 
 @dataclass(frozen=True)
@@ -178,7 +153,8 @@ class _Side:
         """To all requests, by number of them that are asked at once. `speculative`: vLLM's speculative_config; None:
         plain decoding. `in_pieces`: a pass takes fewer tokens than a batch's prompts have.
         """
-        model = Path(self.exported.target_path)
+        in_llama = self.exported.in_llama
+        model = Path(self.exported.made.target_gguf if in_llama else self.exported.target_path)
         settings = self._settings | (self._pieces(max(together)) if in_pieces else {})
         request = {
             "model": str(model.resolve() if model.is_dir() else model), "engine": settings,
@@ -186,18 +162,34 @@ class _Side:
             "without_known_faults": self.without_known_faults and speculative is not None,
             "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in self.requests],
         }  # fmt: skip
-        written = run_program(VLLM, self.scratch, request, python=self.python, timeout_s=self.timeout_s)
+        program = LLAMA if in_llama else VLLM
+        written = run_program(program, self.scratch, request, python=self.python, timeout_s=self.timeout_s)
         if not written:
-            raise UserError("the engine wrote no line", where=str(self._file), hint=_CURE)
+            raise self._wrong("the engine wrote no line")
         first, *lines = written
         about = checked(first, _About, where=f"{self._file}, line 1", hint=_CURE)
+        answers: dict[int, dict[str, Drafted]] = {number: {} for number in together}
+        for number, value in enumerate(lines, 2):
+            line = checked(value, _Line, where=f"{self._file}, line {number}", hint=_CURE)
+            if line.name in answers.get(line.together, (line.name,)):
+                raise self._wrong(f"the engine answered {line.name!r} twice, or was not asked it so", number)
+            if speculative is not None and line.chains is None:
+                raise UserError("this runner of vLLM does not show what it drafts", where=str(self.scratch / "log.txt"),
+                                hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
+            chains = by_start(line.tokens, line.chains or [])
+            answers[line.together][line.name] = Drafted(line.tokens, chains, line.prompt_tokens)
         names = [request.name for request in self.requests]
-        answers = read_answers(lines, names, self.scratch, together, drafts=speculative is not None)
-        return Engine(about.vllm, about.device, about.runner), answers
+        for answered in answers.values():
+            if missing := [name for name in names if name not in answered]:
+                raise self._wrong(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}")
+        return Engine(about.version, about.device, about.runner, about.engine, tuple(about.ends)), answers
 
     @property
     def _file(self) -> Path:
         return self.scratch / "answers.jsonl"
+
+    def _wrong(self, problem: str, line: int | None = None) -> UserError:
+        return UserError(problem, where=f"{self._file}{f', line {line}' if line else ''}", hint=_CURE)
 
     @property
     def _settings(self) -> JsonObject:

@@ -23,7 +23,6 @@ from ...data.families.table import TEMPLATES
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Distributions, Warp
 from ...models.drafters.base import DraftingOptions
-from ...models.drafters.independent import IndependentProposal
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
@@ -33,7 +32,6 @@ from ...models.formats.export import read_export
 from ...models.formats.heads import LANGUAGE_HEADS, load_published
 from ...models.formats.source import named_target
 from ...models.hub import read_config
-from ...models.targets.load import load_target
 from ...models.targets.table import TargetConfig, family_of
 from ..loop import Decoding, generate
 from ..pair import open_pair, trained_section
@@ -132,6 +130,12 @@ class Drafted:
     chains: dict[int, list[int]]
     prompt_tokens: int = 0
 
+    def until(self, ends: Sequence[int]) -> Drafted:
+        """The answer up to its first token that ends one, and the chains before it."""
+        count = next((place for place, token in enumerate(self.tokens, 1) if token in ends), len(self.tokens))
+        chains = {start: chain for start, chain in self.chains.items() if start < count}
+        return Drafted(self.tokens[:count], chains, self.prompt_tokens)
+
 
 @dataclass
 class Noting:
@@ -165,13 +169,10 @@ class Exported:
             raise UserError("this is no folder that draftsmith export wrote for vLLM or llama.cpp",
                             where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
-        is_gguf = export[0].engine == "gguf"
-        # A GGUF is decoded by what it was written of: our loop reads none.
-        self.weights = Path(export[0].trained) if is_gguf else folder
-        if not self.weights.is_dir():
-            raise UserError("the drafter that this GGUF was written of is no longer there", where=str(self.weights),
-                            hint="export it anew from where it lies")  # fmt: skip
-        if not is_gguf and (why := _UNCOMPARED.get(str(manifest.get("method")))):
+        self.in_llama = export[0].engine == "gguf"
+        # Of a GGUF, which our loop does not read, what it was written of is decoded.
+        self.weights = Path(export[0].trained) if self.in_llama else folder
+        if not self.in_llama and (why := _UNCOMPARED.get(str(manifest.get("method")))):
             raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
                             where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
         self.made, self.prompts = export
@@ -195,12 +196,12 @@ class Exported:
 
     @property
     def pictures(self) -> bool:
-        """Whether the export promises prompts with pictures."""
-        return self.prompts == "all" and self.processor.reads_pictures
+        """Whether the export promises prompts with pictures, and the engine's are compared."""
+        return self.prompts == "all" and self.processor.reads_pictures and not self.in_llama
 
     @property
     def speculative(self) -> JsonObject:
-        """vLLM's speculative_config for this folder."""
+        """vLLM's speculative_config for this folder, or the like of a GGUF."""
         return self.made.speculative(NUM_DRAFTED)
 
     @property
@@ -220,14 +221,6 @@ class Exported:
         return answers
 
     def _drafter(self) -> Any:
-        if self.config is None and self.made.engine == "gguf":  # a language model, which reads the same ids
-            placed = {"kind": "causal_lm", "path": str(self.weights), "dtype": "float32"}
-            section = checked(placed, _TARGET, where=str(self.weights), hint="export it anew")
-            draft: Any = load_target(
-                section, str(self.weights), num_token_ids=self.processor.num_token_ids, image_token_id=None,
-                device=self.target.device,
-            )  # fmt: skip
-            return IndependentProposal(draft.decoder, "T", newline_id=0)
         if self.config is None or self.kind == "draft_model":
             raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip

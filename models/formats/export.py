@@ -173,9 +173,7 @@ def export_drafter(
         )  # fmt: skip
     made = Exported(destination, engine, "draft_model", whose.place, ())
     write: Callable[[Path], object]  # into the new folder, beside the manifest
-    if engine == "gguf":
-        made, manifest, write = _gguf(folder, made, whose, prompts, kind, target_gguf)
-    elif manifest.get("method") == "mtp":
+    if manifest.get("method") == "mtp":
         source = read_source(folder, whose)
         if reasons := source.config.exports(engine):
             problem = f"--to {engine} cannot express this head: {reasons[0]}"
@@ -183,6 +181,8 @@ def export_drafter(
         chain = cast(MtpConfig, source.config).mtp_steps + 1
         made = replace(made, method="mtp", notes=(_STITCHED,), chain=chain)
         manifest, write = source.manifest, partial(with_mtp_head, source)
+    elif engine == "gguf":
+        made, manifest, write = _gguf(folder, made, whose, prompts, kind, target_gguf)
     elif kind == "language_head":
         made, manifest, write = _head(folder, made, whose, prompts)
     elif kind == "lvlm" and engine == "vllm" and prompts == "all" and whose.sees:
@@ -205,7 +205,7 @@ def export_drafter(
         if prompt is not None:
             (aside / PROMPT).write_text(prompt, "utf-8")
         # Whole drafts are spoken to with their tokenizer, heads with their target's.
-        if kind in ("lvlm", "causal") and not made.plugin and engine != "gguf":
+        if kind in ("lvlm", "causal") and not made.plugin:
             for file in filter(Path.is_file, (folder / name for name in TOKENIZER)):
                 shutil.copy2(file, aside)
         (aside / MANIFEST).write_text(json.dumps(manifest | {"export": about}, indent=1, sort_keys=True))
@@ -271,32 +271,25 @@ def _gguf(
     folder: Path, made: Exported, whose: Target, prompts: Prompts, kind: str, target_gguf: Path | None
 ) -> _Written:
     """A head, block draft or draft model as one file for llama.cpp."""
+    method, chain, notes = "simple", CHAIN, list[str]()
     if kind == "language_head":
         source = read_source(folder, whose)
-        if isinstance(source.config, MtpConfig):
-            raise unserved("llama.cpp cannot be handed this head", source.config.exports("gguf"), folder, "--to vllm")
         check_expressible("gguf", source, prompts)
-        reader = gguf_drafts.open_target(target_gguf, whose, hands=True)
-        draft, manifest, notes = gguf_drafts.from_head(source), source.manifest, list[str]()
-        method: str = "dspark" if source.config.kind == "dspark" else source.layout
-        chain = source.head.shape.num_drafts if source.layout == "dflash" else CHAIN
+        draft = gguf_drafts.from_head(source)
+        method = "dspark" if source.config.kind == "dspark" else source.layout
         if source.layout == "dflash":
+            chain = source.head.shape.num_drafts
             notes.append(f"a cycle of fewer than {chain} tokens is a shorter block, which drafts otherwise")
-            if dict(source.config).get("confidence") is not None:
-                notes.append("its confidence head is left out: the engine verifies whole blocks")
             if prompts == "all" and whose.sees:
-                notes.append("with pictures no chain was as here: llama.cpp's tower gives other features (exports.md)")
+                notes.append("with pictures chains were not compared: llama.cpp's tower gives other features")
     else:
-        reader = gguf_drafts.open_target(target_gguf, whose, hands=False)
         model, notes = lvlm.from_ours(folder, "gguf", prompts, whose, sees=kind == "lvlm")
-        method, chain = "draft_model", CHAIN
-        draft, manifest = gguf_drafts.from_model(model, str(folder)), read_manifest(folder)
+        draft = gguf_drafts.from_model(model, str(folder))
+    reader = gguf_drafts.open_target(target_gguf, whose, hands=kind == "language_head")
     notes.append("flash attention (auto turns it on, on CPUs too) moves the target's scores by 1e-2: it is off")
-    made = replace(
-        made, method=gguf_drafts.TYPES[method], chain=chain, notes=tuple(notes), target_gguf=str(target_gguf),
-        trained=str(folder),
-    )  # fmt: skip
-    return made, manifest, lambda aside: gguf_drafts.write(draft, reader, aside / gguf_drafts.DRAFT)
+    made = replace(made, method=f"draft-{method}", chain=chain, notes=tuple(notes),
+                   target_gguf=str(target_gguf and target_gguf.resolve()), trained=str(folder.resolve()))  # fmt: skip
+    return made, read_manifest(folder), lambda aside: gguf_drafts.write(draft, reader, aside / gguf_drafts.DRAFT)
 
 
 def files_of(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:

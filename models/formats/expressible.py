@@ -14,7 +14,6 @@ from ..drafters.eagle3 import OPTIONS
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..hub import num_deepstack
-from ..layer import LayerShape
 from ..targets.table import family_of
 from .plugin import plugins_name
 from .source import Source, unserved
@@ -27,12 +26,12 @@ Prompts = Literal["all", "text"]
 
 _RUNS_IN = {"vllm": "vllm", "speculators": "vllm", "sglang": "sglang"}  # layout -> the engine that reads it
 NAMES = {"dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash 2"}
+_BLOCKS = ("vllm", "speculators", "gguf")  # layouts of DFlash drafts
 _UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
 # What an engine puts at pictures (`drafter.image`), where it is not the placeholder's embedding.
 _WANTED = {"sglang": "projected"}
-# Options of EAGLE-3 that layouts have; vLLM and speculators know all of them, and a window.
+# Options of EAGLE-3 that its layout has; vLLM and speculators know all of them, and a window.
 _KNOWN = {"gguf": ("norm_before_fc", "norm_before_residual", "own_embedding")}
-GGUF_STRETCHED = ("linear", "llama3")  # rotations whose frequencies a GGUF can hold
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code",
           "gguf": "llama.cpp"}  # fmt: skip
 
@@ -73,7 +72,7 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
     shape, reasons, is_eagle3 = source.head.shape, list[str](), config.is_eagle3
     if engine == "gguf" and not is_eagle3:
         reasons.append("it has no head of EAGLE-1 or its like, only EAGLE-3's")
-    elif engine not in ("eagle", "gguf"):  # of a GGUF its target's file decides
+    elif engine not in ("eagle", "gguf"):  # beside a GGUF the target's file decides
         theirs, runs = source.target.config, _RUNS_IN[engine]
         family = family_of(theirs)
         model = family.tower or theirs.model_type
@@ -90,7 +89,6 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
     if shape.rope_scaling is not None and (shape.mrope_section or engine == "eagle"):
         kind = shape.rope_scaling["rope_type"]
         reasons.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
-    reasons += _stretched(engine, shape)
     # Both know Qwen3's layer beside Llama's (vLLM 0.33, qwen3_eagle3.py).
     if shape.qk_rms_norm and not (is_eagle3 and engine in ("vllm", "speculators")):
         reasons.append("queries and keys are normed, and a head's layer is Llama's")
@@ -132,8 +130,7 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     if engine == "eagle":
         return ["the code reads text alone"]
     if engine == "gguf":
-        return ["llama-server answers a request with a picture by HTTP 500 beside EAGLE-3 (b11549: the draft is not "
-                "shown the picture's places)"]  # fmt: skip
+        return ["beside EAGLE-3 llama-server (b11549) answers a request with a picture by HTTP 500"]
     held = config.visual(training=True)
     if engine == "vllm" and (name := plugins_name(config)):
         return _of_plugin(name, source, config)
@@ -201,20 +198,8 @@ def _added_below(first: int, source: Source) -> list[str]:
     ]
 
 
-def _stretched(engine: Engine, shape: LayerShape) -> list[str]:
-    kind = (shape.rope_scaling or {}).get("rope_type")
-    if engine != "gguf" or kind in (None, *GGUF_STRETCHED):
-        return []
-    return [f"its positions are stretched ({kind}), and the file holds {' and '.join(GGUF_STRETCHED)} alone"]
-
-
-# Layouts that write a block draft.
-_BLOCKS = {"dflash": ("vllm", "speculators", "gguf"), "dspark": ("speculators", "gguf"),
-           "dflash2": ("vllm", "speculators")}  # fmt: skip
-
-
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
-    layouts = _BLOCKS[config.kind]
+    layouts = {"dspark": ["speculators", "gguf"], "dflash2": ["vllm", "speculators"]}.get(config.kind, [*_BLOCKS])
     if engine not in layouts:
         other = f"; --to {layouts[0]} has one" if config.kind == "dspark" else ""
         return [f"it has no layout for {NAMES[config.kind]} drafts that was read here{other}"]
@@ -225,11 +210,8 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
     if shape.taps[-1] == source.target.shape.num_layers:
         reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
-    reasons += _stretched(engine, shape.layer)
-    if engine == "gguf" and config.kind == "dspark":
-        kind, rank = shape.markov_head_type, shape.markov_rank
-        vanilla = kind == "vanilla" and rank > 0
-        reasons += [] if vanilla else [f"its Markov head is {kind} of rank {rank}, and llama.cpp has vanilla ones"]
+    if engine == "gguf" and config.kind == "dspark" and (shape.markov_head_type != "vanilla" or not shape.markov_rank):
+        reasons.append(f"its Markov head is {shape.markov_head_type} of rank {shape.markov_rank}: not llama.cpp's")
     if engine == "speculators" and shape.causal and shape.sliding_window is None:
         reasons.append("its blocks are causal, and in this layout only those of layers with a window are")
     if config.positions != "flat":

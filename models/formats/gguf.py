@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from ...core.errors import UserError, first_line
+from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.pretrained import check_all_read, check_config, name_accelerator, reading_pretrained
 
@@ -22,19 +22,8 @@ _MAGIC = b"GGUF"
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def open_gguf(source: Path) -> Any:
-    """A reader of the file. Raises `UserError`: it is no GGUF or a damaged one, or the package for it is missing."""
-    _check(source)
-    from gguf import GGUFReader
-
-    try:
-        return GGUFReader(source)
-    except Exception as error:  # whatever a damaged header makes of its arrays
-        problem = f"the package gguf cannot read it: {type(error).__name__}: {first_line(error)}"
-        raise UserError(problem, where=str(source), hint="fetch or convert it again") from error
-
-
-def _check(source: Path) -> None:
+def check_file(source: Path) -> None:
+    """Raises `UserError`: it is no GGUF, or the package that reads one is missing."""
     if not source.is_file() or source.open("rb").read(len(_MAGIC)) != _MAGIC:
         raise UserError("the file is no GGUF", where=str(source), hint="name a .gguf file of a language model")
     if importlib.util.find_spec("gguf") is None:
@@ -50,7 +39,7 @@ def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -
     store. What is spelt out of a quantised file is exact in float32 alone. Raises `UserError`: it is no GGUF, the
     package that reads it is missing, or its architecture, type of weights or tokenizer is none that transformers reads.
     """
-    _check(source)
+    check_file(source)
     from gguf import GGUFReader
 
     name_accelerator()

@@ -78,8 +78,8 @@ def _export(options: argparse.Namespace) -> int:
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in (*export.notes, *said):
         say(f"note     {note}")
-    is_compared = export.engine == "gguf"
-    if is_compared or (export.engine == "vllm" and (export.patched or export.method not in ("draft_model", "mtp"))):
+    unshown = ("draft_model", "draft-simple", "mtp")  # whose chains are not compared
+    if export.engine in ("vllm", "gguf") and (export.patched or export.method not in unshown):
         is_here = export.target is not None and Path(export.target).is_dir()
         place = target or (export.target if is_here else None)
         whose = f" --target {place}" if place else ""
@@ -127,14 +127,11 @@ EXPORT = Command(
 
 def _verify_engine(options: argparse.Namespace) -> int:
     from ...eval.engines.engine_check import verify_engine
-    from ...eval.engines.llama_check import verify_llama
     from ...eval.engines.program import find_python
     from ...models.formats.export import read_export
 
     written = read_export(Path(options.folder))
     in_llama = written is not None and written[0].engine == "gguf"
-    if in_llama and options.without_known_faults:
-        raise UserError("--without-known-faults patches vLLM, and a GGUF runs in llama.cpp", hint="leave it out")
     python = (options.python or sys.executable) if in_llama else find_python(options.python)
     with tempfile.TemporaryDirectory(prefix="verify-engine-") as folder:
         place = Path(folder)
@@ -142,25 +139,22 @@ def _verify_engine(options: argparse.Namespace) -> int:
             check_new(Path(options.keep))
             place = Path(options.keep)
             place.mkdir(parents=True)
-        settings = {"python": python, "target": options.target, "max_new_tokens": options.tokens}
-        if in_llama:
-            verification = verify_llama(Path(options.folder), place, **settings, timeout_s=options.timeout)
-        else:
-            verification = verify_engine(
-                Path(options.folder), place, **settings, without_known_faults=options.without_known_faults,
-                timeout_s=options.timeout,
-            )  # fmt: skip
+        verification = verify_engine(
+            Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens,
+            without_known_faults=options.without_known_faults, timeout_s=options.timeout,
+        )  # fmt: skip
     say(verification.shown())
     return FAULTS if verification.faults else OK
 
 
 VERIFY_ENGINE = Command(
     name="verify-engine",
-    summary="serve an exported folder with vLLM, and compare every drafted chain with draftsmith's own",
+    summary="serve an exported folder with its engine, and compare every drafted chain with draftsmith's own",
     description="Serve a folder of `draftsmith export --to vllm` with the vLLM that is installed, and decode the same\n"
     "requests here: texts, one picture, two pictures, and pictures that are resized. The command compares plain\n"
     "answers, answers with the drafter, and every drafted chain, token by token, and says what each difference may\n"
-    "come of. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits\n"
+    "come of. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. A folder of\n"
+    "--to gguf is served by llama.cpp (pip install xllamacpp), on texts, alone and three at once. Exits\n"
     "with 3 if an answer differs, or more than 2% of the chains of a group.",
     examples=(
         ("draftsmith verify-engine out/EAGLE3-Qwen2.5-VL-7B", "vLLM in this environment"),

@@ -85,21 +85,14 @@ def repeated(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
 def repair_top_k() -> None:
     """Drawn requests with `top_k`, in passes that bring no drafted token.
 
-    Such a pass, a request's first one, hands zero rows to `apply_top_k_only` (by `apply_sampling_constraints` of the
-    rejection sampler), whose `k.max()` of nothing raises, and the engine ends: EngineDeadError. Here no rows come back
-    as they are. Can go when, without it, one request with a temperature and `top_k` is answered beside a drafter.
+    Such a pass hands zero rows to `apply_top_k_only`, whose `k.max()` raises, and the engine ends. Here no rows come
+    back as they are. Can go when, without it, a request with a temperature and `top_k` is answered beside a drafter.
     """
     from vllm.v1.sample.ops import topk_topp_sampler as ops
 
     apply = ops.apply_top_k_only
-    if hasattr(apply, "__wrapped__"):
-        return
-
-    @functools.wraps(apply)
-    def with_none(logits, k):
-        return apply(logits, k) if len(logits) else logits
-
-    ops.apply_top_k_only = with_none
+    if not hasattr(apply, "__wrapped__"):
+        ops.apply_top_k_only = functools.wraps(apply)(lambda logits, k: apply(logits, k) if len(logits) else logits)
 
 
 def repair_medusa_ids() -> None:

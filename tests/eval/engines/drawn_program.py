@@ -3,8 +3,8 @@
     python drawn_program.py FOLDER
 
 FOLDER/asked.json: `model`, `speculative` (vLLM's speculative_config, or null), `prompts` (lists of ids), `count` of
-answers to each, `max_new_tokens`, `temperature`, `top_k` (0: none), `first_seed`. FOLDER/answers.jsonl: `tokens` of each
-answer, a line.
+answers to each, `max_new_tokens`, `temperature`, `top_k` (0: none), `first_seed`. FOLDER/answers.jsonl: `tokens` of
+each answer, a line.
 """
 
 import json
