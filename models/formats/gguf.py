@@ -27,11 +27,8 @@ def check_file(source: Path) -> None:
     if not source.is_file() or source.open("rb").read(len(_MAGIC)) != _MAGIC:
         raise UserError("the file is no GGUF", where=str(source), hint="name a .gguf file of a language model")
     if importlib.util.find_spec("gguf") is None:
-        raise UserError(
-            "the package that reads a GGUF is not installed",
-            where=str(source),
-            hint='pip install "draftsmith[gguf]", or gguf',
-        )
+        problem, hint = "the package that reads a GGUF is not installed", 'pip install "draftsmith[gguf]", or gguf'
+        raise UserError(problem, where=str(source), hint=hint)
 
 
 def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
