@@ -97,7 +97,7 @@ class Exported:
             over += ("--no-enable-chunked-prefill " if self.whole_prompts else "") + self._of_prompts
             return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(config)}'"
         if self.engine == "gguf":
-            words = f"--jinja --chat-template-file {self.folder / PROMPT} " if self.prompt else ""
+            words = "" if not self.prompt else f"--jinja --chat-template-file {self.folder / PROMPT} "
             return (
                 f"llama-server --model {self.target_gguf} --spec-draft-model {self.folder / gguf_drafts.DRAFT} "
                 f"--spec-type {self.method} --spec-draft-n-max {self.chain} {words}--no-spec-draft-backend-sampling "
