@@ -18,6 +18,8 @@ class Engine:
     version: str
     device: str
     runner: str
+    name: str = "vLLM"
+    ends: tuple[int, ...] = ()  # tokens after which it ends an answer, where our loop goes on
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
             hint = _MIXED if again else _OTHER_CHAINS
             if cell.group == PIECES and TOGETHER in by_group and by_group[TOGETHER].off <= BOUND:
                 hint = _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
-            elif kind == "dflash" and layers > 1 and engine.device == "cpu" and not again:
+            elif kind == "dflash" and layers > 1 and (engine.name, engine.device) == ("vLLM", "cpu") and not again:
                 hint = _NORMS
             elif cell.group in (ONE, TWO, RESIZED) and text_good and family_named(target).v1_misplaces_drafts:
                 hint = _V1 if engine.runner == "V1" else hint

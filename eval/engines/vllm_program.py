@@ -6,7 +6,7 @@ FOLDER/asked.json: `model`, `engine` (further arguments of vllm.LLM), `speculati
 `max_new_tokens`, `without_known_faults` (whether they are patched here), `together` (how many requests are asked at
 once; for each number all are asked again) and `requests`, each with `name`, `ids` (one placeholder for a picture) and
 `pictures` (files).
-FOLDER/answers.jsonl: first a line about the engine (`vllm`, `torch`, `device`, `runner`), then for each of `together`
+FOLDER/answers.jsonl: first a line about it (`engine`, `version`, `device`, `runner`), then for each of `together`
 one for each request: `name`, `together`, `prompt_tokens` as the engine counts them, `tokens`, and `chains`, the drafted
 tokens of each cycle in order; null where this runner shows none.
 """
@@ -92,7 +92,6 @@ def without_known_faults() -> None:
 
 def main(folder: Path) -> None:
     job = json.loads((folder / "asked.json").read_text())
-    import torch
     import vllm
     from PIL import Image, ImageOps
     from vllm import LLM, SamplingParams
@@ -116,8 +115,8 @@ def main(folder: Path) -> None:
 
     sampling = SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"], ignore_eos=True)
     about = {
-        "vllm": vllm.__version__,
-        "torch": torch.__version__,
+        "engine": "vLLM",
+        "version": vllm.__version__,
         "device": str(vllm.platforms.current_platform.device_type),
         "runner": "V2" if vllm.envs.VLLM_USE_V2_MODEL_RUNNER else "V1",
     }

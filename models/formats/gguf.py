@@ -22,19 +22,21 @@ _MAGIC = b"GGUF"
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
+def check_file(source: Path) -> None:
+    """Raises `UserError`: it is no GGUF, or the package that reads one is missing."""
+    if not source.is_file() or source.open("rb").read(len(_MAGIC)) != _MAGIC:
+        raise UserError("the file is no GGUF", where=str(source), hint="name a .gguf file of a language model")
+    if importlib.util.find_spec("gguf") is None:
+        problem, hint = "the package that reads a GGUF is not installed", 'pip install "draftsmith[gguf]", or gguf'
+        raise UserError(problem, where=str(source), hint=hint)
+
+
 def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
     """Write the model, its tokenizer, chat template and generation config to `folder`. Returns notes. `dtype`: to
     store. What is spelt out of a quantised file is exact in float32 alone. Raises `UserError`: it is no GGUF, the
     package that reads it is missing, or its architecture, type of weights or tokenizer is none that transformers reads.
     """
-    if not source.is_file() or source.open("rb").read(len(_MAGIC)) != _MAGIC:
-        raise UserError("the file is no GGUF", where=str(source), hint="name a .gguf file of a language model")
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(
-            "the package that reads a GGUF is not installed",
-            where=str(source),
-            hint='pip install "draftsmith[gguf]", or gguf',
-        )
+    check_file(source)
     from gguf import GGUFReader
 
     name_accelerator()

@@ -82,6 +82,19 @@ def repeated(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
     return values.repeat_interleave(counts, output_size=num_tokens)
 
 
+def repair_top_k() -> None:
+    """Drawn requests with `top_k`, in passes that bring no drafted token.
+
+    Such a pass hands zero rows to `apply_top_k_only`, whose `k.max()` raises, and the engine ends. Here no rows come
+    back as they are. Can go when, without it, a request with a temperature and `top_k` is answered beside a drafter.
+    """
+    from vllm.v1.sample.ops import topk_topp_sampler as ops
+
+    apply = ops.apply_top_k_only
+    if not hasattr(apply, "__wrapped__"):
+        ops.apply_top_k_only = functools.wraps(apply)(lambda logits, k: apply(logits, k) if len(logits) else logits)
+
+
 def repair_medusa_ids() -> None:
     """Medusa heads that score a part of the vocabulary.
 
