@@ -297,11 +297,10 @@ class Findings:
     @property
     def seen(self) -> dict[str, float]:
         """1 in how many tokens a rule would have to get wrong to be seen with 95%, as in `NEEDED`."""
-        rejected = [cell["rejected"] for cell in self.cells if "rejected" in cell]
+        rejected = [cell["rejected"] for cell in self.cells if cell["drafting"] and "rejected" in cell]
         greedy = self.tokens * (rejected[0] if rejected else _REJECTED) / 3
-        drafted = [part["drafts"] for part in (*self.cells, self.drawn_speculation) if "drafts" in part]
-        alive = not drafted or drafted[-1] > 0
-        return {"greedy": greedy, "drawn": alive / self.draws.least_share if self.draws.number else 0.0}
+        alive = self.draws.number > 0 and self.drawn_speculation.get("drafts", 1) > 0
+        return {"greedy": greedy, "drawn": alive / self.draws.least_share if alive else 0.0}
 
     @property
     def missing(self) -> list[str]:
@@ -324,9 +323,6 @@ def audit(
         most_draws: 0: greedy answers alone.
         at_once: requests side by side, each of which both servers are timed at.
     """
-    if _DRAFTS in plain.counters():
-        raise UserError("the server beside drafts itself, and is to say what the target alone writes",
-                        hint="start it without a drafter")  # fmt: skip
     cells, answers = [], dict[tuple[int, Ids], None]()
     for server, drafts in ((plain, False), (drafting, True)):
         _ = server.answer(prompts[0], (), count, GREEDY)  # it warms up
@@ -334,6 +330,9 @@ def audit(
             said, cell = _timed(server, prompts, count, together)
             cells.append({"drafting": drafts, "at once": together} | cell)
             say(f"{'drafting' if drafts else 'plain'}, {together} at once: {cell['tokens_per_s']:,.1f} tokens/s")
+            if cell.get("drafts") and not drafts:
+                raise UserError("the server beside drafts itself, and is to say what the target alone writes",
+                                hint="start it without a drafter")  # fmt: skip
             if drafts:
                 answers |= {(number, tokens): None for number, tokens in enumerate(said)}
     with ThreadPoolExecutor(max(at_once)) as pool:

@@ -184,7 +184,7 @@ COMMAND = Command(
                  {"choices": ("strict", "skip"), "default": "strict"}),
         Argument("--limit", "conversations of each set, first questions alone (24)",
                  {"type": int, "default": 24, "metavar": "N"}),
-        Argument("--tokens", "tokens of a greedy answer, at most (48)", {"type": int, "default": 48, "metavar": "N"}),
+        Argument("--tokens", "tokens of a greedy answer, at most (96)", {"type": int, "default": 96, "metavar": "N"}),
         Argument("--draws", "drawn answers, at most; 0: greedy alone (1600)",
                  {"type": int, "default": 1600, "metavar": "N"}),
         Argument("--temperature", "of draws (half at 1, half at 1 with top-k 8 and top-p 0.8)",
