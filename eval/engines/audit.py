@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -26,8 +25,7 @@ END = -1  # in the place of a token: the server ended its answer
 SHOWN = 20  # log-probabilities at a place: as many as vLLM shows by default
 ALPHA = 1e-3  # how often a right server may be called faulty, over all tests and looks of an audit
 GROUPS = ("first", "drafted")  # a prompt's first token, which no draft made, and the others
-_CONTEXTS = 5  # few, so that each is drawn from often
-_MOST_SURE = 5  # sure tokens before the uncertain one, so that whole drafts are accepted up to it
+_MOST_SURE = 5  # sure tokens before an uncertain one: few contexts, so that each is drawn from often
 _AFTER = 3  # tokens that are drawn from there on
 _LOOKS = 6
 _NOISE_PLACES = 2  # of an answer, that the plain server computes twice
@@ -72,12 +70,10 @@ class Walk:
     said: Ids
     laws: list[Mapping[int, float]] = field(default_factory=list)  # in each place that was checked
     noise: list[float] = field(default_factory=list)  # between two computations of one log-probability
-    pending: list[tuple[int, int, int, float, bool]] = field(
-        default_factory=list
-    )  # place, tokens, gap, is it arithmetic
+    apart: list[Difference] = field(default_factory=list)  # where not arithmetic a tie, or by the noise a fault
 
 
-def walk(drafting: Engine, plain: Engine, prompt: Any, said: Ids) -> Walk:
+def walk(drafting: Engine, plain: Engine, prompt: Any, said: Ids, number: int = 0) -> Walk:
     """Check an answer of the drafting server. It ends early where the plain server cannot be asked to go on."""
     found, start = Walk(said), 0
     first = drafting.answer(prompt, (), 1, GREEDY, shown=SHOWN)
@@ -105,7 +101,7 @@ def walk(drafting: Engine, plain: Engine, prompt: Any, said: Ids) -> Walk:
         law = again.laws[before] if again and len(again.laws) > before else {}
         gap = max(law.values()) - law[a] if a in law else math.inf
         same = again is not None and again.tokens[: 1 + before] == said[start - before : start + 1]
-        found.pending.append((start, a, b, gap, same))
+        found.apart.append(Difference(number, start, a, b, gap, "arithmetic" if same else "tie"))
         start += 1
         if len(found.laws) < start and a != END:  # the plain server ended its answer here, and shows no law
             found.laws.append(law)
@@ -126,11 +122,9 @@ def _apart(some: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, fl
 def differences(walks: Sequence[Walk]) -> list[Difference]:
     """Each place where answers part, with its verdict."""
     most = 2 * max((abs(value) for one in walks for value in one.noise), default=0.0) + 1e-5
-    return [
-        Difference(number, place, a, b, gap, "arithmetic" if same else "tie" if gap <= most else "fault")
-        for number, one in enumerate(walks)
-        for place, a, b, gap, same in one.pending
-    ]
+    wrong = (replace(one, verdict="fault") if one.verdict == "tie" and one.gap > most else one
+             for walked in walks for one in walked.apart)  # fmt: skip
+    return list(wrong)
 
 
 def noise_of(walks: Sequence[Walk]) -> float:
@@ -148,13 +142,13 @@ class Context:
     count: int
 
 
-def contexts(walks: Sequence[Walk], number: int = _CONTEXTS) -> list[Context]:
-    """Where to draw from: places of greedy answers after which one to five sure tokens precede an uncertain one.
+def contexts(walks: Sequence[Walk]) -> list[Context]:
+    """Where to draw from: for one to five sure tokens before an uncertain one, the best place in greedy answers.
 
     Nearly all draws then share the context of the uncertain token, which a draft made, and its tokens can be counted
     one by one; with as many sure tokens as a draft has, it is the bonus token.
     """
-    ranked: dict[int, list[tuple[float, Context]]] = defaultdict(list)
+    best: dict[int, tuple[float, Context]] = {}
     for prompt, one in enumerate(walks):
         p = [{token: math.exp(value) for token, value in law.items()} for law in one.laws]
         for place in range(1, len(p)):
@@ -162,16 +156,10 @@ def contexts(walks: Sequence[Walk], number: int = _CONTEXTS) -> list[Context]:
             path = 1.0
             for sure in range(1, min(_MOST_SURE, place) + 1):
                 path *= p[place - sure].get(one.said[place - sure], 0.0)
-                begin = Context(prompt, one.said[: place - sure], sure + _AFTER)
-                ranked[sure].append((path * uncertain, begin))
-    queues = [sorted(some, key=lambda pair: -pair[0]) for _, some in sorted(ranked.items())]
-    best = [pair[1] for same in _by_turns(queues) for pair in same]
-    return best[:number] or [Context(prompt, (), _AFTER) for prompt in range(min(number, len(walks)))]
-
-
-def _by_turns(queues: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
-    for rank in range(max(map(len, queues), default=0)):
-        yield [queue[rank] for queue in queues if rank < len(queue)]
+                if path * uncertain > best.get(sure, (0.0,))[0]:
+                    best[sure] = path * uncertain, Context(prompt, one.said[: place - sure], sure + _AFTER)
+    chosen = [context for _, (_, context) in sorted(best.items())]
+    return chosen or [Context(prompt, (), _AFTER) for prompt in range(len(walks))]
 
 
 @dataclass
@@ -207,11 +195,6 @@ class Draws:
         return [
             (group, test, p) for group, tests in self.p_values.items() for test, p in tests.items() if p < self.bound
         ]
-
-    @property
-    def least_share(self) -> float:
-        """`Evidence.least_share` of the drafted tokens so far."""
-        return self.evidence["drafted"].least_share(self.bound, self.noise)
 
     def run(self, pool: ThreadPoolExecutor, say: Callable[[str], None] = lambda text: None) -> None:
         """Draw until a test fails, or all is drawn."""
@@ -279,6 +262,7 @@ class Findings:
     """What an audit found."""
 
     answers: int  # greedy ones, each of other tokens
+    ended: int  # of these, by themselves
     tokens: int  # of these, that were checked
     differences: Sequence[Difference]
     noise: float
@@ -300,7 +284,8 @@ class Findings:
         rejected = [cell["rejected"] for cell in self.cells if cell["drafting"] and "rejected" in cell]
         greedy = self.tokens * (rejected[0] if rejected else _REJECTED) / 3
         alive = self.draws.number > 0 and self.drawn_speculation.get("drafts", 1) > 0
-        return {"greedy": greedy, "drawn": alive / self.draws.least_share if alive else 0.0}
+        share = self.draws.evidence["drafted"].least_share(self.draws.bound, self.noise)
+        return {"greedy": greedy, "drawn": 1 / share if alive else 0.0}
 
     @property
     def missing(self) -> list[str]:
@@ -336,16 +321,18 @@ def audit(
             if drafts:
                 answers |= {(number, tokens): None for number, tokens in enumerate(said)}
     with ThreadPoolExecutor(max(at_once)) as pool:
-        walks = list(pool.map(lambda one: walk(drafting, plain, prompts[one[0]], one[1]), answers))
-        of = [number for number, _ in answers]
-        apart = [replace(one, prompt=of[one.prompt]) for one in differences(walks)]
+        walks = list(pool.map(lambda one: walk(drafting, plain, prompts[one[0]], one[1], one[0]), answers))
+        apart = differences(walks)
         tokens = sum(len(one.laws) for one in walks)
         say(f"greedy: {tokens} tokens checked, {len(apart)} differences")
-        draws = Draws(drafting, plain, [prompts[number] for number in of], contexts(walks), samplings,
+        draws = Draws(drafting, plain, [prompts[number] for number, _ in answers], contexts(walks), samplings,
                       noise_of(walks), most_draws, seed)  # fmt: skip
         before = drafting.counters()
         draws.run(pool, say)
-    return Findings(len(walks), tokens, apart, draws.noise, draws, cells, speculation(before, drafting.counters()))
+    ended = sum(END in said for _, said in answers)
+    return Findings(
+        len(walks), ended, tokens, apart, draws.noise, draws, cells, speculation(before, drafting.counters())
+    )
 
 
 def _timed(server: Engine, prompts: Sequence[Any], count: int, together: int) -> tuple[list[Ids], JsonObject]:

@@ -30,7 +30,7 @@ _SAMPLE = re.compile(r'(?:vllm|llamacpp):(spec_decode_\w+?)(?:_total)?(?:\{(?:.*
 _MOST_BYTES = 16 << 20  # of an answer
 _DIED = "look into the server's own log: it may have ended, or run out of memory"
 _REFUSED = "the words are the server's: ask for less (--tokens), or start it with other settings"
-_SETTLED_S = 5.0
+_LATE_S = 0.5  # vLLM counts an answer's tokens after it has sent them
 
 
 class _SameOrigin(HTTPRedirectHandler):
@@ -170,18 +170,15 @@ class Server:
             return _ids(answer["output_ids"]), laws, about["finish_reason"]["type"] == "stop"
 
     def counters(self) -> Mapping[str, float]:
-        """The counters of speculation of vLLM or llama.cpp, once they stand still: name without prefix and `_total`, or
+        """The counters of speculation of vLLM or llama.cpp, all of them: name without prefix and `_total`, or
         name and position as `NAME/0` -> value. Empty: the server shows none.
         """
-        before, deadline = self._counters(), time.monotonic() + _SETTLED_S
-        while before and time.monotonic() < deadline:
-            time.sleep(0.3)
-            before, last = self._counters(), before
-            if before == last:
-                break
-        return before
+        counts = self._counters()
+        if counts:
+            time.sleep(_LATE_S)
+        return self._counters() if counts else counts
 
-    def _counters(self) -> Mapping[str, float]:
+    def _counters(self) -> dict[str, float]:
         counts = defaultdict[str, float](float)
         try:
             page = self._read("/metrics").decode(errors="replace")
@@ -190,7 +187,7 @@ class Server:
                     name, position, value = sample.groups()
                     counts[name if position is None else f"{name}/{position}"] += float(value)
         except UserError:
-            counts.clear()
+            return {}
         return counts
 
     def _asked(self, path: str, body: JsonObject | None = None) -> Json:

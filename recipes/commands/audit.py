@@ -30,7 +30,6 @@ _KINDS = (
     "surprise, a lossy acceptance the typicality (log p + entropy), a wrong cut the tokens outside, an unused "
     "residual or a sibling that is tried twice the counts of single tokens in one context.",
     "First tokens, which no draft made, are a group of their own: a fault there is of the server's sampling.",
-    "What was not tried: other lengths, other settings of sampling, more requests at once, and faults below the power.",
 )
 _TASKS = ("Explain to a child:", "Write a short poem about", "List five facts about", "Write a Python function about",
           "Tell a joke about", "Translate into French and German:")  # fmt: skip
@@ -83,13 +82,12 @@ def _messages(options: argparse.Namespace) -> list[list[JsonObject]]:
     if options.name is None:
         texts = [f"{task} {topic}" for topic in _TOPICS for task in _TASKS]
         return [[{"role": "user", "content": text}] for text in texts[: options.limit]]
-    from ...trainers.evaluate.engine_conversations import benchmark_at, conversations
+    from ...trainers.evaluate.engine_conversations import conversations
 
-    path = Path(options.name)
     with tempfile.TemporaryDirectory(prefix="audit-") as folder:
-        benchmarks = benchmark_at(path, options.images, options.on_error)
-        sets = conversations(benchmarks, Path(folder), run=path, limit=options.limit, say=say)
-        return [talk.messages() for talks in sets.values() for talk in talks]
+        talks = conversations(Path(options.name), options.images, options.on_error, Path(folder), limit=options.limit,
+                              say=say)  # fmt: skip
+        return [talk.messages() for talk in talks]
 
 
 def _verdict(found: Findings) -> str:
@@ -104,7 +102,7 @@ def as_json(found: Findings, about: JsonObject) -> JsonObject:
     return {
         "about": about, "verdict": "fault" if found.faults else "not enough power" if found.missing else "no fault",
         "faults": found.faults, "missing": found.missing, "seen_1_in": found.seen, "cells": found.cells,
-        "greedy": {"answers": found.answers, "tokens": found.tokens, "noise": found.noise,
+        "greedy": {"answers": found.answers, "ended": found.ended, "tokens": found.tokens, "noise": found.noise,
                    "differences": [vars(one) for one in found.differences]},
         "drawn": {"draws": draws.number, "p_values": draws.p_values, "bound": draws.bound,
                   "tokens": {group: some.num_tokens for group, some in draws.evidence.items()},
@@ -121,6 +119,8 @@ def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
 
     draws, kinds = found.draws, Counter(one.verdict for one in found.differences)
     worst = sorted(found.differences, key=lambda one: (one.verdict != "fault", -one.gap))[:10]
+    untried = "other lengths and settings, more requests at once, faults below the power" + (
+        "" if found.ended else ", end tokens (no greedy answer ended by itself)")  # fmt: skip
     depth = max(len(cell.get("accepted", ())) for cell in found.cells)
     content: list[Any] = [
         f"{_verdict(found)}.", Items((*found.faults, *found.missing)),
@@ -149,7 +149,7 @@ def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
               Column("tokens/s", ",.1f"), Column("tau"),
               *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), _speeds(found.cells, depth),
               note="Greedy answers. tau is 1 and the accepted tokens of a draft, by the server's own counters."),
-        "What a fault would have looked like:", Items(_KINDS),
+        "What a fault would have looked like:", Items((*_KINDS, f"What was not tried: {untried}.")),
     ]  # fmt: skip
     return ReportSection(f"Audit of {url}", tuple(content))
 

@@ -61,12 +61,14 @@ class Toy:
 
     def __init__(self, fault=None, model=0, noise=0.0):
         self.fault, self.model, self.noise = fault, model, noise
+        self.drafts, self.accepted = 0, [0] * GAMMA
 
     def counters(self):
-        return {}
+        places = {f"spec_decode_num_accepted_tokens_per_pos/{n}": count for n, count in enumerate(self.accepted)}
+        return {"spec_decode_num_drafts": self.drafts} | places
 
     def scores(self, text, pass_of):
-        return scores(self.model, tuple(text[-2:]), pass_of, self.noise)
+        return scores(self.model, tuple(map(int, text[-2:])), pass_of, self.noise)
 
     def answer(self, prompt, said, count, sampling, *, seed=0, shown=0):
         text, tokens, laws = [*prompt, *said], [], []
@@ -95,6 +97,7 @@ class Toy:
     def step(self, text, sampling, rng, start):
         """The tokens of one pass: drafted ones that were kept, and one of the target's."""
         new, fault = [], self.fault
+        self.drafts += 1
         for place in range(GAMMA):
             values = self.scores([*text, *new], f"place {place}")
             drafted = self.scores([*text, *new], "draft")
@@ -112,6 +115,7 @@ class Toy:
                     residual = p
                 return [*new, int(rng.choice(VOCABULARY, p=residual / residual.sum()))]
             new.append(kept - 1)
+            self.accepted[place] += 1
         last = self.scores([*text, *new], f"place {GAMMA}")
         if fault == "bonus of the draft":
             last = self.scores([*text, *new], "draft")
