@@ -279,6 +279,11 @@ class Findings:
                          for group, test, p in self.draws.faults]  # fmt: skip
 
     @property
+    def verdict(self) -> str:
+        """In a word."""
+        return "fault" if self.faults else "not enough power" if self.missing else "no fault"
+
+    @property
     def seen(self) -> dict[str, float]:
         """1 in how many tokens a rule would have to get wrong to be seen with 95%, as in `NEEDED`."""
         rejected = [cell["rejected"] for cell in self.cells if cell["drafting"] and "rejected" in cell]

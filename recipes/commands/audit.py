@@ -7,7 +7,6 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +41,9 @@ def _run(options: argparse.Namespace) -> int:
     from ...eval.engines.server import Server
     from ...eval.tables import html_page, markdown
 
-    for name, least in {"limit": 1, "tokens": 2, "draws": 0, "top_k": 0}.items():
-        if (getattr(options, name) or 0) < (least if getattr(options, name) is not None else 0):
-            raise UserError(f"--{name.replace('_', '-')} is a number from {least}", hint="see draftsmith audit --help")
+    if min(options.limit, options.tokens) < 1 or min(options.draws, options.top_k or 0) < 0:
+        raise UserError("--limit and --tokens are numbers from 1, --draws and --top-k from 0",
+                        hint="see draftsmith audit --help")  # fmt: skip
     samplings = [Sampling(), Sampling(top_k=8, top_p=0.8)]
     if (options.temperature, options.top_k, options.top_p) != (None, None, None):
         chosen = Sampling(options.temperature or 1.0, options.top_k or 0, options.top_p or 1.0)
@@ -90,17 +89,11 @@ def _messages(options: argparse.Namespace) -> list[list[JsonObject]]:
         return [talk.messages() for talk in talks]
 
 
-def _verdict(found: Findings) -> str:
-    if found.faults:
-        return "**Fault**: the server that drafts does not write what its target would"
-    return "**Not enough power** for a verdict: no fault was seen" if found.missing else "**No fault** was found"
-
-
 def as_json(found: Findings, about: JsonObject) -> JsonObject:
     """The page's values."""
     draws = found.draws
     return {
-        "about": about, "verdict": "fault" if found.faults else "not enough power" if found.missing else "no fault",
+        "about": about, "verdict": found.verdict,
         "faults": found.faults, "missing": found.missing, "seen_1_in": found.seen, "cells": found.cells,
         "greedy": {"answers": found.answers, "ended": found.ended, "tokens": found.tokens, "noise": found.noise,
                    "differences": [vars(one) for one in found.differences]},
@@ -123,7 +116,7 @@ def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
         "" if found.ended else ", end tokens (no greedy answer ended by itself)")  # fmt: skip
     depth = max(len(cell.get("accepted", ())) for cell in found.cells)
     content: list[Any] = [
-        f"{_verdict(found)}.", Items((*found.faults, *found.missing)),
+        f"Verdict: **{found.verdict}**.", Items((*found.faults, *found.missing)),
         Items(tuple(f"{name}: {value}" for name, value in about.items())),
         Table("What was tried", (text("part"), Column("tokens", ",d"), Column("seen: 1 in", ",.0f"),
                                  Column("asked for: 1 in", "d")),
@@ -132,10 +125,8 @@ def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
                 NEEDED["drawn"])),
               note="Seen with 95%: greedy, a rule that keeps one drafted token in so many unverified; drawn, one that "
                    "takes the likeliest token undrawn in one of so many places."),
-        Table("Greedy answers", (text("difference"), Column("n", "d")),
-              tuple((name, kinds[name]) for name in ("arithmetic", "tie", "fault")),
-              note=f"Noise of a log-probability between the plain server's own passes, and first tokens of both: "
-                   f"{found.noise:.1e}."),
+        f"Greedy answers part in {kinds['arithmetic']} places by arithmetic, in {kinds['tie']} by a tie and in "
+        f"{kinds['fault']} by a fault; noise of a log-probability: {found.noise:.1e}.",
         Table("Places where answers part", (text("verdict"), *(Column(name, "d") for name in
               ("prompt", "place", "drafting", "plain")), Column("gap", ".4f")),
               tuple((one.verdict, one.prompt, one.place, one.drafting, one.plain,
@@ -147,19 +138,13 @@ def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
               note=f"A fault is below {draws.bound:.1e}, which allows for all tests and for stopping early."),
         Table("Speed and acceptance", (text("server"), Column("at once", "d"), Column("request, s", ".3f"),
               Column("tokens/s", ",.1f"), Column("tau"),
-              *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), _speeds(found.cells, depth),
+              *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), tuple(
+                  ("drafting" if cell["drafting"] else "plain", cell["at once"], cell["request_s"],
+                   cell["tokens_per_s"], cell.get("tau"), *(cell.get("accepted", []) + [None] * depth)[:depth]) for cell in found.cells),
               note="Greedy answers. tau is 1 and the accepted tokens of a draft, by the server's own counters."),
         "What a fault would have looked like:", Items((*_KINDS, f"What was not tried: {untried}.")),
     ]  # fmt: skip
     return ReportSection(f"Audit of {url}", tuple(content))
-
-
-def _speeds(cells: Sequence[JsonObject], depth: int) -> tuple[tuple[Any, ...], ...]:
-    return tuple(
-        ("drafting" if cell["drafting"] else "plain", cell["at once"], cell["request_s"], cell["tokens_per_s"],
-         cell.get("tau"), *cell.get("accepted", ()), *[None] * (depth - len(cell.get("accepted", ()))))
-        for cell in cells
-    )  # fmt: skip
 
 
 COMMAND = Command(

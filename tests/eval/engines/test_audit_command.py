@@ -56,7 +56,7 @@ def test_a_right_server_passes_and_a_page_says_so(engine, tmp_path, capsys, monk
     assert found["greedy"]["differences"] == found["faults"] == [] and found["greedy"]["tokens"] == 576
     if engine == "vllm":
         assert code == 0 and found["verdict"] == "no fault" and found["missing"] == [], said
-        assert "**No fault** was found" in said and found["drawn"]["draws"] == 400
+        assert "Verdict: **no fault**" in said and found["drawn"]["draws"] == 400
     assert [cell["drafting"] for cell in found["cells"]] == [False, False, True, True]
     cells = found["cells"]
     assert cells[2]["tau"] == 1.75 and cells[2]["accepted"] == [0.5, 0.25] and cells[0]["tau"] is None
@@ -71,7 +71,7 @@ def test_a_fault_and_too_little_power_have_their_exit_codes(tmp_path, capsys):
         code, found = audited(tmp_path, server, plain, "--draws", "0")
     faults = [one for one in found["greedy"]["differences"] if one["verdict"] == "fault"]
     assert code == 1 and found["verdict"] == "fault" and f"greedy: {len(faults)} of" in found["faults"][0]
-    assert "**Fault**" in capsys.readouterr().out and faults[0]["gap"] > 0
+    assert "**fault**" in capsys.readouterr().out and faults[0]["gap"] > 0
     with EngineInPlace("greedy under sampling") as server, EngineInPlace() as plain:
         code, found = audited(tmp_path, server, plain, "--draws", "200")
     assert code == 1 and found["drawn"]["draws"] < 200 and "drafted tokens depart by" in found["faults"][0]
@@ -173,8 +173,8 @@ def test_what_a_user_can_get_wrong(tmp_path, capsys):
     url, file = "http://127.0.0.1:9", records(tmp_path)
     for words, sentence in (
         ([url], "--beside"),
-        ([url, "--beside", url, "--limit", "0"], "--limit is a number from 1"),
-        ([url, "--beside", url, "--draws", "-1"], "--draws is a number from 0"),
+        ([url, "--beside", url, "--limit", "0"], "--limit and --tokens are numbers"),
+        ([url, "--beside", url, "--draws", "-1"], "--draws and --top-k from 0"),
         ([url, "--beside", url, "--top-k", "20"], "no draws with T = 1, top-k 20"),
         ([url, "--beside", url, "--top-p", "1.5"], "no draws with"),
         ([url, "--beside", url, "--temperature", "0.5"], "do not tell the law at T = 0.5"),
