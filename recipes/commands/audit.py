@@ -115,6 +115,11 @@ def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
     untried = "other lengths and settings, more requests at once, faults below the power" + (
         "" if found.ended else ", end tokens (no greedy answer ended by itself)")  # fmt: skip
     depth = max(len(cell.get("accepted", ())) for cell in found.cells)
+    speeds = (
+        ("drafting" if cell["drafting"] else "plain", cell["at once"], cell["request_s"], cell["tokens_per_s"],
+         cell.get("tau"), *(cell.get("accepted", []) + [None] * depth)[:depth])
+        for cell in found.cells
+    )  # fmt: skip
     content: list[Any] = [
         f"Verdict: **{found.verdict}**.", Items((*found.faults, *found.missing)),
         Items(tuple(f"{name}: {value}" for name, value in about.items())),
@@ -138,9 +143,7 @@ def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
               note=f"A fault is below {draws.bound:.1e}, which allows for all tests and for stopping early."),
         Table("Speed and acceptance", (text("server"), Column("at once", "d"), Column("request, s", ".3f"),
               Column("tokens/s", ",.1f"), Column("tau"),
-              *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), tuple(
-                  ("drafting" if cell["drafting"] else "plain", cell["at once"], cell["request_s"],
-                   cell["tokens_per_s"], cell.get("tau"), *(cell.get("accepted", []) + [None] * depth)[:depth]) for cell in found.cells),
+              *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), tuple(speeds),
               note="Greedy answers. tau is 1 and the accepted tokens of a draft, by the server's own counters."),
         "What a fault would have looked like:", Items((*_KINDS, f"What was not tried: {untried}.")),
     ]  # fmt: skip
