@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...core.errors import CRASH, FAULTS, OK, UserError
 from ...core.files import write_whole
@@ -16,10 +16,6 @@ from ...core.json_types import JsonObject, nulls
 from ...core.secrets import redact, redact_markdown
 from ..config.launch import say
 from .command import Argument, Command
-
-if TYPE_CHECKING:
-    from ...eval.engines.audit import Findings
-    from ...eval.tables import ReportSection
 
 _KINDS = (
     "Of greedy answers, each token is checked by the plain server, which goes on from the drafting server's prefix "
@@ -66,8 +62,8 @@ def _run(options: argparse.Namespace) -> int:
              "sampling": "; ".join(map(str, samplings))}  # fmt: skip
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
-    page = redact_markdown("\n".join(markdown(section(found, about, options.url), level=1)))
-    texts = {"audit.md": page, "audit.json": redact(json.dumps(nulls(as_json(found, about)), indent=1)),
+    page = redact_markdown("\n".join(markdown(_section(found, about, options.url), level=1)))
+    texts = {"audit.md": page, "audit.json": redact(json.dumps(nulls(_as_json(found, about)), indent=1)),
              "audit.html": html_page(page, output)}  # fmt: skip
     for name, content in texts.items():
         write_whole(output / name, content.encode())
@@ -89,8 +85,8 @@ def _messages(options: argparse.Namespace) -> list[list[JsonObject]]:
         return [talk.messages() for talk in talks]
 
 
-def as_json(found: Findings, about: JsonObject) -> JsonObject:
-    """The page's values."""
+def _as_json(found: Any, about: JsonObject) -> JsonObject:
+    """The page's values. `found`: `Findings`, whose module only this command imports."""
     draws = found.draws
     return {
         "about": about, "verdict": found.verdict,
@@ -104,8 +100,8 @@ def as_json(found: Findings, about: JsonObject) -> JsonObject:
     }  # fmt: skip
 
 
-def section(found: Findings, about: JsonObject, url: str) -> ReportSection:
-    """The page."""
+def _section(found: Any, about: JsonObject, url: str) -> Any:
+    """The page, a `ReportSection`."""
     from ...eval.engines.audit import NEEDED
     from ...eval.engines.exact_law import TESTS
     from ...eval.tables import Column, Items, ReportSection, Table, text
