@@ -48,7 +48,7 @@ EXTRAS = {
                 "recipes/commands/fetch.py"),
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",
-        "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/bench.py",
+        "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/audit.py",
     ),
     "studies": (
         "eval/studies/", "trainers/evaluate/probes.py",

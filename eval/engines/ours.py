@@ -174,7 +174,7 @@ class Exported:
         self.weights = Path(export[0].trained) if self.in_llama else folder
         if not self.in_llama and (why := _UNCOMPARED.get(str(manifest.get("method")))):
             raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
-                            where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
+                            where=str(folder), hint="measure it in vLLM from outside: draftsmith audit")  # fmt: skip
         self.made, self.prompts = export
         section, path = named_target(folder, target)
         self.target_path = opened_target(path, where="target")

@@ -30,15 +30,7 @@ NOTE = (
 
 def served_section(rows: Sequence[Row], device: str) -> tuple[ReportSection, Callable[[Path], None]]:
     """The section of an engine's rows, and what draws its figure into the report's folder."""
-    return cells_section(_cells(rows), rows[0].engine, device)
-
-
-def cells_section(
-    cells: Sequence[JsonMapping], engine: str, device: str
-) -> tuple[ReportSection, Callable[[Path], None]]:
-    """The section of measured cells, as `cell_of` makes them, and what draws its figure. `device`: that the engine runs
-    on, or its address.
-    """
+    cells, engine = _cells(rows), rows[0].engine
     depth = max((len(cell["accepted"]) for cell in cells), default=0)
     places = list(dict.fromkeys(cell["place"] for cell in cells))
     columns = [

@@ -1,11 +1,11 @@
-"""The conversations of benchmarks as a server is asked them: its own chat template and image processor read them."""
+"""The conversations of records and sets as a server is asked them: it has its own chat template and image processor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ...core.errors import UserError
 from ...core.tracking import TrackingConfig
@@ -17,49 +17,35 @@ from ...data.suites.suite import INDEX
 from ...data.suites.turn_files import set_at
 from ..run.context import Context, EngineConfig
 from ..run.stage_records import data_files
-from .benchmarks import Benchmark, DataBenchmark, FilesBenchmark, SetsBenchmark
+from .benchmarks import Benchmark, FilesBenchmark, SetsBenchmark
 from .requests import Opening
 
 
-def benchmark_at(path: Path, images: str | None, on_error: Literal["strict", "skip"]) -> dict[str, Benchmark]:
-    """The benchmark of what lies at `path`: a set as its authors publish it, a directory of sets, or records. `images`:
-    folder of the records' pictures; None: the file's own. `on_error`: of a record that cannot be read.
-    """
-    data = ConversationData(path=str(path), images=images, on_error=on_error)
-    name = set_at(path)
-    if name is None and not (path / INDEX).is_file():
-        return {path.stem: FilesBenchmark(data=data)}
-    return {path.stem: SetsBenchmark(kind="sets", data=data, sets=None if name is None else [name])}
-
-
 def conversations(
-    benchmarks: Mapping[str, Benchmark], folder: Path, *, run: Path, limit: int | None, say: Callable[[str], None]
-) -> dict[str, list[Conversation]]:
-    """The conversations of each set. Raises `UserError`: a benchmark is no set of conversations, or a record cannot be
-    read.
+    path: Path, images: str | None, on_error: Literal["strict", "skip"], folder: Path, *, limit: int | None,
+    say: Callable[[str], None],
+) -> list[Conversation]:  # fmt: skip
+    """The conversations of what lies at `path`: a set as its authors publish it, a directory of sets, or records.
+    Raises `UserError`: a record cannot be read.
 
     Args:
-        folder: for indices, and for sets that are fetched.
-        run: whose stages wrote the data that sections take `from` them.
-        limit: conversations of a set; None: as the sections say.
+        images: folder of the records' pictures; None: the file's own.
+        on_error: of a record that cannot be read.
+        folder: for indices.
+        limit: conversations of a set.
     """
+    data = ConversationData(path=str(path), images=images, on_error=on_error, max_samples=limit)
+    name = set_at(path)
+    benchmark: Benchmark = FilesBenchmark(data=data)
+    if name is not None or (path / INDEX).is_file():
+        benchmark = SetsBenchmark(kind="sets", data=data, sets=None if name is None else [name])
     of_the_server: Any = None  # target and processor
     context = Context(
-        name="bench", folder=folder / "bench", seed=0, fingerprint="", target=of_the_server, drafter=None,
+        name="audit", folder=folder / "audit", seed=0, fingerprint="", target=of_the_server, drafter=None,
         engine=EngineConfig(), tracking=TrackingConfig(), inputs={}, say=say,
     )  # fmt: skip
     reader = _Questions(Opening(context, of_the_server, PromptFormat(), []), say)
-    found: dict[str, list[Conversation]] = {}
-    for name, benchmark in benchmarks.items():
-        if not benchmark.asks_conversations:
-            raise UserError(f"a server is asked conversations, and benchmark {name} is of kind {benchmark.kind}",
-                            hint="name a recipe with benchmarks of kind files or sets, or a file")  # fmt: skip
-        data = cast(DataBenchmark, benchmark).data
-        if data.from_stage is not None:
-            context.inputs["data"] = run / data.from_stage
-        if limit is not None:
-            data = data.model_copy(update={"max_samples": min(limit, data.max_samples or limit)})
-        found |= dict(benchmark.model_copy(update={"data": data}).opened(name, reader))
+    found = [one for _, some in benchmark.opened(path.stem, reader) for one in some]
     if (listed := SkippedLog(context.folder / "skipped.jsonl").listed()) != Listed():
         say(str(listed))
     return found
