@@ -117,6 +117,10 @@ def main(arguments: Sequence[str]) -> None:
     path = options.output / "minutes.yaml"
     added(path, options.recipe, {})
     run(path, first, settings)
+    known = [name for name, stage in own.items() if stage["kind"] == "train"]
+    asked_for = [*(options.recipes or ()), *(rate.partition("=")[0] for rate in options.rates)]
+    if unknown := [name for name in asked_for if name not in known]:
+        parser.error(f"{options.recipe} trains no {unknown[0]}: {', '.join(known)}")
     chosen = variants(options.recipe, options.recipes, options.rates, peers=options.peers)
     costs = {name: seconds(path, name.partition("-")[0], stage, options.recipe, settings)
              for name, stage in chosen.items()}  # fmt: skip

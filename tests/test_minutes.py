@@ -47,6 +47,9 @@ def test_each_training_gets_the_steps_that_fit(tmp_path, ran, capsys):
     shown = capsys.readouterr().out
     assert "| ours | 1.00 [0.00, 2.00] | 2.00 [1.00, 3.00] | 4.0 |" in shown
     assert "| speculators | 1.50 [0.50, 2.50] | 2.50 [1.50, 3.50] | 2.8 |" in shown, "half way between 2 and 4 minutes"
+    with pytest.raises(SystemExit, match="2"):
+        minutes.main([*words, "--rates", "our=2e-3"])
+    assert "smollm2/minutes trains no our: ours, speculators" in capsys.readouterr().err
     ran.clear()
     minutes.main([*words, "--rates", "ours=2e-3"])
     again = [call for call in ran if len(call) > 1 and call[1].startswith("restart=")]
