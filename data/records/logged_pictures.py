@@ -1,4 +1,6 @@
-"""Pictures of a log, copied beside the records: from `data:` URLs and local files. Nothing is fetched."""
+"""Pictures of a log, copied beside the records: from `data:` URLs and local files. Nothing is fetched. And back: a
+record as the messages that a server is asked.
+"""
 
 from __future__ import annotations
 

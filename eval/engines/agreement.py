@@ -139,8 +139,8 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
         if cell.same < cell.requests:
             problems.append((
                 f"{cell.group}: {cell.requests - cell.same} of {cell.requests} answers change when it drafts",
-                "verification must not change an answer: near-ties in low precision do (compare in float32), or a "
-                "fault of the engine",
+                "verification must not change an answer: serve it with and without the drafter, and draftsmith audit "
+                "measures whether arithmetic parts them or a fault",
             ))  # fmt: skip
         if cell.off > BOUND and (alone_good or not again):  # else the same difference again
             hint = _MIXED if again else _OTHER_CHAINS

@@ -24,7 +24,7 @@ from ..folders import read_values, write_folder
 from ..hub import is_tied, read_config
 from ..stored import stored_table
 from ..targets.table import family_of
-from . import dflash, eagle, eagle3, gguf_drafts, lvlm, medusa
+from . import dflash, eagle, eagle3, gguf, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import INSTALL, NEEDS, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
@@ -99,7 +99,7 @@ class Exported:
         if self.engine == "gguf":
             words = "" if not self.prompt else f"--jinja --chat-template-file {self.folder / PROMPT} "
             return (
-                f"llama-server --model {self.target_gguf} --spec-draft-model {self.folder / gguf_drafts.DRAFT} "
+                f"llama-server --model {self.target_gguf} --spec-draft-model {self.folder / gguf.DRAFT} "
                 f"--spec-type {self.method} --spec-draft-n-max {self.chain} {words}--no-spec-draft-backend-sampling "
                 "--flash-attn off"
             )
@@ -275,7 +275,7 @@ def _gguf(
     if kind == "language_head":
         source = read_source(folder, whose)
         check_expressible("gguf", source, prompts)
-        draft = gguf_drafts.from_head(source)
+        draft = gguf.from_head(source)
         method = "dspark" if source.config.kind == "dspark" else source.layout
         if source.layout == "dflash":
             chain = source.head.shape.num_drafts
@@ -284,12 +284,12 @@ def _gguf(
                 notes.append("with pictures chains were not compared: llama.cpp's tower gives other features")
     else:
         model, notes = lvlm.from_ours(folder, "gguf", prompts, whose, sees=kind == "lvlm")
-        draft = gguf_drafts.from_model(model, str(folder))
-    reader = gguf_drafts.open_target(target_gguf, whose, hands=kind == "language_head")
+        draft = gguf.from_model(model, str(folder))
+    reader = gguf.open_target(target_gguf, whose, hands=kind == "language_head")
     notes.append("flash attention (auto turns it on, on CPUs too) moves the target's scores by 1e-2: it is off")
     made = replace(made, method=f"draft-{method}", chain=chain, notes=tuple(notes),
                    target_gguf=str(target_gguf and target_gguf.resolve()), trained=str(folder.resolve()))  # fmt: skip
-    return made, read_manifest(folder), lambda aside: gguf_drafts.write(draft, reader, aside / gguf_drafts.DRAFT)
+    return made, read_manifest(folder), lambda aside: gguf.write(draft, reader, aside / gguf.DRAFT)
 
 
 def files_of(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:

@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...core.errors import CRASH, FAULTS, OK, UserError
 from ...core.files import write_whole
@@ -73,16 +73,57 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _messages(options: argparse.Namespace) -> list[list[JsonObject]]:
-    """The prompts, as messages."""
+    """The prompts, as messages: a server has its own chat template and image processor. Raises `UserError`: a record
+    cannot be read, or none can.
+    """
     if options.name is None:
         texts = [f"{task} {topic}" for topic in _TOPICS for task in _TASKS]
         return [[{"role": "user", "content": text}] for text in texts[: options.limit]]
-    from ...trainers.evaluate.engine_conversations import conversations
+    from ...core.tracking import TrackingConfig
+    from ...data.conversations import PromptFormat
+    from ...data.dataset import ConversationData
+    from ...data.records.logged_pictures import Conversation
+    from ...data.records.skipped import Listed, SkippedLog
+    from ...data.suites.suite import INDEX
+    from ...data.suites.turn_files import set_at
+    from ...trainers.evaluate.benchmarks import SetsBenchmark
+    from ...trainers.evaluate.requests import Opening
+    from ...trainers.run.context import Context, EngineConfig
+    from ...trainers.run.stage_records import data_files
 
+    path, of_the_server = Path(options.name), cast(Any, None)  # target and processor
+    data = ConversationData(path=str(path), images=options.images, on_error=options.on_error, max_samples=options.limit)
     with tempfile.TemporaryDirectory(prefix="audit-") as folder:
-        talks = conversations(Path(options.name), options.images, options.on_error, Path(folder), limit=options.limit,
-                              say=say)  # fmt: skip
-        return [talk.messages() for talk in talks]
+        context = Context(
+            name="audit", folder=Path(folder) / "audit", seed=0, fingerprint="", target=of_the_server, drafter=None,
+            engine=EngineConfig(), tracking=TrackingConfig(), inputs={}, say=say,
+        )  # fmt: skip
+        opening = Opening(context, of_the_server, PromptFormat(), [])
+        if (name := set_at(path)) is not None or (path / INDEX).is_file():
+            section = SetsBenchmark(kind="sets", data=data, sets=None if name is None else [name])
+            suite = opening.suite(section)
+            talks = [Conversation(row["id"], row, suite.folder) for one in section.names or suite.about.sets
+                     for row in suite.first_turns(one, section.convention, data.max_samples)]  # fmt: skip
+        else:
+            dataset = opening.dataset(data, data_files(data, context))
+            images = [dataset.folders(file)[0] for file in range(len(dataset.records))]
+            talks = [  # each record up to its last answer
+                Conversation(dataset.sample_id(n), dataset.record(n), images[dataset.places[n, 0]], data.allow_outside)
+                for n in range(len(dataset))
+            ]
+        found = []
+        for talk in talks:
+            try:
+                found.append(talk.messages())
+            except UserError as error:
+                if data.on_error == "strict":
+                    raise
+                say(f"left out {talk.name}: {error.problem}")
+        if (listed := SkippedLog(context.folder / "skipped.jsonl").listed()) != Listed():
+            say(str(listed))
+    if not found:
+        raise UserError(f"no conversation of {path} can be read", hint="check its folder of pictures")
+    return found
 
 
 def _as_json(found: Any, about: JsonObject) -> JsonObject:

@@ -8,7 +8,7 @@ import pytest
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.llama_program import TRIED, chains_of
 from draftsmith.eval.engines.ours import Drafted
-from draftsmith.models.formats import gguf_drafts
+from draftsmith.models.formats import gguf
 from draftsmith.models.formats.export import export_drafter
 from fails import fails_with
 from gguf_files import write_target
@@ -43,7 +43,7 @@ def test_every_chain_is_as_here(pair, file, tmp_path, kind):
 @in_llama
 def test_a_file_of_other_rows_is_flagged(pair, file, tmp_path, monkeypatch):
     """Of a head whose queries and keys turn in halves, where llama.cpp turns neighbours."""
-    monkeypatch.setattr(gguf_drafts, "_NEIGHBOURS", ())
+    monkeypatch.setattr(gguf, "_NEIGHBOURS", ())
     found = verified(pair, file, tmp_path)
     assert found.cells[0].plain == 4 and not found.cells[0].good
     assert all("its class" not in hint and "vLLM" not in hint for _, hint in found.faults)
