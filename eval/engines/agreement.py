@@ -51,7 +51,8 @@ def by_start(tokens: Sequence[int], chains: Sequence[Sequence[int]]) -> dict[int
     for chain in chains:
         if start >= len(tokens):
             break
-        placed[start] = list(chain)
+        if chain:  # none: a request that was preempted goes on without one
+            placed[start] = list(chain)
         start += accepted(tokens, start, chain) + 1
     return placed
 

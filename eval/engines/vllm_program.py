@@ -29,16 +29,21 @@ def watch() -> dict:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     drafts: dict[str, list[list[int]]] = {}
+    unread: set[str] = set()  # requests whose last proposal no pass has read
     original = GPUModelRunner.propose_draft_token_ids
 
     def propose(self, scheduled, *arguments, **named):
         names = list(self.input_batch.req_ids)
-        ends = {name: self.requests[name].num_computed_tokens + scheduled.num_scheduled_tokens[name] for name in names}
+        # A request that was preempted goes on with a token that nothing was drafted for.
+        for name in unread & set(scheduled.scheduled_cached_reqs.resumed_req_ids):
+            drafts[name][-1] = []
+        unread.difference_update(names)
         drafted = original(self, scheduled, *arguments, **named)
         rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted
-        for name, row in zip(names, rows, strict=True):
-            if ends[name] >= self.requests[name].num_prompt_tokens:  # what is drafted within a prompt is thrown away
+        for name, row, discarded in zip(names, rows, self.discard_request_mask.np[: len(names)], strict=True):
+            if not discarded:  # what is drafted within a prompt is thrown away
                 drafts.setdefault(name, []).append([int(token) for token in row])
+                unread.add(name)
         return drafted
 
     GPUModelRunner.propose_draft_token_ids = propose

@@ -79,16 +79,21 @@ def test_patches_of_a_tried_minor_version_are_taken(found):
 
 
 def test_a_cut_prompt_ends_where_its_piece_does():
-    """Known tokens by row: of a piece one past its end, of a whole prompt and of an answer as before."""
+    """Known tokens by row: of a piece one past its end, of a whole prompt and of an answer as before. A request that
+    comes back after it was preempted is read anew in pieces, its answer too.
+    """
     ends_of_pieces = module("repairs").ends_of_pieces
-    known = np.array([50, 50, 61, 7])
+    known = np.array([50, 50, 61, 7, 80, 80])
     requests = {
-        "a": SimpleNamespace(num_computed_tokens=12, num_prompt_tokens=50),
-        "b": SimpleNamespace(num_computed_tokens=38, num_prompt_tokens=50),
-        "c": SimpleNamespace(num_computed_tokens=60, num_prompt_tokens=50),
+        "a": SimpleNamespace(num_computed_tokens=12, num_prompt_tokens=50, num_tokens=50),
+        "b": SimpleNamespace(num_computed_tokens=38, num_prompt_tokens=50, num_tokens=50),
+        "c": SimpleNamespace(num_computed_tokens=60, num_prompt_tokens=50, num_tokens=61),
+        "back": SimpleNamespace(num_computed_tokens=48, num_prompt_tokens=50, num_tokens=80),
+        "whole": SimpleNamespace(num_computed_tokens=68, num_prompt_tokens=50, num_tokens=80),
     }
-    ends = ends_of_pieces(known, ["a", "b", "c"], requests, {"a": 12, "b": 12, "c": 1})
-    assert ends.tolist() == [25, 50, 61, 7] and known.tolist() == [50, 50, 61, 7]
+    lengths = {"a": 12, "b": 12, "c": 1, "back": 12, "whole": 12}
+    ends = ends_of_pieces(known, ["a", "b", "c", "gone", "back", "whole"], requests, lengths)
+    assert ends.tolist() == [25, 50, 61, 7, 61, 80] and known.tolist() == [50, 50, 61, 7, 80, 80]
 
 
 def test_top_k_of_no_rows_ends_no_engine(monkeypatch):

@@ -141,7 +141,8 @@ CHOICE = {"token_ids": [1], "finish_reason": "length", "logprobs": {"top_logprob
 ODD = (
     "{", "[]", "3", "null", '{"choices": 3}', '{"choices": [3]}', "\ud800", "[" * 9999,
     *(json.dumps({"choices": [CHOICE | change]}) for change in (
-        {"token_ids": None}, {"token_ids": ["x"]}, {"token_ids": [-1]}, {"token_ids": [True]}, {"token_ids": [1, 2, 3]},
+        {"token_ids": None}, {"token_ids": ["x"]}, {"token_ids": [-1]}, {"token_ids": [True]},
+        {"token_ids": [1] * 3, "logprobs": {"top_logprobs": [{"token_id:1": -0.1}] * 3}},
         {"token_ids": []}, {"logprobs": None}, {"logprobs": {"top_logprobs": [{}]}},
         {"logprobs": {"top_logprobs": [{"word": -0.1}]}}, {"logprobs": {"top_logprobs": [{"token_id:1": None}]}},
         {"logprobs": {"top_logprobs": [{"token_id:1": 3.0}]}}, {"logprobs": {"top_logprobs": [{"token_id:1": "x"}]}},

@@ -22,9 +22,9 @@ DRAWN = Path(__file__).with_name("drawn_program.py")
 _REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"
 
 
-def verified(folder, tmp_path):
+def verified(folder, tmp_path, max_new_tokens=16):
     scratch = Path(tempfile.mkdtemp(dir=tmp_path))
-    found = verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=16)
+    found = verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=max_new_tokens)
     return found, {cell.group: cell for cell in found.cells}
 
 
@@ -60,6 +60,22 @@ def test_cut_prompts_are_the_engines_fault_and_the_plugin_repairs_it(target, tmp
     assert "the engine's fault" in hint and "Our plugin repairs it" in hint
     monkeypatch.delenv(_REPAIRS)
     assert not verified(folder, tmp_path)[0].faults
+
+
+def test_a_preempted_request_comes_back_and_drafts_as_before(target, tmp_path, monkeypatch):
+    """Three at once in a cache of six blocks: one is preempted, and its prompt and answer are read anew in pieces.
+    Where the plugin repairs pieces of prompts alone, its later chains differ.
+    """
+    save_drawn("eagle", target, tmp_path / "draft")
+    export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", prompts="text")
+    tight = {"max_num_batched_tokens": 24, "enable_chunked_prefill": True, "block_size": 32,
+             "num_gpu_blocks_override": 7}  # fmt: skip
+    monkeypatch.setattr(verify._Side, "_pieces", lambda self, together: tight)
+    cells = verified(tmp_path / "out", tmp_path, 48)[1]
+    (answers,) = tmp_path.glob("*/answers.jsonl")
+    lines = [json.loads(line) for line in answers.read_text().splitlines()[1:]]
+    assert any([] in line["chains"] for line in lines), "none was preempted"
+    assert cells["prompts in pieces"].equal == cells["prompts in pieces"].chains > 100
 
 
 def test_pictures_that_enter_otherwise_are_flagged(target, tmp_path):
