@@ -57,10 +57,12 @@ def _top_p(p, sampling):
 
 
 class Toy:
-    """A server. `fault`: None drafts rightly; "plain": drafts nothing."""
+    """A server. `fault`: None drafts rightly; "plain": drafts nothing. `own`: it has noise of its own, as one that
+    computes attention otherwise, or rounds its cache, than the server beside it.
+    """
 
-    def __init__(self, fault=None, model=0, noise=0.0):
-        self.fault, self.model, self.noise = fault, model, noise
+    def __init__(self, fault=None, model=0, noise=0.0, own=""):
+        self.fault, self.model, self.noise, self.own = fault, model, noise, own
         self.drafts, self.accepted = 0, [0] * GAMMA
 
     def counters(self):
@@ -68,7 +70,8 @@ class Toy:
         return {"spec_decode_num_drafts": self.drafts} | places
 
     def scores(self, text, pass_of):
-        return scores(self.model, tuple(map(int, text[-2:])), pass_of, self.noise)
+        computed = pass_of if pass_of == "draft" else pass_of + self.own
+        return scores(self.model, tuple(map(int, text[-2:])), computed, self.noise)
 
     def answer(self, prompt, said, count, sampling, *, seed=0, shown=0):
         text, tokens, laws = [*prompt, *said], [], []

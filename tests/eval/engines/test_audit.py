@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from collections import Counter
 
 import numpy as np
@@ -11,12 +12,15 @@ from draftsmith.eval.engines.exact_law import TESTS, Evidence, Law, Sampling, la
 from toy_servers import FAULTS, VOCABULARY, Toy, cut, scores
 
 DRAWN, CUT = Sampling(), Sampling(top_k=8, top_p=0.8)
+FIRST = int(os.environ.get("AUDIT_SEED", "0"))  # of models and draws in the slow tier: another one is another proof
+# Noise of right servers, and whether both have one of their own: the last two are as of flash attention and a q8 cache.
+RIGHT = ((0.0, False), (0.004, False), (0.02, False), (0.05, False), (0.008, True), (0.05, True))
 
 
-def audited(fault, model=0, noise=0.0, prompts=12, count=48, draws=1600, seed=0, samplings=(DRAWN, CUT)):
+def audited(fault, model=0, noise=0.0, prompts=12, count=48, draws=1600, seed=0, samplings=(DRAWN, CUT), apart=False):
     rng = np.random.default_rng(model + 7)
     texts = [tuple(map(int, rng.integers(1, VOCABULARY, 6))) for _ in range(prompts)]
-    servers = Toy(fault, model, noise), Toy("plain", model, noise)
+    servers = Toy(fault, model, noise, " here" * apart), Toy("plain", model, noise)
     return audit(*servers, texts, samplings, count=count, most_draws=draws, seed=seed, at_once=(1,),
                  say=lambda text: None)  # fmt: skip
 
@@ -41,13 +45,17 @@ def test_each_planted_fault_is_seen(fault):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", range(1, 6))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_planted_fault_is_seen_in_other_models_with_noise(fault, model):
-    found = audited(fault, model, noise=0.01, prompts=24, count=96, draws=3200)
-    print(f"{fault}, model {model}: {found.draws.number if found.draws.faults else '-'} draws, {found.faults}")
-    unseen = not found.ended if fault == "stop tokens skipped" else found.missing
-    assert found.faults or unseen, "or the page says that too little was tried"
+def test_each_planted_fault_is_seen_in_other_models_with_noise(fault):
+    took = []
+    for model in range(FIRST + 1, FIRST + 6):
+        found = audited(fault, model, noise=0.01, prompts=24, count=96, draws=3200, seed=FIRST)
+        unseen = not found.ended if fault == "stop tokens skipped" else found.missing
+        assert found.faults or unseen, "or the page says that too little was tried"
+        greedy = sum(one.verdict == "fault" for one in found.differences)
+        drawn = f"{found.draws.number} draws" if found.draws.faults else "too little tried" if not greedy else "-"
+        took.append(f"{greedy} of {found.tokens}; {drawn}")
+    print(f"\n| {fault} | {' | '.join(took)} |")
 
 
 @pytest.mark.parametrize("fault", ["plain", "siblings", None])
@@ -60,14 +68,15 @@ def test_a_right_server_passes_with_noise(fault):
 
 @pytest.mark.slow
 def test_a_hundred_right_servers_raise_at_most_one_alarm():
-    alarms, ties = [], 0
+    alarms, ties = [], Counter()
     for repeat in range(100):
-        noise, kind = (0.0, 0.004, 0.02, 0.05)[repeat % 4], (None, "siblings", "plain")[repeat % 3]
-        found = audited(kind, 100 + repeat, noise, draws=1600, seed=10_000 * repeat)
-        alarms += [(repeat, noise, kind, found.faults)] if found.faults else []
-        ties += len(found.differences)
-    print(f"alarms: {alarms}; differences that were no faults: {ties}")
-    assert len(alarms) <= 1 and ties > 200
+        noise, apart = RIGHT[repeat % len(RIGHT)]
+        kind, model = (None, "siblings", "plain")[repeat // len(RIGHT) % 3], FIRST + 100 + repeat
+        found = audited(kind, model, noise, seed=10_000 * (FIRST + repeat), apart=apart)
+        alarms += [(repeat, noise, apart, kind, found.faults)] if found.faults else []
+        ties[noise, apart] += len(found.differences)
+    print(f"\nalarms: {alarms}; places where right answers part: {dict(ties)}")
+    assert len(alarms) <= 1 and sum(ties.values()) > 200
 
 
 @pytest.mark.parametrize("sampling", [DRAWN, CUT, Sampling(top_k=5), Sampling(top_p=0.7), Sampling(0.6, 12)], ids=str)

@@ -1,22 +1,18 @@
 """Exported GGUFs in a real llama.cpp (xllamacpp): every chain as here, and a wrong file is flagged."""
 
-import importlib.metadata
-import importlib.util
 import sys
 
 import pytest
 from draftsmith.eval.engines import engine_check as verify
-from draftsmith.eval.engines.llama_program import TRIED, chains_of
+from draftsmith.eval.engines.llama_program import chains_of
 from draftsmith.eval.engines.ours import Drafted
 from draftsmith.models.formats import gguf
 from draftsmith.models.formats.export import export_drafter
 from fails import fails_with
 from gguf_files import write_target
+from llama_server import IN_LLAMA
 from served_heads import save_drawn
 from transformers import AutoModelForCausalLM
-
-_FOUND = importlib.util.find_spec("xllamacpp") and importlib.metadata.version("xllamacpp") == TRIED
-in_llama = pytest.mark.skipif(not _FOUND, reason=f"no llama.cpp: pip install xllamacpp=={TRIED}")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +27,7 @@ def verified(pair, file, tmp_path, kind="eagle3"):
     return verify.verify_engine(tmp_path / "out", tmp_path / "scratch", python=sys.executable, max_new_tokens=16)
 
 
-@in_llama
+@IN_LLAMA
 @pytest.mark.parametrize("kind", ["eagle3", pytest.param("dflash", marks=pytest.mark.slow)])
 def test_every_chain_is_as_here(pair, file, tmp_path, kind):
     found = verified(pair, file, tmp_path, kind)
@@ -40,7 +36,7 @@ def test_every_chain_is_as_here(pair, file, tmp_path, kind):
     assert "llama.cpp 2026.10.11549 on cpu, runner without flash attention" in found.shown()
 
 
-@in_llama
+@IN_LLAMA
 def test_a_file_of_other_rows_is_flagged(pair, file, tmp_path, monkeypatch):
     """Of a head whose queries and keys turn in halves, where llama.cpp turns neighbours."""
     monkeypatch.setattr(gguf, "_NEIGHBOURS", ())
