@@ -92,7 +92,7 @@ class TestInVllm:
     def test_vllms_command(self, pair, tmp_path, capsys):
         words = printed(pair, tmp_path, capsys, "--to", "vllm")
         assert words[:3] == ["vllm", "serve", str(pair / "target")] and "--chat-template" in words
-        process, url = serve(tmp_path, words[2:])
+        process, url = serve(tmp_path, [*words[2:], "--enforce-eager"])  # it would compile for minutes
         try:
             wait(process, url)
             as_printed(url)
