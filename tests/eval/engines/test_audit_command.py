@@ -3,6 +3,7 @@ ends where a server fails. vLLM itself is in test_audit_vllm.py.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
@@ -111,6 +112,17 @@ def test_records_with_pictures(tmp_path):
     assert parts[0][0]["image_url"]["url"].startswith("data:image/png;base64,") and len(parts) > 20
     with EngineInPlace(engine="llamacpp") as llama:
         fails_with("prompts with pictures are not audited at llamacpp", Server(llama.url).prompt, prompt.messages)
+
+
+def test_records_that_cannot_be_read(tmp_path, capsys):
+    file = Path(records(tmp_path))
+    rows = json.loads(file.read_text())
+    file.write_text(json.dumps([rows[0], *(row | {"image": "gone.png"} for row in rows[1:])]))
+    with EngineInPlace(None) as server, EngineInPlace() as plain:
+        assert main(["audit", server.url, str(file), "--beside", plain.url]) == 2
+        assert "gone.png" in capsys.readouterr().err
+        found = audited(tmp_path, server, plain, str(file), "--draws", "0", "--on-error", "skip")[1]
+    assert found["about"]["prompts"] == 1 and "left out" in capsys.readouterr().out
 
 
 FAILS = {
