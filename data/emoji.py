@@ -50,6 +50,7 @@ _IRREGULAR = {"mice": "mouse", "teeth": "tooth", "feet": "foot", "geese": "goose
 # A mirrored picture of these is another thing, or has letters the wrong way round.
 _ONE_WAY = re.compile(r"\b((left|right)(wards?)?|facing|pointing|arrow|letters?|signs?|calendar|atm|newspaper|score|"
                       r"abc|medal|clef|input|numbers|points|clockwise|taxi|police|ambulance)\b")  # fmt: skip
+_PLACES = 9  # of a picture, as in models/lite0.py
 _NO_PHOTOGRAPHS = {"symbols", "cartoon", "toys", "plastic", "roadsigns", "flags"}  # folders of stamps
 
 
@@ -182,7 +183,7 @@ def _record(name: object, kind: str, about: Sequence[Item], paths: Sequence[str]
 
 def captions(chosen: Sequence[Item], draw: random.Random) -> Iterator[JsonObject]:
     """A question with its answer for each rendering: the name of a plain one; of others category or keywords, too.
-    `words` are what a picture's four places are about, for a stage `contrast`.
+    `words` are what a picture's nine places are about, for a stage `contrast`: four things, in turn.
     """
     for item in chosen:
         answers = {"naming": _with_article(item.name), "category": item.category,
@@ -193,7 +194,7 @@ def captions(chosen: Sequence[Item], draw: random.Random) -> Iterator[JsonObject
             question, answer = draw.choice(CAPTIONS[kind]), _sentence(answers[kind])
             words = [item.name, head_noun(item.name), item.category, ", ".join(item.keywords[:6])]
             yield _record(Path(path).stem, kind, [item], [path], question, answer) | {
-                "words": [text or item.name for text in words]
+                "words": list(itertools.islice(itertools.cycle(text or item.name for text in words), _PLACES))
             }
 
 

@@ -1,9 +1,9 @@
 """EfficientNet-Lite0 (Tan and Le, 2019; the Lite models of 2020) as a tower of transformers: 3.4M weights, on any CPU.
 
 transformers' own EfficientNet has squeeze-and-excitation in every block and swish, which the Lite models do without. A
-picture becomes 2 x 2 places that have its features in common: the mean of the last layer, and the map of the last block
+picture becomes 3 x 3 places that have its features in common: the mean of the last layer, and the map of the last block
 before the stride of 32, pooled to 4 x 4. Behind them stands which place it is, as a one-hot, so that LLaVA's projector
-learns a bias for each: four different tokens about one picture.
+learns a bias for each: nine different tokens about one picture.
 Letters: B pictures, S side in pixels, C features, G places.
 """
 
@@ -32,8 +32,8 @@ class EfficientNetLite0Config(PreTrainedConfig):
 
     model_type = LITE0
     image_size: int = 224
-    # LLaVA counts a picture's tokens by the side of a patch: 2 x 2.
-    patch_size: int = 112
+    # LLaVA counts a picture's tokens by the side of a patch: 3 x 3.
+    patch_size: int = 74
     num_channels: int = 3
     stem_channels: int = 32
     # Kernel, stride, expansion, channels and number of the blocks of each row.

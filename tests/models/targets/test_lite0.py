@@ -62,7 +62,7 @@ def slow(state, pixels):
 
 
 @torch.no_grad()
-def test_four_places_of_the_published_features(tmp_path):
+def test_nine_places_of_the_published_features(tmp_path):
     """In training mode as in evaluation but for dropout, whatever picture stands beside; the classifier is left out."""
     state, pixels = published(), torch.randn(2, 3, 224, 224)
     save_lite0(state, tmp_path)
@@ -70,11 +70,11 @@ def test_four_places_of_the_published_features(tmp_path):
     assert 0.3 < (model(pixels).last_hidden_state[..., :3072] == 0).float().mean() < 0.5
     model.config.feature_dropout = 0.0
     states = model(pixels, output_hidden_states=True)
-    assert states.last_hidden_state.shape == (2, 4, 3076) and states.hidden_states[-1] is states.last_hidden_state
+    assert states.last_hidden_state.shape == (2, 9, 3081) and states.hidden_states[-1] is states.last_hidden_state
     expected = slow(state, pixels)
-    for place in range(4):
+    for place in range(9):
         torch.testing.assert_close(states.last_hidden_state[:, place, :3072], expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(states.last_hidden_state[0, :, 3072:], torch.eye(4), atol=0, rtol=0)
+    torch.testing.assert_close(states.last_hidden_state[0, :, 3072:], torch.eye(9), atol=0, rtol=0)
     weights = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items()), "training moved them"
     weights |= {"mean": expected.mean(0), "std": torch.full((3072,), 2.0)}
