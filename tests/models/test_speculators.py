@@ -9,6 +9,7 @@ import torch
 from dflash_tiny import draft, walked
 from draftsmith.models.attention import attend
 from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.peagle import rollout_mask
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import files_of
@@ -17,6 +18,8 @@ from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.base import ShapeAlone, language_shape
+from draftsmith.scripts.peers import SpeculatorsEagle3
+from heads_tiny import case_for
 from published_tiny import exported
 from served_pair import build
 from tensors import loud
@@ -243,3 +246,25 @@ def test_causal_blocks_there_are_those_here(tmp_path, target, kind):
         places = torch.arange(anchor + 8)[None]
         ours = head(blocks, head.context(states[:, :anchor]), places, lambda _, q, k, v: attend(q, k, v, mask))
     torch.testing.assert_close(ours, hidden, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("norms", [False, True])
+def test_their_training_forward_has_our_gradients(passes, norms, monkeypatch):
+    """Two samples in one row, of a target that bans no id, where both count the same inputs."""
+    big = language(llava(0, layers=5))
+    monkeypatch.setattr(type(big), "scores", lambda self, states: F.linear(states, self.decoder.model.lm_head.weight))
+    settings = {"taps": [1, 2, 4], "mtp_steps": passes - 1, "visual_slots": "read", "norm_before_fc": norms,
+                "norm_before_residual": norms, "norm_output": norms,
+                "objective": {"token": 1.0, "decay": 1.0, "noise": 0.0}}  # fmt: skip
+    ours, theirs = Eagle3Config(kind="eagle3", **settings), SpeculatorsEagle3(**settings)
+    torch.manual_seed(0)
+    head, gradients = ours.build(big), []
+    batch, states = case_for(ours, big, ("ttttttaaaaaaaaa", "tttttaaaaaa"))
+    for config in (ours, theirs):
+        head.zero_grad()
+        loss = config.training_objective(head, big).train()(batch, states)
+        (loss.loss_sum / loss.num_tokens).backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in head.named_parameters()})
+    for name, own in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], own, atol=5e-6 * float(own.abs().max()), rtol=0)

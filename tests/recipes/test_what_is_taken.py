@@ -44,6 +44,8 @@ TAKEN: dict[str, str | dict[str, str]] = {
     **dict.fromkeys(("demo/emoji-vlm", "demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3",
                      "smollm2/medusa", "smollm2/served"),
                     "evaluate"),
+    "smollm2/minutes": "chains",
+    "smollm2/taps": "taps",
     **dict.fromkeys(("adapt-eagle3-qwen2.5-vl-7b", "dflash-llava15-7b", "dspark-llava15-7b", "eagle-llava15-7b",
                      "eagle3-llava15-7b"), "evaluate"),
     **dict.fromkeys(("dflash-qwen2.5-vl-7b", "dflash-qwen3-vl-8b", "dflash2-qwen3-vl-8b",

@@ -58,6 +58,9 @@ def test_an_lm_head_begins_with_the_targets_rows_and_a_frozen_one_keeps_them(tmp
     assert not torch.equal(learns["lm_head.weight"], held["lm_head.weight"])
     assert begun[1] == frozen[1] and frozen[1] != frozen[3] != begun[3]
     assert (own == begun) == (kind != "eagle3")
+    again = context(made, tmp_path / "again", config, {"drafter": tmp_path / "train-frozen"})
+    stage = parsed(again.target, config, section(made, source={"kind": "online"}, lm_head="from_target", steps=3))
+    fails_with("begins a draft from scratch, and this stage goes on", stage.run, again)
     asked = context(made, tmp_path / "none", config_of(kind="eagle"))
     stage = parsed(asked.target, asked.drafter, section(made, source={"kind": "online"}, lm_head="frozen"))
     fails_with("has no LM head of its own", stage.run, asked)

@@ -140,17 +140,22 @@ class TrainedDrafter:
         `from: scratch` takes none of them.
         """
         folder, outside = self.context.inputs.get("drafter"), self.stage.outside
+        if outside is None and folder is None and (not self.config.provides() or self.stage.from_stage == SCRATCH):
+            head = self.config.build(self.target, count_tokens=count_tokens)
+            if self.stage.lm_head is not None:
+                _with_lm_head(head, self.context).begin_as(self.target)
+            return head
+        if self.stage.lm_head == "from_target":
+            raise UserError(
+                "lm_head: from_target begins a draft from scratch, and this stage goes on with one",
+                key=f"stages.{self.context.name}.lm_head", hint="leave it out, or take frozen",
+            )  # fmt: skip
         if outside is not None:
             self.context.say(f"{self.context.name}: starts from {outside.path}")
             folder = find_start(outside.path, outside.revision)
             head = load_start(
                 self.config, folder, self.target, self.identity, load_published, other_target=outside.other_target
             )
-        elif folder is None and (not self.config.provides() or self.stage.from_stage == SCRATCH):
-            head = self.config.build(self.target, count_tokens=count_tokens)
-            if self.stage.lm_head is not None:
-                _with_lm_head(head, self.context).begin_as(self.target)
-            return head
         else:
             if folder is None:
                 self.context.say(f"{self.context.name}: starts from {self.config.display_name}")
