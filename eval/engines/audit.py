@@ -95,6 +95,8 @@ def walk(drafting: Engine, plain: Engine, prompt: Any, said: Ids, number: int = 
             break
         b, a = pairs[place]
         start += place
+        if a == END and found.apart and found.apart[-1].place == start - 1:
+            break  # behind the very token that they part by, which may end answers: from there it can only go on
         # An end that the plain server took may be a token before it, after which it would go on: asked from there.
         before = int(b == END and start > 0)
         again = plain.answer(prompt, said[: start - before], 1 + before, GREEDY, shown=SHOWN)

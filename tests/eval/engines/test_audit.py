@@ -176,6 +176,12 @@ def test_an_answer_that_ends_elsewhere():
     assert math.isinf(late[0].gap)
 
 
+def test_an_answer_that_ends_with_a_tied_token():
+    """Nobody knows whether the plain server would have ended behind it: asked from there, it goes on."""
+    plain = Scripted([5, 6, 7, 8], near={2: 60})
+    assert [(one.place, one.verdict) for one in differences([walk(plain, plain, (), (5, 6, 60, END))])] == [(2, "tie")]
+
+
 def test_draws_begin_before_sure_tokens_that_an_uncertain_one_follows():
     sure, open_ = {1: math.log(0.99)}, {1: math.log(0.3), 2: math.log(0.3), 3: math.log(0.3)}
     found = contexts([Walk((1,) * 9, [open_, sure, open_, open_, sure, sure, sure, open_, sure])])
