@@ -48,7 +48,7 @@ EXTRAS = {
                 "recipes/commands/fetch.py"),
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("served",)), "trainers/serve/engine_",
-        "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/bench.py",
+        "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/audit.py",
     ),
     "studies": (
         "eval/studies/", "trainers/evaluate/probes.py",
@@ -64,7 +64,8 @@ _TESTS = (
     "eval/test_quality.py", "eval/test_specvlm.py", "eval/test_text_quality.py", "eval/test_tiled.py",
     "eval/test_block.py", "eval/test_block_targets.py",
     "models/test_assistant.py", "models/test_captioners.py", "models/test_dflash2_layouts.py", "models/test_exports.py",
-    "models/test_gguf.py", "models/test_served_drafts.py", "models/test_imports.py", "models/test_speculators.py",
+    "models/test_gguf.py", "models/test_gguf_drafts.py",
+    "models/test_served_drafts.py", "models/test_imports.py", "models/test_speculators.py",
     "models/test_delta_rule.py", "models/test_tiled_drafts.py", "models/test_windows.py",
     "models/targets/test_hybrid.py", "models/targets/test_outside_section.py", "models/targets/test_towers.py",
     "recipes/test_fingerprints.py", "recipes/test_leaderboard.py",

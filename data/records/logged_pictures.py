@@ -1,4 +1,6 @@
-"""Pictures of a log, copied beside the records: from `data:` URLs and local files. Nothing is fetched."""
+"""Pictures of a log, copied beside the records: from `data:` URLs and local files. Nothing is fetched. And back: a
+record as the messages that a server is asked.
+"""
 
 from __future__ import annotations
 
@@ -98,17 +100,12 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system", "developer": 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record up to its last answer, and the questions that are asked after it."""
+    """A record up to its last answer."""
 
     name: str  # in messages; unique within its set
-    record: JsonMapping  # LLaVA JSON, with further questions under `turns`
+    record: JsonMapping  # LLaVA JSON
     images: Path  # folder that the names of its pictures are relative to
     allow_outside: bool = False  # they may lead out of it
-
-    @property
-    def further(self) -> tuple[str, ...]:
-        """Questions that follow the server's answers."""
-        return tuple(self.record.get("turns", ()))
 
     def messages(self) -> list[JsonObject]:
         """The messages before the first answer, pictures as data: URLs where their marks stand. Raises `UserError`: a

@@ -18,6 +18,8 @@ class Engine:
     version: str
     device: str
     runner: str
+    name: str = "vLLM"
+    ends: tuple[int, ...] = ()  # tokens after which it ends an answer, where our loop goes on
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def by_start(tokens: Sequence[int], chains: Sequence[Sequence[int]]) -> dict[int
     for chain in chains:
         if start >= len(tokens):
             break
-        placed[start] = list(chain)
+        if chain:  # none: a request that was preempted goes on without one
+            placed[start] = list(chain)
         start += accepted(tokens, start, chain) + 1
     return placed
 
@@ -137,14 +140,14 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
         if cell.same < cell.requests:
             problems.append((
                 f"{cell.group}: {cell.requests - cell.same} of {cell.requests} answers change when it drafts",
-                "verification must not change an answer: near-ties in low precision do (compare in float32), or a "
-                "fault of the engine",
+                "verification must not change an answer: serve it with and without the drafter, and draftsmith audit "
+                "measures whether arithmetic parts them or a fault",
             ))  # fmt: skip
         if cell.off > BOUND and (alone_good or not again):  # else the same difference again
             hint = _MIXED if again else _OTHER_CHAINS
             if cell.group == PIECES and TOGETHER in by_group and by_group[TOGETHER].off <= BOUND:
                 hint = _PIECES_UNPAIRED if kind in _UNPAIRED else _PIECES_PAIRED
-            elif kind == "dflash" and layers > 1 and engine.device == "cpu" and not again:
+            elif kind == "dflash" and layers > 1 and (engine.name, engine.device) == ("vLLM", "cpu") and not again:
                 hint = _NORMS
             elif cell.group in (ONE, TWO, RESIZED) and text_good and family_named(target).v1_misplaces_drafts:
                 hint = _V1 if engine.runner == "V1" else hint

@@ -15,7 +15,7 @@ from ...core.files import checked
 from ...core.json_types import JsonObject
 from .agreement import Cell, Engine, by_start, compare, faults
 from .ours import PIECES, RESIZED, TOGETHER, CheckRequest, Drafted, Exported, make_requests
-from .program import TIMEOUT_S, VLLM, check_plugin, run_program
+from .program import LLAMA, TIMEOUT_S, VLLM, check_plugin, run_program
 
 MAX_NEW_TOKENS = 48
 _AT_ONCE = 3
@@ -47,7 +47,7 @@ class Verification:
                 "ok" if cell.good and cell.plain == cell.requests else "DIFFERS",
             ))  # fmt: skip
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-        lines = [f"vLLM {self.engine.version} on {self.engine.device}, runner {self.engine.runner}", ""]
+        lines = [f"{self.engine.name} {self.engine.version} on {self.engine.device}, runner {self.engine.runner}", ""]
         lines += [
             "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
@@ -67,29 +67,32 @@ def verify_engine(
     without_known_faults: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Verification:
-    """Serve a folder that `draftsmith export` wrote for vLLM, and compare chain by chain with our own loop. Raises
-    `UserError`: no such export, no target, or the engine stopped.
+    """Serve a folder that `draftsmith export` wrote for vLLM or llama.cpp, and compare every chain with our own loop's.
+    Raises `UserError`: no such export, no target, or the engine stopped.
 
     Args:
         scratch: an empty folder for requests, pictures, answers and the engine's logs.
-        python: of vLLM's environment.
+        python: of the engine's environment.
         target: Hub id or directory; None: as the manifest names it.
         without_known_faults: patch the engine's known faults in its process: is the export right without them?
         timeout_s: of each of its three starts, after which it is taken for hung.
     """
     exported = Exported(folder, target)
+    if exported.in_llama and without_known_faults:
+        raise UserError("--without-known-faults patches vLLM, and a GGUF runs in llama.cpp", hint="leave it out")
     if exported.made.plugin:
         check_plugin(python, patches=exported.made.patched)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)
     side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s, without_known_faults)
-    _, plain = side.answers(None)
-    about, drafted = side.answers(exported.speculative, (1, _AT_ONCE))
+    about, plain = side.answers(None)
+    ours = {name: answer.until(about.ends) for name, answer in ours.items()}
+    _, drafted = side.answers(exported.speculative, (1, _AT_ONCE))
     tokens = {name: answer.tokens for name, answer in plain[1].items()}
     cells = compare(requests, ours, tokens, drafted[1])
     again = [request for request in requests if request.group != RESIZED]
     more = {TOGETHER: drafted[_AT_ONCE]}
-    if not exported.made.whole_prompts:
+    if not exported.made.whole_prompts and not exported.in_llama:
         more[PIECES] = side.answers(exported.speculative, (_AT_ONCE,), in_pieces=True)[1][_AT_ONCE]
     for group, answers in more.items():
         cells += compare([replace(request, group=group) for request in again], ours, tokens, answers)
@@ -109,14 +112,15 @@ _Id = Annotated[int, Field(ge=0)]
 
 
 class _About(BaseModel):
-    """The first line of `vllm_program.py`."""
+    """The first line of `vllm_program.py` or `llama_program.py`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    vllm: str
-    torch: str
+    engine: str
+    version: str
     device: str
     runner: str
+    ends: list[_Id] = []  # tokens after which it ends an answer
 
 
 class _Line(BaseModel):
@@ -149,7 +153,8 @@ class _Side:
         """To all requests, by number of them that are asked at once. `speculative`: vLLM's speculative_config; None:
         plain decoding. `in_pieces`: a pass takes fewer tokens than a batch's prompts have.
         """
-        model = Path(self.exported.target_path)
+        in_llama = self.exported.in_llama
+        model = Path(self.exported.made.target_gguf if in_llama else self.exported.target_path)
         settings = self._settings | (self._pieces(max(together)) if in_pieces else {})
         request = {
             "model": str(model.resolve() if model.is_dir() else model), "engine": settings,
@@ -157,7 +162,8 @@ class _Side:
             "without_known_faults": self.without_known_faults and speculative is not None,
             "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in self.requests],
         }  # fmt: skip
-        written = run_program(VLLM, self.scratch, request, python=self.python, timeout_s=self.timeout_s)
+        program = LLAMA if in_llama else VLLM
+        written = run_program(program, self.scratch, request, python=self.python, timeout_s=self.timeout_s)
         if not written:
             raise self._wrong("the engine wrote no line")
         first, *lines = written
@@ -176,7 +182,7 @@ class _Side:
         for answered in answers.values():
             if missing := [name for name in names if name not in answered]:
                 raise self._wrong(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}")
-        return Engine(about.vllm, about.device, about.runner), answers
+        return Engine(about.version, about.device, about.runner, about.engine, tuple(about.ends)), answers
 
     @property
     def _file(self) -> Path:

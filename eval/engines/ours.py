@@ -113,7 +113,7 @@ def _color(rng: random.Random) -> tuple[int, int, int]:
 
 
 _TARGET: TypeAdapter[TargetConfig] = TypeAdapter(TargetConfig)
-_SERVED = ("vllm", "speculators")  # layouts that vLLM reads
+_SERVED = ("vllm", "speculators", "gguf")  # layouts that vLLM reads, and llama.cpp's
 # Kinds whose chains vLLM 0.32 does not show.
 _UNCOMPARED = {
     **dict.fromkeys(("dspark", "dflash2"), "vLLM 0.32 has it in model runner V2 alone, and chains are read from V1"),
@@ -129,6 +129,12 @@ class Drafted:
     tokens: list[int]
     chains: dict[int, list[int]]
     prompt_tokens: int = 0
+
+    def until(self, ends: Sequence[int]) -> Drafted:
+        """The answer up to its first token that ends one, and the chains before it."""
+        count = next((place for place, token in enumerate(self.tokens, 1) if token in ends), len(self.tokens))
+        chains = {start: chain for start, chain in self.chains.items() if start < count}
+        return Drafted(self.tokens[:count], chains, self.prompt_tokens)
 
 
 @dataclass
@@ -148,8 +154,8 @@ class Noting:
 
 
 class Exported:
-    """An exported folder of `draftsmith export` in a layout that vLLM reads, opened beside its target. Raises
-    `UserError`: no export for vLLM, a target that nobody can find, or files that do not fit it.
+    """An exported folder of `draftsmith export` in a layout that vLLM reads, or llama.cpp, opened beside its target.
+    Raises `UserError`: no such export for vLLM, a target that nobody can find, or files that do not fit it.
 
     Args:
         target: Hub id or directory; None: as the manifest names it.
@@ -160,11 +166,15 @@ class Exported:
         self.folder = folder
         export = read_export(folder)
         if export is None or export[0].engine not in _SERVED:
-            raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
+            raise UserError("this is no folder that draftsmith export wrote for vLLM or llama.cpp",
+                            where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
-        if why := _UNCOMPARED.get(str(manifest.get("method"))):
+        self.in_llama = export[0].engine == "gguf"
+        # Of a GGUF, which our loop does not read, what it was written of is decoded.
+        self.weights = Path(export[0].trained) if self.in_llama else folder
+        if not self.in_llama and (why := _UNCOMPARED.get(str(manifest.get("method")))):
             raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
-                            where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
+                            where=str(folder), hint="measure it in vLLM from outside: draftsmith audit")  # fmt: skip
         self.made, self.prompts = export
         section, path = named_target(folder, target)
         self.target_path = opened_target(path, where="target")
@@ -186,12 +196,12 @@ class Exported:
 
     @property
     def pictures(self) -> bool:
-        """Whether the export promises prompts with pictures."""
-        return self.prompts == "all" and self.processor.reads_pictures
+        """Whether the export promises prompts with pictures, and the engine's are compared."""
+        return self.prompts == "all" and self.processor.reads_pictures and not self.in_llama
 
     @property
     def speculative(self) -> JsonObject:
-        """vLLM's speculative_config for this folder."""
+        """vLLM's speculative_config for this folder, or the like of a GGUF."""
         return self.made.speculative(NUM_DRAFTED)
 
     @property
@@ -221,5 +231,5 @@ class Exported:
         if self.made.patched or self.kind not in LANGUAGE_HEADS:
             module: Any = eagle.from_export(self.folder, self.config, self.target.shape).to(self.target.device)
             return self.config.drafter(module, self.target)
-        module = load_start(self.config, self.folder, self.target, self._identity, load_published)
+        module = load_start(self.config, self.weights, self.target, self._identity, load_published)
         return self.config.drafter(module.eval(), self.target)

@@ -23,6 +23,7 @@ from ...models.formats.plugin import MODULE, PACKAGE, PATCHES
 
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"
 VLLM = Path(__file__).with_name("vllm_program.py")
+LLAMA = Path(__file__).with_name("llama_program.py")
 _BESIDE = Path(__file__).with_name("ends_with_parent.py")
 _OLDEST = (0, 32)  # what was tried; older ones hand out no hidden states of chosen layers
 _LINES = 12  # of a log, in an error

@@ -30,15 +30,7 @@ NOTE = (
 
 def served_section(rows: Sequence[Row], device: str) -> tuple[ReportSection, Callable[[Path], None]]:
     """The section of an engine's rows, and what draws its figure into the report's folder."""
-    return cells_section(_cells(rows), rows[0].engine, device)
-
-
-def cells_section(
-    cells: Sequence[JsonMapping], engine: str, device: str
-) -> tuple[ReportSection, Callable[[Path], None]]:
-    """The section of measured cells, as `cell_of` makes them, and what draws its figure. `device`: that the engine runs
-    on, or its address.
-    """
+    cells, engine = _cells(rows), rows[0].engine
     depth = max((len(cell["accepted"]) for cell in cells), default=0)
     places = list(dict.fromkeys(cell["place"] for cell in cells))
     columns = [
@@ -94,30 +86,16 @@ def _cells(rows: Sequence[Row]) -> list[JsonObject]:
                 plain[concurrency] = rate
             drafts = summarize(some).accepted_by_depth if method != PLAIN else ()
             further = some[some.num_emitted > 0]  # with a second token
-            cells.append(cell_of(
-                rate, plain[concurrency], some.prefill_s.to_numpy(),
-                (further.decode_s / further.num_emitted).to_numpy(),
-                place=", ".join(part for part in named if part), method=method, concurrency=concurrency,
-                requests=len(some), tau=tau_of(some), accepted=[depth.share for depth in drafts],
-                identical=int(some.identical.sum()) if temperature == 0 else None,
-            ))  # fmt: skip
+            waited, between = some.prefill_s.to_numpy(), (further.decode_s / further.num_emitted).to_numpy()
+            cells.append({
+                "place": ", ".join(part for part in named if part), "method": method, "concurrency": concurrency,
+                "requests": len(some), "tau": tau_of(some), "accepted": [depth.share for depth in drafts],
+                "identical": int(some.identical.sum()) if temperature == 0 else None, "tokens_per_s": rate,
+                "speedup": ratio(rate, plain[concurrency]) if rate > 0 else math.nan,
+                "ttft_p50_s": _quantile(waited, 0.5), "ttft_p95_s": _quantile(waited, 0.95),
+                "between_p50_s": _quantile(between, 0.5), "between_p95_s": _quantile(between, 0.95),
+            })  # fmt: skip
     return cells
-
-
-def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, **about: object) -> JsonObject:
-    """The numbers of one method on one set at one number of requests at once.
-
-    Args:
-        rate, plain: tokens/s, its own and plain decoding's.
-        first: [requests] seconds to the first token.
-        between: [requests with a second token] seconds a token after the first.
-        about: `place`, `method`, `concurrency`, `requests`, `tau`, `accepted` (share at each position), `identical`.
-    """
-    return about | {
-        "tokens_per_s": rate, "speedup": ratio(rate, plain) if rate > 0 else math.nan,
-        "ttft_p50_s": _quantile(first, 0.5), "ttft_p95_s": _quantile(first, 0.95),
-        "between_p50_s": _quantile(between, 0.5), "between_p95_s": _quantile(between, 0.95),
-    }  # fmt: skip
 
 
 def _tokens_per_s(rows: Frame) -> float:

@@ -6,7 +6,7 @@ FOLDER/asked.json: `model`, `engine` (further arguments of vllm.LLM), `speculati
 `max_new_tokens`, `without_known_faults` (whether they are patched here), `together` (how many requests are asked at
 once; for each number all are asked again) and `requests`, each with `name`, `ids` (one placeholder for a picture) and
 `pictures` (files).
-FOLDER/answers.jsonl: first a line about the engine (`vllm`, `torch`, `device`, `runner`), then for each of `together`
+FOLDER/answers.jsonl: first a line about it (`engine`, `version`, `device`, `runner`), then for each of `together`
 one for each request: `name`, `together`, `prompt_tokens` as the engine counts them, `tokens`, and `chains`, the drafted
 tokens of each cycle in order; null where this runner shows none.
 """
@@ -29,16 +29,21 @@ def watch() -> dict:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     drafts: dict[str, list[list[int]]] = {}
+    unread: set[str] = set()  # requests whose last proposal no pass has read
     original = GPUModelRunner.propose_draft_token_ids
 
     def propose(self, scheduled, *arguments, **named):
         names = list(self.input_batch.req_ids)
-        ends = {name: self.requests[name].num_computed_tokens + scheduled.num_scheduled_tokens[name] for name in names}
+        # A request that was preempted goes on with a token that nothing was drafted for.
+        for name in unread & set(scheduled.scheduled_cached_reqs.resumed_req_ids):
+            drafts[name][-1] = []
+        unread.difference_update(names)
         drafted = original(self, scheduled, *arguments, **named)
         rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted
-        for name, row in zip(names, rows, strict=True):
-            if ends[name] >= self.requests[name].num_prompt_tokens:  # what is drafted within a prompt is thrown away
+        for name, row, discarded in zip(names, rows, self.discard_request_mask.np[: len(names)], strict=True):
+            if not discarded:  # what is drafted within a prompt is thrown away
                 drafts.setdefault(name, []).append([int(token) for token in row])
+                unread.add(name)
         return drafted
 
     GPUModelRunner.propose_draft_token_ids = propose
@@ -92,7 +97,6 @@ def without_known_faults() -> None:
 
 def main(folder: Path) -> None:
     job = json.loads((folder / "asked.json").read_text())
-    import torch
     import vllm
     from PIL import Image, ImageOps
     from vllm import LLM, SamplingParams
@@ -116,8 +120,8 @@ def main(folder: Path) -> None:
 
     sampling = SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"], ignore_eos=True)
     about = {
-        "vllm": vllm.__version__,
-        "torch": torch.__version__,
+        "engine": "vLLM",
+        "version": vllm.__version__,
         "device": str(vllm.platforms.current_platform.device_type),
         "runner": "V2" if vllm.envs.VLLM_USE_V2_MODEL_RUNNER else "V1",
     }

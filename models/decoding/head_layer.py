@@ -183,7 +183,7 @@ class Rotary:
                 shape.grid, shape.head_dim, shape.rope_theta, zeros_before=shape.zeros_before, zeros_behind=20
             )
         else:
-            self._table, self._gain = _frequencies(shape)  # [E/2]
+            self._table, self._gain = frequencies(shape)  # [E/2]
             self._axes = _axes(shape)  # [3,E/2] float32 of zeros and ones; no rows without M-RoPE
 
     def __call__(self, positions: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def rotation(table: Tensor, positions: Tensor) -> Rotation:
     return Rotation(*F.embedding(positions, table).unsqueeze(-2).chunk(2, dim=-1))
 
 
-def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
+def frequencies(shape: LayerShape) -> tuple[Tensor, float]:
     """[E/2] float32, and what cosines and sines are multiplied by (YaRN)."""
     if shape.rope_scaling is None:
         powers = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim

@@ -4,8 +4,9 @@ Speculative Jacobi Decoding (Teng et al. 2025, arXiv 2410.01699, section 4, algo
 one pass, and draws the rejected part of the window anew from that pass's distributions, which follow the old codes.
 Speculative Coupled Decoding (So et al. 2026, arXiv 2510.24211, section 4) couples the draws with the codes that stood
 there: a code stays where its probability allows it, what follows it was computed after it, and the output is still the
-target's. The tree is a chain, whose length is the window. Nothing is trained.
-Letters: K known levels, V vocabulary, W window.
+target's. The tree is a chain, whose length is the window, or of a fixed shape: SJD-PAC (arXiv 2603.18599) drafts
+siblings without replacement where the window begins. Nothing is trained.
+Letters: F nodes, K known levels, V vocabulary, W window.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import ImageRequest
-from ...core.errors import Refused, UserError
-from ...core.states import Taps
-from ..decoding.tree import Expansions
+from ...core.errors import Refused
+from ...core.states import Taps, uploaded
+from ..decoding.tree import ROOT, Expansions, Tree
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep, Verified
 from .base import PLAIN, DraftingOptions, WeightlessDrafter
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class JacobiConfig(WeightlessDrafter):
-    """No weights. Takes `tree: {kind: chain, gamma: W}`; above temperature 0, `draw: sample`."""
+    """No weights. Takes `tree: {kind: chain, gamma: W}` or a `static` one; above temperature 0, `draw: sample`."""
 
     kind: Literal["jacobi"]
     for_language: ClassVar[bool] = False
@@ -46,9 +47,10 @@ class JacobiConfig(WeightlessDrafter):
         return JacobiProposal(self, target.shape.grid, target.vocab_size)
 
     def check_method(self, tree: str, rule: str) -> None:
-        """Refuse trees that branch; couplings with `rule: block`, which looks at the codes behind a rejected one."""
-        if tree != "chain":
-            raise Refused("tree", f"jacobi drafts a chain, and {tree} is none", "write tree: {kind: chain, gamma: 16}")
+        """Refuse trees that grow; couplings with `rule: block`, which looks at the codes behind a rejected one."""
+        if tree not in ("chain", "static"):
+            problem = f"jacobi drafts trees of a fixed shape, and {tree} has none"
+            raise Refused("tree", problem, "write tree: {kind: chain, gamma: 16}")
         if rule == "block" and self.coupling != "independent":
             problem = f"block is not exact with the coupling {self.coupling}"
             raise Refused("rule", problem, "write rule: exact, or coupling: independent")
@@ -82,47 +84,55 @@ class JacobiProposal:
         return self._level(0)
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        if len(parents) > 1:
-            raise _branches()
-        (depth,) = self._expansions.take(parents)
+        """q [F,V] of the next place, the same after every code of a level: a tree of fixed shape has one a level."""
+        self._drawn = self._expansions.take(parents)[0]
         self._window.append(tokens[0])
-        return self._level(depth)[None]
+        return self._level(self._drawn).expand(len(parents), -1)
 
     def choose(self, q: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Draw the code [1,1] of the next place from q [1,V], coupled with the one that stood there. A code depends on
-        the one that stood at its place and on nothing behind it, so that it has distribution q given all that its
-        acceptance looks at: where codes are accepted one by one, not as a block.
+        """Draw codes [F,count] of the next place from q [F,V] without replacement, the first of each row coupled with
+        the one that stood there, the others fresh. A code depends on the one that stood at its place and on nothing
+        behind it, so that siblings are draws from q given all that their acceptance looks at: where codes are accepted
+        one by one, from the first sibling on, not as a block.
         """
-        if count > 1:
-            raise _branches()
-        level, self._drawn = self._drawn, self._drawn + 1
         if self._config.coupling == "gumbel":
-            place = len(self._codes) + level
+            place = len(self._codes) + self._drawn
             if place not in self._noise:
                 waits = torch.empty_like(q[0]).exponential_(generator=generator)
                 self._noise[place] = -waits.log()
-            return (q.log() + self._noise[place]).argmax(-1, keepdim=True)
-        if self._config.coupling == "independent" or level >= len(self._old):
+            return (q.log() + self._noise[place]).topk(count, dim=-1).indices
+        first = self._first(q, generator)
+        if count == 1:
+            return first
+        # Drawn without replacement by the shortest waits. What q gives nothing stands last, for q of too few codes.
+        race = q / torch.empty_like(q).exponential_(generator=generator)
+        return race.scatter(1, first, float("inf")).topk(count, dim=-1).indices
+
+    def _first(self, q: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Codes [F,1] from q [F,V], coupled with what stood at the place."""
+        if self._config.coupling == "independent" or self._drawn >= len(self._old):
             return torch.multinomial(q, 1, generator=generator)
-        old, old_q = self._old[level], self._old_q[level]
-        rest = (q[0] - old_q).clamp(min=0.0)
-        rest = torch.where(rest.sum() > 0, rest, q[0])  # equal distributions: the code stays in any case
+        old, old_q = self._old[self._drawn], self._old_q[self._drawn]
+        rest = (q - old_q).clamp(min=0.0)
+        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, q)  # equal distributions: the code stays in any case
         other = torch.multinomial(rest, 1, generator=generator)
-        chance = torch.rand((), device=q.device, generator=generator)
-        return torch.where(chance * old_q[old] < q[0, old], old, other)[None]
+        chance = torch.rand((len(q), 1), device=q.device, generator=generator)
+        return torch.where(chance * old_q[old] < q[:, old, None], old, other)
 
     def accept(self, verified: Verified) -> None:
-        """Keep what the pass computed behind the place that the bonus code took."""
-        tree, accepted = verified.tree, len(verified.path)
+        """Keep what the pass computed behind the place that the bonus code took, and the codes behind that place: of
+        those at the place itself acceptance has looked at all siblings, so that they couple nothing.
+        """
+        tree = verified.tree
         assert tree is not None and verified.scores is not None
-        if not tree.is_chain:
-            raise _branches()
         self._codes += [*verified.tokens, verified.bonus]
-        self._known = self._warp.apply_temperature(verified.scores[accepted + 1 :])
+        line = torch.tensor(_line_behind(tree, verified.path), dtype=torch.int64)  # [K]
+        self._known = self._warp.apply_temperature(verified.scores[uploaded(line + 1, verified.scores.device)])
         self._old, self._old_q = self._known.argmax(-1)[:0], self._known[:0]
         if tree.draft_probs is not None:
-            self._old = tree.tokens[accepted + 1 :].to(self._known.device)
-            self._old_q = tree.draft_probs[accepted + 1 :]
+            rows = torch.tensor(tree.parent_rows)[line[1:]]
+            self._old = tree.tokens[uploaded(line[1:], tree.tokens.device)].to(self._known.device)
+            self._old_q = tree.draft_probs[uploaded(rows, tree.draft_probs.device)]
         self._noise = {place: noise for place, noise in self._noise.items() if place >= len(self._codes)}
 
     def _level(self, level: int) -> Tensor:
@@ -137,6 +147,17 @@ class JacobiProposal:
         return F.one_hot(torch.as_tensor(code, device=self._known.device), self._vocab_size).to(self._possible)
 
 
-def _branches() -> UserError:
-    problem = "Jacobi decoding drafts a window of codes, and the tree branches"
-    return UserError(problem, key="tree", hint="use tree: {kind: chain, gamma: 16}")
+def _line_behind(tree: Tree, path: Sequence[int]) -> list[int]:
+    """The nodes whose scores are known for the places behind an accepted path and its bonus token, one a level: first
+    children of the path's end, and below where these end the first children from the root.
+    """
+
+    def down(node: int) -> list[int]:
+        nodes = list[int]()
+        while node in tree.children:
+            node = tree.children[node][0]
+            nodes.append(node)
+        return nodes
+
+    behind = down(path[-1] if path else ROOT)
+    return behind + down(ROOT)[len(path) + len(behind) :]

@@ -24,7 +24,7 @@ from ..folders import read_values, write_folder
 from ..hub import is_tied, read_config
 from ..stored import stored_table
 from ..targets.table import family_of
-from . import dflash, eagle, eagle3, lvlm, medusa
+from . import dflash, eagle, eagle3, gguf, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .lvlm import PatchedMode
 from .plugin import INSTALL, NEEDS, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
@@ -58,6 +58,8 @@ class Exported:
     prompt: bool = False  # a file has the chat template that its prompts were trained with
     unpenalised: bool = False  # the target's generation config changes scores as no training did
     pixels: JsonMapping = field(default_factory=dict)  # least and most of a picture in training, where they were set
+    target_gguf: str = ""  # beside a GGUF: the target's
+    trained: str = ""  # beside a GGUF: the folder that it was written of
 
     @property
     def at_once(self) -> bool:
@@ -94,6 +96,13 @@ class Exported:
             over += "--no-enable-prefix-caching " if self.drops_inputs else ""
             over += ("--no-enable-chunked-prefill " if self.whole_prompts else "") + self._of_prompts
             return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(config)}'"
+        if self.engine == "gguf":
+            words = "" if not self.prompt else f"--jinja --chat-template-file {self.folder / PROMPT} "
+            return (
+                f"llama-server --model {self.target_gguf} --spec-draft-model {self.folder / gguf.DRAFT} "
+                f"--spec-type {self.method} --spec-draft-n-max {self.chain} {words}--no-spec-draft-backend-sampling "
+                "--flash-attn off"
+            )
         if self.engine == "speculators":
             return f"vllm serve {path} {self._of_prompts}".rstrip()
         if self.engine == "sglang":
@@ -123,6 +132,7 @@ def export_drafter(
     prompts: Prompts = "all",
     mode: PatchedMode | None = None,
     prompt: str | None = None,
+    target_gguf: Path | None = None,
 ) -> Exported:
     """Write a trained drafter as an engine reads it. Raises `UserError`: the engine cannot express this drafter; every
     reason is named. Or the stage that wrote the folder has not finished, or a file is not as it wrote it.
@@ -134,6 +144,7 @@ def export_drafter(
         prompts: text: the engine will only be asked without pictures.
         mode: of a draft LVLM in vLLM; None: as its settings say.
         prompt: the chat template of its training, where it is not the target's.
+        target_gguf: the target in llama.cpp's layout, beside which `gguf` is written.
     """
     folder, destination = Path(folder), Path(destination)
     if engine not in ENGINES:
@@ -149,6 +160,8 @@ def export_drafter(
     if mode is not None and (kind != "lvlm" or engine != "vllm" or prompts == "text"):
         raise UserError("--mode says what a draft LVLM is shown of pictures in vLLM", where=str(folder),
                         hint="leave it out")  # fmt: skip
+    if target_gguf is not None and engine != "gguf":
+        raise UserError("--target-gguf is read beside --to gguf alone", where=str(target_gguf), hint="leave it out")
     whose = find_target(folder, target)
     if Path(whose.place).is_dir():
         check_written(Path(whose.place), only=_READ)
@@ -168,6 +181,8 @@ def export_drafter(
         chain = cast(MtpConfig, source.config).mtp_steps + 1
         made = replace(made, method="mtp", notes=(_STITCHED,), chain=chain)
         manifest, write = source.manifest, partial(with_mtp_head, source)
+    elif engine == "gguf":
+        made, manifest, write = _gguf(folder, made, whose, prompts, kind, target_gguf)
     elif kind == "language_head":
         made, manifest, write = _head(folder, made, whose, prompts)
     elif kind == "lvlm" and engine == "vllm" and prompts == "all" and whose.sees:
@@ -182,7 +197,8 @@ def export_drafter(
     cut = f"pictures were trained with aspect: {aspect}, and a server cuts them as the processor says: aspect: square"
     all_notes = (*made.notes, *([penalties] if penalties else []), *([cut] if aspect else []))
     made = replace(made, notes=all_notes, unpenalised=bool(penalties), prompt=prompt is not None, pixels=pixels or {})
-    served = {name: vars(made)[name] for name in _SERVED} | {"overrides": dict(made.overrides)}
+    kept = (*_SERVED, "target_gguf", "trained") if engine == "gguf" else _SERVED
+    served = {name: vars(made)[name] for name in kept} | {"overrides": dict(made.overrides)}
     about = {"engine": engine, "prompts": prompts, "notes": made.notes, "tested_with": tested_with(), "served": served}
     with new_folder(destination) as aside:
         write(aside)
@@ -251,6 +267,31 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
     return made, source.manifest, partial(write_folder, values=values, state=state)
 
 
+def _gguf(
+    folder: Path, made: Exported, whose: Target, prompts: Prompts, kind: str, target_gguf: Path | None
+) -> _Written:
+    """A head, block draft or draft model as one file for llama.cpp."""
+    method, chain, notes = "simple", CHAIN, list[str]()
+    if kind == "language_head":
+        source = read_source(folder, whose)
+        check_expressible("gguf", source, prompts)
+        draft = gguf.from_head(source)
+        method = "dspark" if source.config.kind == "dspark" else source.layout
+        if source.layout == "dflash":
+            chain = source.head.shape.num_drafts
+            notes.append(f"a cycle of fewer than {chain} tokens is a shorter block, which drafts otherwise")
+            if prompts == "all" and whose.sees:
+                notes.append("with pictures chains were not compared: llama.cpp's tower gives other features")
+    else:
+        model, notes = lvlm.from_ours(folder, "gguf", prompts, whose, sees=kind == "lvlm")
+        draft = gguf.from_model(model, str(folder))
+    reader = gguf.open_target(target_gguf, whose, hands=kind == "language_head")
+    notes.append("flash attention (auto turns it on, on CPUs too) moves the target's scores by 1e-2: it is off")
+    made = replace(made, method=f"draft-{method}", chain=chain, notes=tuple(notes),
+                   target_gguf=str(target_gguf and target_gguf.resolve()), trained=str(folder.resolve()))  # fmt: skip
+    return made, read_manifest(folder), lambda aside: gguf.write(draft, reader, aside / gguf.DRAFT)
+
+
 def files_of(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors of a head or draft that `check_expressible` has let through.
 
@@ -275,7 +316,9 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
         return None
     if object_at(export, "served") is None:
         raise UserError("the export does not say how it is served", where=str(folder / MANIFEST), hint="export it anew")
-    served = {"plugin": SECTION in read_values(folder), **export["served"]}  # earlier versions did not keep it
+    served = dict(export["served"])
+    if "plugin" not in served:  # earlier versions did not keep it
+        served["plugin"] = SECTION in read_values(folder)
     return Exported(folder, export["engine"], target=None, notes=tuple(export["notes"]), **served), export["prompts"]
 
 

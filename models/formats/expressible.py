@@ -1,7 +1,7 @@
 """The heads that each engine can express: every rule names what the engine would run instead.
 
-Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In all of them the only sign of a
-mismatch is a low acceptance rate.
+Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9, SafeAILab/EAGLE and llama.cpp b11434. In all of them
+the only sign of a mismatch is a low acceptance rate.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from ..targets.table import family_of
 from .plugin import plugins_name
 from .source import Source, unserved
 
-# eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
-Engine = Literal["vllm", "sglang", "speculators", "eagle"]
+# eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it). gguf: llama.cpp's.
+Engine = Literal["vllm", "sglang", "speculators", "eagle", "gguf"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 # text: the user promises never to send the engine pictures, so checks on how the head handles images are skipped.
 Prompts = Literal["all", "text"]
 
 _RUNS_IN = {"vllm": "vllm", "speculators": "vllm", "sglang": "sglang"}  # layout -> the engine that reads it
 NAMES = {"dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash 2"}
+_BLOCKS = ("vllm", "speculators", "gguf")  # layouts of DFlash drafts
 _UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
 # What an engine puts at pictures (`drafter.image`), where it is not the placeholder's embedding.
 _WANTED = {"sglang": "projected"}
-_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code"}
+# Options of EAGLE-3 that its layout has; vLLM and speculators know all of them, and a window.
+_KNOWN = {"gguf": ("norm_before_fc", "norm_before_residual", "own_embedding")}
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code",
+          "gguf": "llama.cpp"}  # fmt: skip
 
 
 def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
@@ -66,7 +70,9 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
 
 def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_pictures: bool) -> list[str]:
     shape, reasons, is_eagle3 = source.head.shape, list[str](), config.is_eagle3
-    if engine != "eagle":
+    if engine == "gguf" and not is_eagle3:
+        reasons.append("it has no head of EAGLE-1 or its like, only EAGLE-3's")
+    elif engine not in ("eagle", "gguf"):  # beside a GGUF the target's file decides
         theirs, runs = source.target.config, _RUNS_IN[engine]
         family = family_of(theirs)
         model = family.tower or theirs.model_type
@@ -96,7 +102,8 @@ def _of_head(engine: Engine, source: Source, config: HeadConfig, *, with_picture
         elif taps[-1] == layers:
             reasons.append(f"it taps after the last layer ({layers}), and engines tap what enters a layer")
         # Of EAGLE-3.1 and of speculators; vLLM and speculators know them.
-        options = [name for name in (*OPTIONS, "sliding_window") if dict(config).get(name)]
+        known = _KNOWN.get(engine, ())
+        options = [name for name in (*OPTIONS, "sliding_window") if dict(config).get(name) and name not in known]
         if options and engine not in ("vllm", "speculators"):
             reasons.append(f"it has {' and '.join(options)}, which its class is not known to have")
         return reasons
@@ -122,6 +129,8 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
         return []
     if engine == "eagle":
         return ["the code reads text alone"]
+    if engine == "gguf":
+        return ["beside EAGLE-3 llama-server (b11549) answers a request with a picture by HTTP 500"]
     held = config.visual(training=True)
     if engine == "vllm" and (name := plugins_name(config)):
         return _of_plugin(name, source, config)
@@ -190,17 +199,19 @@ def _added_below(first: int, source: Source) -> list[str]:
 
 
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
-    layouts = {"dspark": ("speculators",)}.get(config.kind, ("vllm", "speculators"))
+    layouts = {"dspark": ["speculators", "gguf"], "dflash2": ["vllm", "speculators"]}.get(config.kind, [*_BLOCKS])
     if engine not in layouts:
         other = f"; --to {layouts[0]} has one" if config.kind == "dspark" else ""
         return [f"it has no layout for {NAMES[config.kind]} drafts that was read here{other}"]
     shape, reasons, target = source.head.shape, [], source.target.config
-    if "dflash" not in family_of(target).engines.get("vllm", ()):
+    if engine != "gguf" and "dflash" not in family_of(target).engines.get("vllm", ()):
         reasons.append(f"its class of {target.model_type} is not known to hand states to a DFlash draft")
     if shape.mask_token_id is None:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
     if shape.taps[-1] == source.target.shape.num_layers:
         reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
+    if engine == "gguf" and config.kind == "dspark" and (shape.markov_head_type != "vanilla" or not shape.markov_rank):
+        reasons.append(f"its Markov head is {shape.markov_head_type} of rank {shape.markov_rank}: not llama.cpp's")
     if engine == "speculators" and shape.causal and shape.sliding_window is None:
         reasons.append("its blocks are causal, and in this layout only those of layers with a window are")
     if config.positions != "flat":

@@ -47,13 +47,13 @@ def from_ours(
     from transformers import AutoModelForCausalLM
 
     where = str(folder)
-    if engine not in ("vllm", "sglang"):
+    if engine not in ("vllm", "sglang", "gguf"):
         raise UserError(
             f"the {engine} layout is for heads, and this is a whole model", where=where, hint="use --to vllm or sglang"
         )
     if sees and prompts == "all" and target.sees:
         raise UserError(
-            "SGLang's draft models read ids alone, and this one reads pictures", where=where,
+            "the engine's draft models read ids alone, and this one reads pictures (llama.cpp: zero rows)", where=where,
             hint="serve it in vLLM: --to vllm; its language model alone drafts on prompts of text: --prompts text",
         )  # fmt: skip
     model = load_lvlm(folder, **_HELD) if sees else load_weights(AutoModelForCausalLM, folder, **_HELD)

@@ -22,7 +22,7 @@ from ...trainers.run.stopping import Stopped
 from ..config.files import recipe_names
 from ..config.launch import announce, run_recipe, say
 from . import (
-    bench,
+    audit,
     check,
     compare,
     demo,
@@ -41,6 +41,7 @@ _IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIN
 _FILE = "remove or rename what stands there, give yourself the right to it, or name another"
 # Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a launcher to end this rank, too.
 _OTHERS_S, _PEER_S = 30.0, 5.0
+_RENAMED = {"bench": "audit"}
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
@@ -53,7 +54,7 @@ COMMANDS: dict[str, Command] = {
         stages.PUBLISH,
         check.VERIFY,
         export.VERIFY_ENGINE,
-        bench.COMMAND,
+        audit.COMMAND,
         export.EXPORT,
         fetch.COMMAND,
         export.IMPORT,
@@ -175,6 +176,8 @@ def _dispatch(arguments: list[str]) -> int:
         return run_recipe(arguments, typed)
     if first not in COMMANDS:
         hint = did_you_mean(first, COMMANDS)
+        if first in _RENAMED:
+            hint = f"it is draftsmith {_RENAMED[first]} now: see its --help"
         if first in recipe_names() or first.endswith((".yaml", ".yml")):
             hint = f"draftsmith train {first}, or draftsmith recipe={first} for all of its stages"
         raise UserError(f"no command {first!r}", hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def _export(options: argparse.Namespace) -> int:
         prompt, said = _template_of(options, Path(options.drafter), target, compared=True)
         export = export_drafter(
             options.drafter, options.destination, options.to, target=target, prompts=options.prompts, mode=options.mode,
-            prompt=prompt,
+            prompt=prompt, target_gguf=None if options.target_gguf is None else Path(options.target_gguf),
         )  # fmt: skip
     except BaseException:
         if options.target_to:  # of the pair both are written or none: the same command can be given again
@@ -77,7 +78,8 @@ def _export(options: argparse.Namespace) -> int:
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in (*export.notes, *said):
         say(f"note     {note}")
-    if export.engine == "vllm" and (export.patched or export.method not in ("draft_model", "mtp")):
+    unshown = ("draft_model", "draft-simple", "mtp")  # whose chains are not compared
+    if export.engine in ("vllm", "gguf") and (export.patched or export.method not in unshown):
         is_here = export.target is not None and Path(export.target).is_dir()
         place = target or (export.target if is_here else None)
         whose = f" --target {place}" if place else ""
@@ -101,12 +103,14 @@ EXPORT = Command(
             "a pair",
         ),
         ("draftsmith export runs/msd/train out/MSD --to eagle --target weights/llava-1.5-7b-hf", ""),
+        ("draftsmith export runs/x/eagle3 out/head --to gguf --target-gguf target.gguf", "for llama.cpp"),
     ),
     arguments=(
         Argument("drafter", "folder of the stage that trained it, or of draftsmith import"),
         Argument("destination", "a directory that does not exist yet"),
-        Argument("--to", "vllm, sglang, speculators or eagle", {"required": True}),
+        Argument("--to", "vllm, sglang, speculators, eagle or gguf (llama.cpp)", {"required": True}),
         Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
+        Argument("--target-gguf", "with --to gguf: the target as llama.cpp reads it", {"metavar": "FILE"}),
         Argument("--target-to", "also write the run's target to this folder as vLLM reads it, to serve both together"),
         Argument(
             "--prompts", "text: the engine will never receive images", {"choices": ("all", "text"), "default": "all"}
@@ -124,8 +128,11 @@ EXPORT = Command(
 def _verify_engine(options: argparse.Namespace) -> int:
     from ...eval.engines.engine_check import verify_engine
     from ...eval.engines.program import find_python
+    from ...models.formats.export import read_export
 
-    python = find_python(options.python)
+    written = read_export(Path(options.folder))
+    in_llama = written is not None and written[0].engine == "gguf"
+    python = (options.python or sys.executable) if in_llama else find_python(options.python)
     with tempfile.TemporaryDirectory(prefix="verify-engine-") as folder:
         place = Path(folder)
         if options.keep is not None:
@@ -142,11 +149,12 @@ def _verify_engine(options: argparse.Namespace) -> int:
 
 VERIFY_ENGINE = Command(
     name="verify-engine",
-    summary="serve an exported folder with vLLM, and compare every drafted chain with draftsmith's own",
+    summary="serve an exported folder with its engine, and compare every drafted chain with draftsmith's own",
     description="Serve a folder of `draftsmith export --to vllm` with the vLLM that is installed, and decode the same\n"
     "requests here: texts, one picture, two pictures, and pictures that are resized. The command compares plain\n"
     "answers, answers with the drafter, and every drafted chain, token by token, and says what each difference may\n"
-    "come of. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits\n"
+    "come of. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. A folder of\n"
+    "--to gguf is served by llama.cpp (pip install xllamacpp), on texts, alone and three at once. Exits\n"
     "with 3 if an answer differs, or more than 2% of the chains of a group.",
     examples=(
         ("draftsmith verify-engine out/EAGLE3-Qwen2.5-VL-7B", "vLLM in this environment"),

@@ -18,15 +18,20 @@ SERVER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_
 
 
 def start(folder, speculative):
+    words = [str(folder / "target"), "--served-model-name", "tiny",
+             "--chat-template", str(folder / "chat.jinja"), "--dtype", "float32", "--max-model-len", "480",
+             "--enforce-eager", "--no-enable-prefix-caching"]  # fmt: skip
+    return serve(folder, words + ([] if speculative is None else ["--speculative-config", json.dumps(speculative)]))
+
+
+def serve(folder, words):
+    """The server of `vllm serve WORDS`, and its address; its log lies in the folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # What `vllm serve` runs: that command looks for a package of vLLM's first name, and the CPU's has another.
-    command = [find_python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "target"),
-               "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
-               "--chat-template", str(folder / "chat.jinja"), "--dtype", "float32", "--max-model-len", "480",
-               "--enforce-eager", "--no-enable-prefix-caching"]  # fmt: skip
-    command += [] if speculative is None else ["--speculative-config", json.dumps(speculative)]
+    command = [find_python(), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port),
+               "--model", *words]  # fmt: skip
     with (folder / f"{port}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | SERVER, cwd=folder)
     return process, f"http://127.0.0.1:{port}"

@@ -79,16 +79,46 @@ def test_patches_of_a_tried_minor_version_are_taken(found):
 
 
 def test_a_cut_prompt_ends_where_its_piece_does():
-    """Known tokens by row: of a piece one past its end, of a whole prompt and of an answer as before."""
+    """Known tokens by row: of a piece one past its end, of a whole prompt and of an answer as before. A request that
+    comes back after it was preempted is read anew in pieces, its answer too.
+    """
     ends_of_pieces = module("repairs").ends_of_pieces
-    known = np.array([50, 50, 61, 7])
+    known = np.array([50, 50, 61, 7, 80, 80])
     requests = {
-        "a": SimpleNamespace(num_computed_tokens=12, num_prompt_tokens=50),
-        "b": SimpleNamespace(num_computed_tokens=38, num_prompt_tokens=50),
-        "c": SimpleNamespace(num_computed_tokens=60, num_prompt_tokens=50),
+        "a": SimpleNamespace(num_computed_tokens=12, num_prompt_tokens=50, num_tokens=50),
+        "b": SimpleNamespace(num_computed_tokens=38, num_prompt_tokens=50, num_tokens=50),
+        "c": SimpleNamespace(num_computed_tokens=60, num_prompt_tokens=50, num_tokens=61),
+        "back": SimpleNamespace(num_computed_tokens=48, num_prompt_tokens=50, num_tokens=80),
+        "whole": SimpleNamespace(num_computed_tokens=68, num_prompt_tokens=50, num_tokens=80),
     }
-    ends = ends_of_pieces(known, ["a", "b", "c"], requests, {"a": 12, "b": 12, "c": 1})
-    assert ends.tolist() == [25, 50, 61, 7] and known.tolist() == [50, 50, 61, 7]
+    lengths = {"a": 12, "b": 12, "c": 1, "back": 12, "whole": 12}
+    ends = ends_of_pieces(known, ["a", "b", "c", "gone", "back", "whole"], requests, lengths)
+    assert ends.tolist() == [25, 50, 61, 7, 61, 80] and known.tolist() == [50, 50, 61, 7, 80, 80]
+
+
+def test_top_k_of_no_rows_ends_no_engine(monkeypatch):
+    """A pass without drafted tokens brings zero rows; other rows are masked as before, and a repair is made once."""
+
+    def apply_top_k_only(logits, k):  # raises for no rows, as vLLM 0.32's does
+        return logits.masked_fill(logits < logits.topk(int(k.max()), dim=1).values[:, -1:], -float("inf"))
+
+    ops = ModuleType("topk_topp_sampler")
+    ops.apply_top_k_only = apply_top_k_only
+    for name in ("vllm", "vllm.v1", "vllm.v1.sample", "vllm.v1.sample.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm.v1.sample.ops"].topk_topp_sampler = ops
+    none, no_k = torch.zeros(0, 5), torch.zeros(0, dtype=torch.int32)
+    with pytest.raises(RuntimeError):
+        ops.apply_top_k_only(none, no_k)
+    repairs = module("repairs")
+    repairs.repair_top_k()
+    repaired = ops.apply_top_k_only
+    assert repaired(none, no_k).shape == (0, 5)
+    rows = torch.tensor([[3.0, 1.0, 2.0]])
+    assert repaired(rows, torch.tensor([2])).tolist() == [[3.0, -float("inf"), 2.0]]
+    repairs.repair_top_k()
+    assert ops.apply_top_k_only is repaired
+    assert "repairs.repair_top_k()" in (FOLDER / MODULE / "__init__.py").read_text()
 
 
 @pytest.fixture

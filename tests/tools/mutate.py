@@ -39,7 +39,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "dis
 # Every run is forked from a process that has imported what takes seconds, and nothing of ours.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "transformers", "deepspeed", "pytest"])
-_LEFT_OUT = shutil.ignore_patterns(".git", "runs", "build", "*.egg-info", ".*_cache", ".venv")
+_LEFT_OUT = shutil.ignore_patterns(".git", "runs", "build", "*.egg-info", ".*_cache", ".venv*")
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def register() -> None:
 
         repairs.repair_cut_prompts()
         repairs.repair_drawn_tokens()
+        repairs.repair_top_k()
         repairs.repair_medusa_ids()
     if patches.are_on():
         patches.apply()

@@ -12,8 +12,8 @@ def repair_cut_prompts() -> None:
     An EAGLE-type drafter pairs each state with the token after it. After a piece of a prompt, vLLM pairs the last state
     with the prompt's last token: `SpecDecodeBaseProposer.prepare_next_token_ids_padded` asks for token
     `num_tokens_no_spec - 1`, which is the end of all known tokens, while the piece ends earlier. The pair's key and
-    value stay in the draft's cache. Here the token after the piece is asked for. Can go when, without it, a cut prompt
-    drafts as a whole one does.
+    value stay in the draft's cache. Here the token after the piece is asked for. A preempted request comes back so,
+    too: its prompt and its answer so far are read anew. Can go when, without it, both draft as whole prompts do.
     """
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -41,19 +41,19 @@ def repair_cut_prompts() -> None:
 
 
 def ends_of_pieces(known, names, requests, lengths):
-    """Known tokens by row, and one past the piece's end where a prompt goes on after it.
+    """Known tokens by row, and one past the piece's end where known ones go on after it.
 
     Args:
         known: array of all rows of the batch; not changed.
         names: of the requests, by row.
-        requests: name -> its state, with `num_computed_tokens` (before this pass) and `num_prompt_tokens`.
+        requests: name -> its state, with `num_computed_tokens` (before this pass) and `num_tokens`.
         lengths: name -> tokens of this pass.
     """
     ends = known.copy()
     for row, name in enumerate(names):
         if name in lengths:
             end = requests[name].num_computed_tokens + lengths[name]
-            if end < requests[name].num_prompt_tokens:
+            if end < requests[name].num_tokens:
                 ends[row] = end + 1
     return ends
 
@@ -80,6 +80,19 @@ def repeated(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+def repair_top_k() -> None:
+    """Drawn requests with `top_k`, in passes that bring no drafted token.
+
+    Such a pass hands zero rows to `apply_top_k_only`, whose `k.max()` raises, and the engine ends. Here no rows come
+    back as they are. Can go when, without it, a request with a temperature and `top_k` is answered beside a drafter.
+    """
+    from vllm.v1.sample.ops import topk_topp_sampler as ops
+
+    apply = ops.apply_top_k_only
+    if not hasattr(apply, "__wrapped__"):
+        ops.apply_top_k_only = functools.wraps(apply)(lambda logits, k: apply(logits, k) if len(logits) else logits)
 
 
 def repair_medusa_ids() -> None:

@@ -3,7 +3,8 @@
     python drawn_program.py FOLDER
 
 FOLDER/asked.json: `model`, `speculative` (vLLM's speculative_config, or null), `prompts` (lists of ids), `count` of
-answers to each, `max_new_tokens`, `temperature`, `first_seed`. FOLDER/answers.jsonl: `tokens` of each answer, a line.
+answers to each, `max_new_tokens`, `temperature`, `top_k` (0: none), `first_seed`. FOLDER/answers.jsonl: `tokens` of
+each answer, a line.
 """
 
 import json
@@ -26,7 +27,8 @@ def main(folder: Path) -> None:
         max_num_seqs=64, max_model_len=96, enable_prefix_caching=False, seed=0,
     )  # fmt: skip
     prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"] for _ in range(asked["count"])]
-    drawn = {"temperature": asked["temperature"], "max_tokens": asked["max_new_tokens"], "ignore_eos": True}
+    drawn = {"temperature": asked["temperature"], "top_k": asked["top_k"], "ignore_eos": True,
+             "max_tokens": asked["max_new_tokens"]}  # fmt: skip
     sampling = [SamplingParams(seed=asked["first_seed"] + number, **drawn) for number in range(len(prompts))]
     answers = engine.generate(prompts, sampling, use_tqdm=False)
     with (folder / "answers.jsonl").open("w") as file:

@@ -22,9 +22,9 @@ DRAWN = Path(__file__).with_name("drawn_program.py")
 _REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"
 
 
-def verified(folder, tmp_path):
+def verified(folder, tmp_path, max_new_tokens=16):
     scratch = Path(tempfile.mkdtemp(dir=tmp_path))
-    found = verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=16)
+    found = verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=max_new_tokens)
     return found, {cell.group: cell for cell in found.cells}
 
 
@@ -60,6 +60,22 @@ def test_cut_prompts_are_the_engines_fault_and_the_plugin_repairs_it(target, tmp
     assert "the engine's fault" in hint and "Our plugin repairs it" in hint
     monkeypatch.delenv(_REPAIRS)
     assert not verified(folder, tmp_path)[0].faults
+
+
+def test_a_preempted_request_comes_back_and_drafts_as_before(target, tmp_path, monkeypatch):
+    """Three at once in a cache of six blocks: one is preempted, and its prompt and answer are read anew in pieces.
+    Where the plugin repairs pieces of prompts alone, its later chains differ.
+    """
+    save_drawn("eagle", target, tmp_path / "draft")
+    export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", prompts="text")
+    tight = {"max_num_batched_tokens": 24, "enable_chunked_prefill": True, "block_size": 32,
+             "num_gpu_blocks_override": 7}  # fmt: skip
+    monkeypatch.setattr(verify._Side, "_pieces", lambda self, together: tight)
+    cells = verified(tmp_path / "out", tmp_path, 48)[1]
+    (answers,) = tmp_path.glob("*/answers.jsonl")
+    lines = [json.loads(line) for line in answers.read_text().splitlines()[1:]]
+    assert any([] in line["chains"] for line in lines), "none was preempted"
+    assert cells["prompts in pieces"].equal == cells["prompts in pieces"].chains > 100
 
 
 def test_pictures_that_enter_otherwise_are_flagged(target, tmp_path):
@@ -100,11 +116,11 @@ def test_a_draft_with_the_first_token_is_flagged(target, tmp_path):
     assert not cells["text"].good and found.faults
 
 
-def drawn(target, tmp_path, speculative, temperature=1.0):
-    """How often each token was drawn second, behind any first one: 3,000 answers to one prompt."""
+def drawn(target, tmp_path, speculative, temperature=1.0, top_k=0, count=3000):
+    """How often each token was drawn second, behind any first one: `count` answers to one prompt."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
-    asked = {"model": str(target), "speculative": speculative, "prompts": [[1, 20, 31, 42, 27, 33]], "count": 3000,
-             "max_new_tokens": 3, "temperature": temperature,
+    asked = {"model": str(target), "speculative": speculative, "prompts": [[1, 20, 31, 42, 27, 33]],
+             "count": count, "max_new_tokens": 3, "temperature": temperature, "top_k": top_k,
              "first_seed": 0 if speculative is None and temperature == 1 else 10_000}  # fmt: skip
     return Counter(line["tokens"][1] for line in run_program(DRAWN, folder, asked, python=find_python()))
 
@@ -133,6 +149,16 @@ def test_temperatures_of_drafts_are_the_engines_fault_and_the_plugin_repairs_it(
     folder, plain = exported("eagle", target, tmp_path), drawn(target, tmp_path, None)
     monkeypatch.setenv(_REPAIRS, "0")
     assert farther_than_chance(plain, drawn(target, tmp_path, Exported(folder, str(target)).speculative)) > 5
+
+
+def test_top_k_ends_the_engine_and_the_plugin_repairs_it(target, tmp_path, monkeypatch):
+    """On a CPU, of one drawn request beside an EAGLE-3 head. If the second half fails, vLLM is repaired."""
+    speculative = Exported(exported("eagle3", target, tmp_path), str(target)).speculative
+    top = {"top_k": 3, "count": 1}
+    assert sum(drawn(target, tmp_path, speculative, **top).values()) == 1
+    monkeypatch.setenv(_REPAIRS, "0")
+    with pytest.raises(verify.UserError, match="ended with exit code 1"):
+        drawn(target, tmp_path, speculative, **top)
 
 
 def test_another_version_is_refused_by_name(target, tmp_path):

@@ -41,7 +41,7 @@ class Engine:
         shortest = min(self.drafted[request["name"]].prompt_tokens for request in asked["requests"])
         # A pass takes fewer tokens than a batch's prompts have: later ones are read in pieces.
         assert (asked["engine"].get("max_num_batched_tokens", 999) < 3 * shortest) == (len(self.asked) % 3 == 0)
-        lines = [{"vllm": "0.32.0", "torch": "2.13.0", "device": "cpu", "runner": "V1"}]
+        lines = [{"engine": "vLLM", "version": "0.32.0", "device": "cpu", "runner": "V1"}]
         for together, request in itertools.product(asked["together"], asked["requests"]):
             drafted = self.drafted[request["name"]]
             line = {"name": request["name"], "together": together, "prompt_tokens": drafted.prompt_tokens}
@@ -156,10 +156,12 @@ def test_a_wrong_answer_is_refused_by_its_file_and_line(side, drafted, monkeypat
     assert "answers.jsonl, line 4" in caught.where and "log.txt" in caught.hint
 
 
-@pytest.mark.parametrize("lines", [[], [{"vllm": "0.32.0"}], [{"vllm": 1, "torch": "", "device": "", "runner": ""}]])
+@pytest.mark.parametrize(
+    "lines", [[], [{"engine": "vLLM"}], [{"engine": 1, "version": "", "device": "", "runner": ""}]]
+)
 def test_an_engine_that_does_not_say_what_it_is_is_refused(side, monkeypatch, lines):
     monkeypatch.setattr(verify, "run_program", lambda *arguments, **named: lines)
-    caught = fails_with(r"wrote no line|torch: Field required|vllm: ", side.answers, None)
+    caught = fails_with(r"wrote no line|version: Field required|engine: ", side.answers, None)
     assert "answers.jsonl" in caught.where
 
 
