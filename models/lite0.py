@@ -25,6 +25,7 @@ LITE0 = "efficientnet_lite0"
 _MAP = 4  # sides of what the map of an inner block is pooled to
 _MAP_STRIDE = 16
 _EPS = 1e-3
+MEAN, STD = 0.498, 0.502  # of the pixels in [0, 1] that it was trained on
 
 
 class EfficientNetLite0Config(PreTrainedConfig):
@@ -190,7 +191,7 @@ def save_lite0(state: Mapping[str, Tensor], folder: Path) -> None:
     side: Any = config.image_size
     images = CLIPImageProcessorPil(
         size={"shortest_edge": side}, crop_size={"height": side, "width": side}, resample=3,
-        image_mean=[0.498] * 3, image_std=[0.502] * 3,
+        image_mean=[MEAN] * 3, image_std=[STD] * 3,
     )  # fmt: skip
     name_accelerator()
     with without_bars(in_terminals=True):

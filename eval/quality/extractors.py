@@ -18,6 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...data.captioned.items import decode_image
+from ...data.captioned.sources import CocoSource, read, usable
 from ...data.pictures.picture_files import MAX_CANVAS, check_area, load_image
 
 Picture = np.ndarray  # uint8 [H,W,3]
@@ -39,6 +41,18 @@ class Folder(Sequence[Picture]):
 
     def __getitem__(self, index):  # type: ignore[override]  # no slices
         return np.asarray(load_image(self.paths[index]))
+
+
+def captioned_pictures(annotations: str, side: int) -> tuple[list[Picture], list[str]]:
+    """Pictures as a generator of `side` pixels learns them, and their captions, of a file in MS-COCO's layout with its
+    pictures beside it. Raises `UserError`: none can be read.
+    """
+    source = CocoSource(kind="coco", annotations=annotations, images=str(Path(annotations).parent))
+    items = [(decode_image(item, side), item.caption) for item in usable(read(source))]
+    kept = [(np.asarray(image), caption) for image, caption in items if isinstance(image, Image.Image)]
+    if not kept:
+        raise UserError("no picture can be read", where=annotations, hint="its pictures lie beside it, by file_name")
+    return [picture for picture, _ in kept], [caption for _, caption in kept]
 
 
 def as_is(picture: Picture) -> Picture:

@@ -20,10 +20,9 @@ from ...core.fields import Place
 from ...core.section import Section
 from . import statistics
 from .clip import aesthetic_scores, clip_pair, hps_pair
-from .convolutional import class_logits, fid_features, load_inception, vgg_features
-from .extractors import Extractor, Folder, Picture, embed, extract
+from .convolutional import class_logits, fid_features, lite0_features, load_inception, vgg_features
+from .extractors import Extractor, Folder, Picture, captioned_pictures, embed, extract
 from .metric_weights import NEEDS, Metric, WeightName, find
-from .recognised import captioned_pictures, lite0_features, named
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
 Extractors = Mapping[Metric, Extractor]
@@ -168,7 +167,7 @@ class _Task:
             case "name_recall":
                 assert self.config.names is not None, "check() asks for it"
                 pictures, captions = captioned_pictures(self.config.names, len(self.images[0]))
-                found, ceiling = named(self._features(network, pictures), captions, generated, self.captions)
+                found, ceiling = statistics.named(self._features(network, pictures), captions, generated, self.captions)
                 value, error = statistics.mean_and_error(found.double())
                 names = len({caption.partition(", ")[0] for caption in captions})
                 what = f"share whose nearest real picture, of {names} names, has its own ({name}; real: {ceiling:.0%})"

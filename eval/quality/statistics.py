@@ -6,6 +6,8 @@ Letters: N real images, M generated images, D features, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -51,6 +53,34 @@ def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) ->
             raise UserError(problem, hint="give more images")
     real, generated = real.double(), generated.double()
     return _share_inside(generated, real, neighbours), _share_inside(real, generated, neighbours)
+
+
+def named(real: Tensor, captions: Sequence[str], generated: Tensor, wanted: Sequence[str]) -> tuple[Tensor, float]:
+    """Which of the generated pictures have a real one of their own name as nearest, [M] float; and the share of
+    real ones of which that is true: no generator should be expected to do better.
+
+    What a caption says behind its comma is a manner ("a red apple, flat"). Where there are several, a picture is looked
+    for among those of other manners: what is alike there is the thing, and a copy of a trained picture gains nothing.
+
+    Args:
+        real: [N,D]. Features are compared by their cosine, with mean and deviation of the real ones taken off.
+        generated: [M,D].
+    """
+    mean, std = real.mean(0), real.std(0) + 1e-3
+    normed = F.normalize((real - mean) / std, dim=-1)
+    parts = [caption.partition(", ")[::2] for caption in captions]
+    is_one = len({manner for _, manner in parts}) == 1
+
+    def hits(features: Tensor, of: Sequence[str]) -> Tensor:
+        result = []
+        for scores, caption in zip(features @ normed.T, of, strict=True):
+            name, _, manner = caption.partition(", ")
+            seen = torch.tensor([is_one or other != manner for _, other in parts])
+            result.append(parts[int(scores.masked_fill(~seen, -2.0).argmax())][0] == name)
+        return torch.tensor(result).float()
+
+    others = hits(normed, captions).mean()
+    return hits(F.normalize((generated - mean) / std, dim=-1), wanted), float(others)
 
 
 def inception_score(logits: Tensor, *, splits: int = 10) -> tuple[float, float]:

@@ -12,18 +12,32 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from ...core.batch import ImageRequest
 from ...core.errors import UserError
+from ...core.fields import Place, Revision
 from ...core.import_paths import Kinded
 from ...core.json_types import JsonMapping, JsonObject
+from ...core.section import Section
 from ..decoding.rows import Guidance
 from .base import TargetShape
 from .guided import GuidedTarget
 
 Folders = Mapping[str, Path]
 Conditions = Callable[[str, int | None], Tensor]  # caption, label -> what the target is asked by
+
+
+class PerceptualConfig(Section):
+    """The network that an image tokenizer's reconstructions are compared by, beside pixel by pixel."""
+
+    # Folder of EfficientNet-Lite0, as `draftsmith fetch lite0` writes it.
+    path: Place
+    # Of a Hub id.
+    revision: Revision | None = None
+    # Of the distance, beside the errors of pixels; LlamaGen weighs LPIPS as much as its squared error.
+    weight: float = Field(1.0, gt=0)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from ...data.suites.benchmark_sets import TURN_SETS
 from ...data.suites.suite import INDEX, read_index
 from ...data.suites.turn_files import PUBLISHED, published_files, published_records
 from ...models.drafters.base import PublishedDrafter
-from ...models.perceptual import PerceptualConfig
+from ...models.targets.drawing import PerceptualConfig
 from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut, check_ranks
 from ...models.targets.table import image_section

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.eval.quality.convolutional import lite0_features
+from draftsmith.eval.quality.extractors import captioned_pictures
 from draftsmith.eval.quality.measure import QualityConfig, measure
-from draftsmith.eval.quality.recognised import captioned_pictures, lite0_features, named
+from draftsmith.eval.quality.statistics import named
 from draftsmith.models.lite0 import EfficientNetLite0Config, EfficientNetLite0Model
 from PIL import Image
 

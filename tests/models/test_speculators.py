@@ -18,7 +18,7 @@ from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.stored import stored_table
 from draftsmith.models.targets.base import ShapeAlone, language_shape
-from draftsmith.scripts.peers import SpeculatorsEagle3
+from draftsmith.scripts.minutes import SpeculatorsEagle3
 from heads_tiny import case_for
 from published_tiny import exported
 from served_pair import build

@@ -26,7 +26,7 @@ from ...eval.policies import TreeConfig
 from ...models.drafters.base import DrafterConfig, HeadObjective
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
 from ...models.parts import Part
-from ...models.perceptual import PerceptualConfig
+from ...models.targets.drawing import PerceptualConfig
 from ...models.training import LoraConfig
 from ..run.stage import Planned
 from ..serve.states_builder import check_answers

@@ -20,14 +20,13 @@ from ...folders import find_folder
 from ...hub import is_somewhere
 from ...inline import InlineT5
 from ...parts import num_parameters
-from ...perceptual import PerceptualConfig, PerceptualLoss
 from ...stored import resolved_dtype
 from ..base import TargetShape
-from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
+from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection, PerceptualConfig
 from .captions import TextFeatures, ids_of_sample, load_text_encoder
 from .files import LLAMAGEN, config_in, is_lantern, load_llamagen, load_vq
 from .target import LlamaGenTarget, llamagen_shape
-from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
+from .training import LlamaGenTraining, PerceptualLoss, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published
 from .vq import VqConfig, VqTokenizer
 

@@ -16,8 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from ....core import ranks
 from ....core.batch import CodeBatch, PictureBatch, StepLoss
 from ....core.states import TargetStates
-from ...perceptual import PerceptualLoss
-from ..drawing import TEXT_ENCODER
+from ...folders import find_folder
+from ...hub import load_pretrained
+from ...lite0 import MEAN, STD, EfficientNetLite0Model
+from ..drawing import TEXT_ENCODER, PerceptualConfig
 from .files import save_model
 from .transformer import LlamaGen
 from .vq import VqTokenizer, revive_dead_codes
@@ -71,6 +73,40 @@ class LlamaGenTraining(nn.Module):
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         states = self.text_encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         return [row[: len(c)] for row, c in zip(states, conditions, strict=True)]
+
+
+class PerceptualLoss(nn.Module):
+    """A distance of EfficientNet-Lite0's states, where LlamaGen has LPIPS over VGG16. Frozen.
+
+    As LPIPS (Zhang et al. 2018, section 3) compares states: those of several depths, each place's channels scaled to
+    unit length, so that a depth with large states does not outweigh the others; squared distances are means over
+    places. LPIPS has weights for each channel that people's judgements taught it; there are none for Lite0, and all
+    channels count alike.
+    """
+
+    def __init__(self, tower: EfficientNetLite0Model, weight: float):
+        super().__init__()
+        self.tower, self.weight = tower.eval().requires_grad_(False), weight
+
+    @classmethod
+    def load(cls, config: PerceptualConfig) -> PerceptualLoss:
+        """Raises `UserError` where the folder is missing, or of another model."""
+        folder = find_folder(config.path, config.revision)
+        return cls(load_pretrained(EfficientNetLite0Model.from_pretrained, folder, dtype=torch.float32), config.weight)
+
+    def forward(self, images: Tensor, others: Tensor) -> Tensor:
+        """Of pictures [B,3,S,S] in [-1,1], which need not be clamped: the weighted mean over B, the depths and their
+        places. A scalar, 0 for equal pictures, at most 4 x weight. Gradients reach `images` alone.
+        """
+        with torch.no_grad():
+            wanted = self._maps(others)
+        distances = [(a - b).square().sum(1).mean() for a, b in zip(self._maps(images), wanted, strict=True)]
+        return self.weight * torch.stack(distances).mean()
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """[B,C,h,w] of each depth, of unit length over C."""
+        pixels = (0.5 * images.float() + (0.5 - MEAN)) / STD
+        return [F.normalize(states, dim=1) for states in self.tower.maps(pixels)]
 
 
 class VqTraining(nn.Module):

@@ -3,8 +3,8 @@
 import torch
 from draftsmith.core.batch import PictureBatch
 from draftsmith.models.lite0 import EfficientNetLite0Config, EfficientNetLite0Model
-from draftsmith.models.perceptual import PerceptualConfig, PerceptualLoss
-from draftsmith.models.targets.llamagen.training import VqTraining, to_model
+from draftsmith.models.targets.drawing import PerceptualConfig
+from draftsmith.models.targets.llamagen.training import PerceptualLoss, VqTraining, to_model
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.recipes.config.load import load
 from fails import fails_with
