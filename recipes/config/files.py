@@ -23,7 +23,7 @@ from ...core.secrets import redact_argument
 FOLDER = Path(__file__).parents[1]
 # Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
 KEYS = ("extends", "order", "target", "drafter", "stages", "engine", "hardware", "tracking", "seed", "output")
-_WITH_FOLDER = ("demo", "emoji_vlm", "smollm2")  # of the recipes' names
+_WITH_FOLDER = ("demo", "drawings", "emoji_vlm", "smollm2")  # of the recipes' names
 _MOST_BYTES = 1 << 20
 
 
