@@ -327,8 +327,11 @@ def test_a_tree_has_siblings_of_a_first_guess_of_one_code(initial):
 def test_trees_and_the_block_rule_are_refused_before_anything_is_loaded(method, key):
     """Block verification looks at codes behind a rejected one, on which a coupled code depends."""
     coupling = method.pop("coupling", "maximal")
+    tail = {"kind": "jacobi", "coupling": coupling}
     with pytest.raises(ValidationError, match=key):
-        Method(drafter={"kind": "jacobi", "coupling": coupling}, **method)
+        Method(drafter=tail, **method)
+    with pytest.raises(ValidationError, match=key):
+        Method(drafter={"kind": "head_tail", "members": ["head"], "tail": tail}, **method)
     named = Method(drafter="own", **method)
     with pytest.raises(Refused) as caught:
         JacobiConfig(kind="jacobi", coupling=coupling).check_method(named.tree.kind, named.rule.kind)
