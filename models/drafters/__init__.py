@@ -13,13 +13,14 @@ from .dflash2 import Dflash2Config
 from .dspark import DsparkConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
+from .head_tail import HeadTailConfig
 from .hivis import HivisConfig
 from .jacobi import JacobiConfig
 from .llamagen import SiblingConfig
 from .lookup import NgramConfig, SuffixConfig
 from .lvlm import LvlmConfig
 from .medusa import MedusaConfig
-from .mixed import MixedConfig
+from .mixed import MembersConfig, MixedConfig
 from .msd import MsdConfig
 from .mtp import MtpConfig
 from .peagle import PeagleConfig
@@ -47,7 +48,8 @@ AnyDrafter = Annotated[
     | SuffixConfig
     | JacobiConfig
     | SiblingConfig
-    | MixedConfig,
+    | MixedConfig
+    | HeadTailConfig,
     Field(discriminator="kind"),
     OrImported(DrafterConfig),
 ]
@@ -59,5 +61,5 @@ def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
     """An ensemble's members: names as they are, sections read as a recipe's `drafter`; `context` is pydantic's. Other
     drafters have none.
     """
-    read, members = DRAFTER.validate_python, config.members if isinstance(config, MixedConfig) else ()
+    read, members = DRAFTER.validate_python, config.members if isinstance(config, MembersConfig) else ()
     return [member if isinstance(member, str) else read(member, context=context) for member in members]

@@ -78,6 +78,11 @@ class JacobiProposal:
     def begin(self, first: int) -> None:
         self._codes.append(first)
 
+    @property
+    def num_known(self) -> int:
+        """Places whose distributions the last pass computed."""
+        return len(self._known)
+
     def root(self) -> Tensor:
         self._expansions, self._drawn = Expansions(), 0
         self._window: list[Any] = []  # what is drawn in this cycle

@@ -24,19 +24,26 @@ from .beside import may_pass
 from .weights import FixedWeights, Weights, WeightsConfig, check_weights, mixture, reached, weights_of
 
 
-class MixedConfig(DrafterConfig):
-    """Several drafters at once. A member is the name of a stage that trained one, or a drafter's section."""
+class MembersConfig(DrafterConfig):
+    """Drafters that propose together. A member is the name of a stage that trained one, or a drafter's section."""
+
+    for_images: ClassVar[bool] = True
+
+    members: tuple[Any, ...]
+
+    def provides(self) -> set[str]:
+        return {"drafter"}
+
+
+class MixedConfig(MembersConfig):
+    """Several drafters at once."""
 
     kind: Literal["ensemble"]
-    for_images: ClassVar[bool] = True
 
     # Two or more: names of stages that trained one, or drafters' sections.
     members: tuple[Any, ...] = Field(min_length=2)
     # How much each member counts.
     weights: WeightsConfig = FixedWeights(kind="fixed")
-
-    def provides(self) -> set[str]:
-        return {"drafter"}
 
     @model_validator(mode="after")
     def _fits(self) -> MixedConfig:

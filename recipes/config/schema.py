@@ -170,7 +170,7 @@ def drafter_kinds(target: AnyTarget) -> list[str]:
         for kind in kinds(section)
     ]
     # An ensemble is made of other drafters by a method of an evaluation.
-    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or shares)]
+    return [kind for kind in possible if kind not in ("ensemble", "head_tail") and (kind != "lvlm" or shares)]
 
 
 def _check_kinds(stages: JsonObject, target: AnyTarget, drafter: DrafterConfig | None) -> None:

@@ -11,11 +11,13 @@ from draftsmith.core.errors import Refused
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.head_tail import HeadTailConfig
 from draftsmith.models.drafters.jacobi import JacobiConfig, JacobiProposal
 from draftsmith.models.targets.base import Taps, TargetStep, Verified
 from draftsmith.trainers.evaluate.methods import Method
-from exact import TableTarget, accepted_of_drafted, chances, chi_square, statistic
+from exact import TableDrafter, TableTarget, accepted_of_drafted, chances, chi_square, statistic
 from pydantic import ValidationError
 from visual_tiny import anole, greedy, llamagen, request, target
 
@@ -50,8 +52,10 @@ class Remembering(Warp):
         return _cut(self, probs.shape, tuple(probs.flatten().tolist()))
 
 
-def started(config, target, codes=CODES, **changes):
-    proposal = config.drafter(None, type("T", (), {"shape": type("S", (), {"grid": GRID}), "vocab_size": codes}))
+def started(config, target, codes=CODES, head=None, **changes):
+    proposal = config.drafter(
+        head and [head], type("T", (), {"shape": type("S", (), {"grid": GRID}), "vocab_size": codes})
+    )
     for name, value in changes.items():
         setattr(proposal, name, value.__get__(proposal))
     return proposal
@@ -87,6 +91,36 @@ def test_codes_of_trees_are_distributed_as_the_targets(coupling, tree):
     results = drawn(model, drafter, warp, count, static(tree))
     assert accepted_of_drafted(results)[0] > count / 3
     assert statistic(expected(model, warp), results) < 1
+
+
+@pytest.mark.parametrize("count", [3000, pytest.param(16_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("coupling", "tree"), [("maximal", TREES[0]), ("maximal", TREES[2]), ("gumbel", TREES[2])])
+def test_a_head_before_jacobis_tail_is_exact(coupling, tree, count):
+    """A head that is often wrong, in the mean with the stale distribution, whose codes the tail is coupled with."""
+    model, warp = tabled(), Remembering(0.9, top_p=0.95)
+    tail = JacobiConfig(kind="jacobi", coupling=coupling, initial="random")
+    config = HeadTailConfig(kind="head_tail", members=["head"], tail=tail, stale=0.3)
+    drafter = started(config, model, head=TableDrafter(tabled(5).scores))
+    results = drawn(model, drafter, warp, count, static(tree))
+    assert accepted_of_drafted(results)[0] > count / 3
+    assert statistic(expected(model, warp), results) < 1
+
+
+def test_the_first_level_is_the_mean_and_the_tail_is_jacobis():
+    """Without a known place the head's alone; `stale` weighs the other, and the head expands nothing."""
+    model, head = tabled(), TableDrafter(tabled(5).scores)
+    drafter = started(HeadTailConfig(kind="head_tail", members=["head"], stale=0.25), model, head=head)
+    session, step = model.prefill(None, Taps(), capacity=9)
+    drafter.start(None, step, Warp(1.0), capacity=9)
+    drafter.begin(2)
+    assert torch.equal(drafter.root(), head.q((2,)))
+    tree = chain(torch.tensor([0, 1, 2]), torch.full((3, CODES), 1 / 3))
+    step = model.verify(session, 2, tree)
+    drafter.accept(Verified((), (), 1, tree=tree, scores=step.logits))
+    known = Warp(1.0).apply_temperature(step.logits)
+    torch.testing.assert_close(drafter.root(), 0.75 * head.q((2, 1)) + 0.25 * known[1])
+    assert torch.equal(drafter.expand([-1], torch.tensor([0]))[0], known[2])
+    assert drafter.choose == drafter._tail.choose and len(head.expand.paths) == 0
 
 
 def branching(codes):
@@ -293,8 +327,11 @@ def test_a_tree_has_siblings_of_a_first_guess_of_one_code(initial):
 def test_trees_and_the_block_rule_are_refused_before_anything_is_loaded(method, key):
     """Block verification looks at codes behind a rejected one, on which a coupled code depends."""
     coupling = method.pop("coupling", "maximal")
+    tail = {"kind": "jacobi", "coupling": coupling}
     with pytest.raises(ValidationError, match=key):
-        Method(drafter={"kind": "jacobi", "coupling": coupling}, **method)
+        Method(drafter=tail, **method)
+    with pytest.raises(ValidationError, match=key):
+        Method(drafter={"kind": "head_tail", "members": ["head"], "tail": tail}, **method)
     named = Method(drafter="own", **method)
     with pytest.raises(Refused) as caught:
         JacobiConfig(kind="jacobi", coupling=coupling).check_method(named.tree.kind, named.rule.kind)

@@ -134,6 +134,17 @@ def test_random_neighbours_follow_the_seed_of_the_recipe(demo, tmp_path):
     assert names and all("-random1-" in name for name in names)
 
 
+def test_a_trained_head_stands_before_jacobis_tail(demo, tmp_path):
+    output = branch(demo, tmp_path / "run")
+    tail = (
+        "{drafter: {kind: head_tail, members: [head]}, tree: {kind: static, choices: [[0], [1], [0, 0]]}, draw: sample}"
+    )
+    run(output, f"stages.evaluate.methods.tail={tail}", "stages.evaluate.temperatures=[1.0]", stages=["evaluate"])
+    rows = rows_of(output, 1)["tail"]
+    assert len(rows) == 3 and all(sum(row["emitted"]) == 15 and max(row["nodes"]) == 3 for row in rows)
+    assert any(sum(row["accepted"]) for row in rows)
+
+
 def test_a_killed_evaluation_goes_on_behind_the_pictures_it_kept(demo, tmp_path, monkeypatch):
     """Killed while it draws: what was drawn is not drawn again, and rows and codes are those of a whole run."""
     output = branch(demo, tmp_path / "run")

@@ -21,7 +21,7 @@ from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptio
 from ...models.drafters.beside import visual_counts
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.manifest import MANIFEST
-from ...models.drafters.mixed import MixedConfig
+from ...models.drafters.mixed import MembersConfig
 from ..run.context import Context
 from .evaluate_settings import EvaluateSettings
 from .methods import Method, decoding_with
@@ -149,7 +149,7 @@ class Drafters:
 
     def _drafter(self, source: Source, config: DrafterConfig, name: str) -> Drafter:
         """One drafter; of an ensemble each member is opened anew: two of a cycle's drafters never share a cache."""
-        if not isinstance(config, MixedConfig):
+        if not isinstance(config, MembersConfig):
             return self.pair.drafter(source.config, source.folder, config, self.options)
         members = []
         for member in members_of(config):

@@ -23,8 +23,9 @@ from ...eval.rules import RULES, Codes, Rule, RuleSection
 from ...models.drafters import AnyDrafter, members_of
 from ...models.drafters.base import DrafterConfig, PublishedDrafter, for_decoding
 from ...models.drafters.ensemble import DraftingMode
+from ...models.drafters.head_tail import HeadTailConfig
 from ...models.drafters.jacobi import JacobiConfig
-from ...models.drafters.mixed import MixedConfig
+from ...models.drafters.mixed import MembersConfig
 from ...models.targets.drawing import ImageTargetSection
 from ...models.targets.table import IMAGE_SECTIONS
 
@@ -196,7 +197,7 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
         ValueError: an ensemble is a member of itself.
     """
     names: set[str] = set()
-    mixed = method.section.members if isinstance(method.section, MixedConfig) else ()
+    mixed = method.section.members if isinstance(method.section, MembersConfig) else ()
     for member in (member for member in mixed if isinstance(member, str)):
         if member in within:
             raise ValueError(f"methods.{member}: an ensemble is a member of itself, by way of {' and '.join(within)}")
@@ -206,6 +207,8 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
 
 def check_method(method: Method, drafter: DrafterConfig) -> None:
     """Raise `Refused` for a tree or a rule that a drafter does not go with."""
+    if isinstance(drafter, HeadTailConfig):
+        drafter = drafter.tail
     if isinstance(drafter, JacobiConfig):
         drafter.check_method(method.tree.kind, method.rule.kind)
 

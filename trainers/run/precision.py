@@ -17,7 +17,7 @@ from ...core.results import BEGUN, read_mark, write_mark
 from ...core.section import Section
 from ...data.conversations import end_ids
 from ...models.drafters import members_of
-from ...models.drafters.mixed import MixedConfig
+from ...models.drafters.mixed import MembersConfig
 from ...models.stored import resolved_dtype
 from .context import Context
 from .matching import made_nothing
@@ -108,7 +108,7 @@ def with_types(value: object, key: str, resolved: Mapping[str, str]) -> Any:
 def _parts(value: object) -> dict[Any, Any]:
     """What is right below, by field, name or place. An ensemble has its members as sections."""
     if isinstance(value, Section):
-        return dict(value) | ({"members": tuple(members_of(value))} if isinstance(value, MixedConfig) else {})
+        return dict(value) | ({"members": tuple(members_of(value))} if isinstance(value, MembersConfig) else {})
     return dict(parts_of_tree(value))
 
 

@@ -19,6 +19,7 @@ SECTIONS = {kind: {"kind": kind} for kind in ALONE} | {
     "lvlm": {"kind": "lvlm", "path": "somewhere"},
     "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
     "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
+    "head_tail": {"kind": "head_tail", "members": ["a"]},
 }
 # Settings that a method may change, with another value.
 CHANGES = {
@@ -118,7 +119,7 @@ def test_shapes_of_both_kinds_of_targets_fit():
         section(kind).check(shape)
 
 
-@pytest.mark.parametrize("kind", ["pruned", "llamagen", "ensemble"])
+@pytest.mark.parametrize("kind", ["pruned", "llamagen", "ensemble", "head_tail"])
 def test_what_is_not_trained_says_so(kind):
     config = section(kind)
     assert config.trains_on is None and config.provides() == {"drafter"}
