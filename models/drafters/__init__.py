@@ -13,9 +13,8 @@ from .dflash2 import Dflash2Config
 from .dspark import DsparkConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
-from .head_tail import HeadTailConfig
 from .hivis import HivisConfig
-from .jacobi import JacobiConfig
+from .jacobi import HeadTailConfig, JacobiConfig
 from .llamagen import SiblingConfig
 from .lookup import NgramConfig, SuffixConfig
 from .lvlm import LvlmConfig

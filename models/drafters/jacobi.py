@@ -5,7 +5,7 @@ one pass, and draws the rejected part of the window anew from that pass's distri
 Speculative Coupled Decoding (So et al. 2026, arXiv 2510.24211, section 4) couples the draws with the codes that stood
 there: a code stays where its probability allows it, what follows it was computed after it, and the output is still the
 target's. The tree is a chain, whose length is the window, or of a fixed shape: SJD-PAC (arXiv 2603.18599) drafts
-siblings without replacement where the window begins. Nothing is trained.
+siblings without replacement where the window begins. Nothing is trained, but for a head before the window.
 Letters: F nodes, K known levels, V vocabulary, W window.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +25,8 @@ from ...core.states import Taps, uploaded
 from ..decoding.tree import ROOT, Expansions, Tree
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep, Verified
-from .base import PLAIN, DraftingOptions, WeightlessDrafter
+from .base import PLAIN, Drafter, DraftingOptions, WeightlessDrafter
+from .mixed import MembersConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -166,3 +168,53 @@ def _line_behind(tree: Tree, path: Sequence[int]) -> list[int]:
 
     behind = down(path[-1] if path else ROOT)
     return behind + down(ROOT)[len(path) + len(behind) :]
+
+
+class HeadTailConfig(MembersConfig):
+    """A trained head for the window's first level, Jacobi decoding for the others. Takes Jacobi's trees and rules.
+
+    The first level is drawn from the mean of the head's distribution and the stale one, the levels behind it from what
+    the last pass computed: a head is surest one code ahead, and stale distributions need no pass of the drafter. No
+    paper has it; exact as Jacobi decoding, since each level's q is known before its codes are drawn.
+    """
+
+    kind: Literal["head_tail"]
+    for_language: ClassVar[bool] = False
+
+    # One name of a stage that trained a head.
+    members: tuple[Any, ...] = Field(min_length=1, max_length=1)
+    tail: JacobiConfig = JacobiConfig(kind="jacobi")
+    # Weight of the stale distribution in the first level's mean; 0: the head alone.
+    stale: float = Field(0.5, ge=0, le=1)
+
+    def drafter(self, module: Any, target: Target, options: DraftingOptions = PLAIN) -> HeadTailProposal:
+        """`module` holds the head's proposal, as an ensemble's."""
+        (head,) = module
+        return HeadTailProposal(head, self.tail.drafter(nn.Module(), target), self.stale)
+
+
+class HeadTailProposal:
+    """Draws as Jacobi decoding, with another q at the root."""
+
+    max_levels: int | None = None
+
+    def __init__(self, head: Drafter, tail: JacobiProposal, stale: float):
+        self.members, self._head, self._tail, self._stale = [head], head, tail, stale
+        self.taps, self.choose, self.expand = head.taps, tail.choose, tail.expand
+
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        self._head.start(request, prefill, warp, capacity=capacity)
+        self._tail.start(request, prefill, warp, capacity=capacity)
+
+    def begin(self, first: int) -> None:
+        self._head.begin(first)
+        self._tail.begin(first)
+
+    def root(self) -> Tensor:
+        """The mean [V]; the head's alone where the last pass computed nothing for this place."""
+        stale, q = self._tail.root(), self._head.root()
+        return torch.lerp(q, stale, self._stale) if self._tail.num_known else q
+
+    def accept(self, verified: Verified) -> None:
+        self._head.accept(verified)
+        self._tail.accept(verified)

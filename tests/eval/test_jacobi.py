@@ -13,8 +13,7 @@ from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.head_tail import HeadTailConfig
-from draftsmith.models.drafters.jacobi import JacobiConfig, JacobiProposal
+from draftsmith.models.drafters.jacobi import HeadTailConfig, JacobiConfig, JacobiProposal
 from draftsmith.models.targets.base import Taps, TargetStep, Verified
 from draftsmith.trainers.evaluate.methods import Method
 from exact import TableDrafter, TableTarget, accepted_of_drafted, chances, chi_square, statistic

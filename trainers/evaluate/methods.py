@@ -23,8 +23,7 @@ from ...eval.rules import RULES, Codes, Rule, RuleSection
 from ...models.drafters import AnyDrafter, members_of
 from ...models.drafters.base import DrafterConfig, PublishedDrafter, for_decoding
 from ...models.drafters.ensemble import DraftingMode
-from ...models.drafters.head_tail import HeadTailConfig
-from ...models.drafters.jacobi import JacobiConfig
+from ...models.drafters.jacobi import HeadTailConfig, JacobiConfig
 from ...models.drafters.mixed import MembersConfig
 from ...models.targets.drawing import ImageTargetSection
 from ...models.targets.table import IMAGE_SECTIONS
