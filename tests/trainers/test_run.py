@@ -175,6 +175,15 @@ def test_a_stage_goes_on_under_the_fingerprint_that_it_began_with(tmp_path):
     assert run(tmp_path, first, replace(second, stage=stage))[-1] == "stage second: finished before, same inputs"
 
 
+def test_of_long_values_the_parts_that_differ_are_shown(tmp_path):
+    """Names that a list held out of training: 500 characters of it were the same."""
+    words = [f"word{number}" for number in range(100)]
+    run(tmp_path, two_stages(without=words)[0])
+    plan = two_stages(without=[*words[:70], "added", *words[70:]])
+    was, now = r'\.\.\. \S* "word69", "word70", .*', r'\.\.\. \S* "word69", "added", "word70", .*'
+    fails_with(f"without was {was}, is now {now}", check_stages, plan, tmp_path, ["first"], None)
+
+
 def test_values_that_are_hidden_in_the_settings_are_compared_too(tmp_path):
     """Two paths that look like keys are stored as the same text."""
     run(tmp_path, two_stages(**{HIDDEN: "a"})[0])

@@ -22,7 +22,7 @@ from ...core.errors import UserError
 from ...core.files import share_as_usual
 from ...core.json_types import JsonMapping, flat, object_at, text_at, walk
 from ...core.results import BEGUN, DONE, Mark, damage, read_mark, sums_of, write_mark
-from ...core.secrets import shortened
+from ...core.secrets import redact, shortened
 from ...data.shards.shards import IDENTITY, ShardReader, is_of_shard
 from .stage import Planned
 
@@ -119,7 +119,7 @@ def _changes(planned: Planned, output: Path, *, any_data: bool = False) -> list[
         if old.get(HIDDEN) != new.get(HIDDEN):
             before, after = (flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
             shown = [
-                f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
+                "{} was {}, is now {}".format(key, *_shown(before, after, key))
                 for key in before | after
                 if before.get(key) != after.get(key)
             ]
@@ -220,8 +220,13 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
     return UserError(f"{problem} with other settings, data or earlier stages: {summary}", where=str(folder), hint=hint)
 
 
-def _shown(values: JsonMapping, key: str) -> str:
-    return shortened(json.dumps(values[key]), 80) if key in values else "not set"
+def _shown(before: JsonMapping, after: JsonMapping, key: str) -> Iterator[str]:
+    """Both values, cut to where they begin to differ."""
+    # Redacted before they are cut: half a key no longer looks like one.
+    texts = [redact(json.dumps(values[key])) if key in values else "not set" for values in (before, after)]
+    common = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    for text in texts:
+        yield text[:80] if common < 60 else f"... {text[common - 20 :][:76]}"
 
 
 def write_done(planned: Planned, folder: Path, version: int, seconds: float, *, gpus: int = 0) -> None:
