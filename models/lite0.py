@@ -135,8 +135,11 @@ class EfficientNetLite0Model(PreTrainedModel):
         self.register_buffer("std", torch.ones(features))
         self.post_init()
 
-    def maps(self, pixel_values: Tensor) -> list[Tensor]:
-        """[B,C,h,w] of the last block at each stride up to 16: how pictures look, before what they show."""
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """[B,C,h,w] of the last block at each stride up to 16, of pictures [B,3,S,S] in [0, 1]: how they look, before
+        what they show.
+        """
+        pixel_values = (images - MEAN) / STD
         states, kept = self._stem(pixel_values.to(memory_format=torch.channels_last)), []
         for block in self.blocks[: self.map_block + 1]:
             if block.depthwise_conv.stride[0] > 1:

@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ...core.finite import check_weights
-from ...models import lite0
 from ...models.hub import load_pretrained
 from .extractors import Extractor, Picture, clean_resize, crop_lanczos, squash_bilinear, standardize
 from .metric_weights import load_state, read_state, unfit
@@ -107,6 +106,8 @@ def lite0_features(path: Path, device: torch.device | str, *, pooled: bool) -> E
     Raises:
         UserError: the folder has other weights.
     """
+    from ...models import lite0  # transformers takes long to import
+
     network = load_pretrained(lite0.EfficientNetLite0Model.from_pretrained, path, dtype=torch.float32).to(device).eval()
     side = network.config.image_size
     count = network.config.head_channels if pooled else None

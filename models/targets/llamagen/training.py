@@ -7,6 +7,7 @@ Letters: B rows, n codes, C condition tokens, T ids of a caption.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,13 @@ from ....core.batch import CodeBatch, PictureBatch, StepLoss
 from ....core.states import TargetStates
 from ...folders import find_folder
 from ...hub import load_pretrained
-from ...lite0 import MEAN, STD, EfficientNetLite0Model
 from ..drawing import TEXT_ENCODER, PerceptualConfig
 from .files import save_model
 from .transformer import LlamaGen
 from .vq import VqTokenizer, revive_dead_codes
+
+if TYPE_CHECKING:
+    from ...lite0 import EfficientNetLite0Model
 
 # Weight of the pixels against the codes in a tokenizer's loss: without it small tokenizers settle on a few colours.
 RECONSTRUCTION = 5.0
@@ -91,6 +94,8 @@ class PerceptualLoss(nn.Module):
     @classmethod
     def load(cls, config: PerceptualConfig) -> PerceptualLoss:
         """Raises `UserError` where the folder is missing, or of another model."""
+        from ...lite0 import EfficientNetLite0Model  # transformers takes long to import
+
         folder = find_folder(config.path, config.revision)
         return cls(load_pretrained(EfficientNetLite0Model.from_pretrained, folder, dtype=torch.float32), config.weight)
 
@@ -105,8 +110,7 @@ class PerceptualLoss(nn.Module):
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         """[B,C,h,w] of each depth, of unit length over C."""
-        pixels = (0.5 * images.float() + (0.5 - MEAN)) / STD
-        return [F.normalize(states, dim=1) for states in self.tower.maps(pixels)]
+        return [F.normalize(states, dim=1) for states in self.tower.maps(0.5 * images.float() + 0.5)]
 
 
 class VqTraining(nn.Module):

@@ -36,11 +36,13 @@ def test_the_depths_are_one_for_each_stride_and_each_place_counts_by_its_directi
     network = tower()
     maps = network.maps((images + 1) / 2)
     assert [(states.shape[1], states.shape[-1]) for states in maps] == [(8, 16), (8, 8), (12, 4), (16, 2)]
+    normed = network.features(((images + 1) / 2 - 0.498) / 0.502)
+    torch.testing.assert_close(F.adaptive_avg_pool2d(maps[-1], 4).flatten(1), normed[:, 16:])
     measured = loss(2.0)
     assert float(measured(images, images)) == 0 and len({float(measured(a, b)) for a, b in
                                                          ((images, others), (others, images))}) == 1  # fmt: skip
     with torch.no_grad():
-        shown = [network.maps((0.5 * x + 0.5 - 0.498) / 0.502) for x in (images, others)]
+        shown = [network.maps(0.5 * x + 0.5) for x in (images, others)]
         apart = [
             (F.normalize(a, dim=1) - F.normalize(b, dim=1)).square().sum(1).mean() for a, b in zip(*shown, strict=True)
         ]
