@@ -141,7 +141,8 @@ class EfficientNetLite0Model(PreTrainedModel):
         """
         pixel_values = (images - MEAN) / STD
         states, kept = self._stem(pixel_values.to(memory_format=torch.channels_last)), []
-        for block in self.blocks[: self.map_block + 1]:
+        blocks: Any = self.blocks[: self.map_block + 1]
+        for block in blocks:
             if block.depthwise_conv.stride[0] > 1:
                 kept.append(states)
             states = block(states)

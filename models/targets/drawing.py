@@ -144,9 +144,12 @@ class ImageTargetSection(Kinded):
         """Whether captions are read by an encoder that is trained with the transformer."""
         return False
 
-    def training(self, part: str, folder: Path | None, *, seed: int, words: object, **tokenizing: object) -> nn.Module:
-        """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it.
-        `tokenizing` is an image tokenizer's: its perceptual loss, and the revival of dead codes.
+    def training(
+        self, part: str, folder: Path | None, *, seed: int, words: Any, perceptual: PerceptualConfig | None = None,
+        **revival: Any,
+    ) -> nn.Module:  # fmt: skip
+        """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it. The
+        perceptual loss and the revival of dead codes are an image tokenizer's.
         """
         raise NotImplementedError
 
