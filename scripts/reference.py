@@ -40,6 +40,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 TRACKS = {
     "demo": "Demos, on a CPU",
     "smollm2": "A small real model",
+    "drawings": "A small generator of real pictures",
     "emoji_vlm": "A small real picture model",
     "lvlm": "Draft LVLMs",
     "video": "Heads for language models",

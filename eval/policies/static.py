@@ -25,7 +25,7 @@ def _paths(words: str) -> tuple[tuple[int, ...], ...]:
 
 # Published trees by the names that their authors gave them. A word is a path: `021` is the first child (0) of the root,
 # its third child (2), and that one's second child (1). Sources: EAGLE (mc_sim_7b_63, its default; the name counts 63
-# and the tree has 25 nodes) and LANTERN (the others).
+# and the tree has 25 nodes) and LANTERN (the others); window_25 is ours.
 CHOICES: dict[str, tuple[tuple[int, ...], ...]] = {
     "chain5": _paths("0 00 000 0000 00000"),
     # Levels of 4, 8, 8, 3 and 2 nodes.
@@ -36,6 +36,8 @@ CHOICES: dict[str, tuple[tuple[int, ...], ...]] = {
     "mc_sim_7b_63_balanced": _paths(
         "0 1 2 00 01 02 10 11 12 20 21 000 001 002 010 011 100 101 110 111 0000 0001 0002 00000 00001"
     ),
+    # Four siblings where Jacobi's window begins, and the line of first children behind them.
+    "window_25": (*_paths("0 1 2 3"), *((0,) * levels for levels in range(2, 23))),
     # 5, 13, 16, 14 and 9: LANTERN's default.
     "naive_extend_57": _paths(
         "0 1 2 3 4 "

@@ -56,6 +56,8 @@ RECIPES = (
     ("demo/video", "stages.sparrow.source=null", "stages.sparrow.source={kind: cached_on_first_epoch}",
      "stages.sparrow.data={from: world, path: single}"),
     ("demo/visual-ar", "stages.evaluate.methods.replaced={rule: {kind: replaced, k: 4}, temperatures: [1.0]}",
+     "stages.evaluate.methods.tail={drafter: {kind: head_tail, members: [head]}, temperatures: [1.0], draw: sample, "
+     "tree: {kind: chain, gamma: 4}}",
      "stages.vq.perceptual={path: weights/lite0}"),
     ("demo/visual-ar", "stages.world.textures={contrast: 20}"),
     ("llava15-68m", "stages.pretrain.data.path={kind: webdataset, path: a.tar}",
