@@ -289,7 +289,11 @@ def test_a_line_of_checksums_and_a_changed_setting_are_cut_behind_what_they_hide
     (tmp_path / "SHA256SUMS").write_text("x" * 80 + " https://me:hunter2hunter2@host.org\n")
     assert "hun" not in str(fails_with("no line of checksums", read_sums, tmp_path))
     value = "x" * 60 + " https://me:hunter2hunter2@host.org"
-    assert _shown({"key": value}, "key").endswith(" https://<hidden>@h")
+    assert next(_shown({"key": value}, {}, "key")).endswith(" https://<hidden>@h")
+    assert [*_shown({"key": value}, {"key": f"{value}s"}, "key")] == [
+        '... s://<hidden>@host.org"',
+        '... s://<hidden>@host.orgs"',
+    ]
 
 
 def test_messages_of_libraries_hold_none(environment, monkeypatch, capsys):

@@ -90,7 +90,15 @@ def test_the_tree_of_eagle(case):
         assert padding_last == unpadded(wanted["retrieve_sampling"])
 
 
-@pytest.mark.parametrize("name", [*CHOICES, "random_shuffled"])
+def test_the_tree_of_jacobis_window():
+    """Siblings where the window begins, one node a level behind them, and as many nodes as EAGLE's default."""
+    tree = Static(CHOICES["window_25"])
+    assert tree.num_nodes == Static(CHOICES["mc_sim_7b_63"]).num_nodes and tree.num_levels == 22
+    assert [len(path) for path in tree.choices] == [1] * 4 + [*range(2, 23)]
+    assert {max(path[1:], default=0) for path in tree.choices} == {0}
+
+
+@pytest.mark.parametrize("name", [*(name for name in CHOICES if name != "window_25"), "random_shuffled"])
 def test_the_published_static_trees(name):
     wanted = arrays("static_tree", name)
     listed = unpadded(wanted["choices"])

@@ -7,7 +7,7 @@ Letters: B rows, n codes, C condition tokens, T ids of a caption.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from ..drawing import TEXT_ENCODER, PerceptualConfig
 from .files import save_model
 from .transformer import LlamaGen
 from .vq import VqTokenizer, revive_dead_codes
-
-if TYPE_CHECKING:
-    from ...lite0 import EfficientNetLite0Model
 
 # Weight of the pixels against the codes in a tokenizer's loss: without it small tokenizers settle on a few colours.
 RECONSTRUCTION = 5.0
@@ -87,7 +84,9 @@ class PerceptualLoss(nn.Module):
     channels count alike.
     """
 
-    def __init__(self, tower: EfficientNetLite0Model, weight: float):
+    tower: Any  # an EfficientNetLite0Model
+
+    def __init__(self, tower: nn.Module, weight: float):
         super().__init__()
         self.tower, self.weight = tower.eval().requires_grad_(False), weight
 
