@@ -291,8 +291,8 @@ def test_a_line_of_checksums_and_a_changed_setting_are_cut_behind_what_they_hide
     value = "x" * 60 + " https://me:hunter2hunter2@host.org"
     assert next(_shown({"key": value}, {}, "key")).endswith(" https://<hidden>@h")
     assert [*_shown({"key": value}, {"key": f"{value}s"}, "key")] == [
-        '... s://<hidden>@host.org"',
-        '... s://<hidden>@host.orgs"',
+        '... ://<hidden>@host.org"',
+        '... ://<hidden>@host.orgs"',
     ]
 
 
