@@ -90,6 +90,7 @@ def caption_ids(tokenizer: PreTrainedTokenizerBase, captions: Sequence[str], max
         cleaned,
         max_length=max_length,
         padding="max_length",
+        padding_side="right",
         truncation=True,
         add_special_tokens=True,
         return_attention_mask=True,

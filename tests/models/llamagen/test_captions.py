@@ -163,10 +163,15 @@ def test_a_language_models_last_states_are_features_and_padding_changes_none(fol
                         num_attention_heads=2, pad_token_id=0)  # fmt: skip
     model = LlamaForCausalLM(shape).eval()
     model.save_pretrained(tmp_path / "lm")
-    features = TextFeatures(tmp_path / "lm", max_length=8, dtype=torch.float32)
+    features = TextFeatures(tmp_path / "lm", max_length=16, dtype=torch.float32)
     alone, longer = features.encode([CAPTIONS[0]])[0], features.encode([CAPTIONS[0], CAPTIONS[3]])[0]
-    ids = caption_ids(features.tokenizer, CAPTIONS[:1], 8)["input_ids"][:, : len(alone)]
+    assert len(alone) < 16
+    ids = caption_ids(features.tokenizer, CAPTIONS[:1], 16)["input_ids"][:, : len(alone)]
     with torch.no_grad():
         expected = model.model(input_ids=ids).last_hidden_state[0]
     torch.testing.assert_close(alone, expected)
     torch.testing.assert_close(longer, expected)
+    # Many language models' tokenizers pad in front, where positions would count the padding.
+    features.tokenizer.padding_side = "left"
+    batch = caption_ids(features.tokenizer, CAPTIONS[:1], 16)
+    assert batch["attention_mask"][0].tolist() == [1] * len(alone) + [0] * (16 - len(alone))
