@@ -149,6 +149,26 @@ def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeyp
     assert len(begun) == 3, "where it could not be fetched, the demo does not begin"
 
 
+@pytest.mark.parametrize("flags", ["avx2 avx512f", "avx2 avx512_bf16", None])
+def test_a_demo_runs_in_float32_where_no_instruction_multiplies_bfloat16(tmp_path, monkeypatch, capsys, flags):
+    """Where the processor is not known, and where the user names a type, the recipe's types stay."""
+    file = tmp_path / "cpuinfo"
+    if flags:
+        file.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    monkeypatch.setattr(demo, "PROCESSORS", file)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    slow = flags == "avx2 avx512f"
+    for words, added in {
+        "smollm2": ["target.dtype=auto", "engine.precision=auto"], "emoji-vlm": ["target.dtype=auto"], "lvlm": [],
+        "smollm2 target.dtype=bfloat16": [],
+    }.items():  # fmt: skip
+        given = demo.arguments(words.split())
+        assert demo.in_float32(demo.read_words(given).tree, given) == (added if slow else []), words
+    main(["demo", "smollm2", "dry_run=true"])
+    said = capsys.readouterr().out
+    assert ("note: this processor has no instructions for bfloat16" in said) == slow
+
+
 @pytest.mark.slow
 def test_emoji_vlm_names_what_it_sees(tmp_path, monkeypatch):
     """The real parts, out of their packages: needs package indexes, or their files in the cache."""
