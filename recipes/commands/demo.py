@@ -20,9 +20,6 @@ from .command import Argument, Command
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
 LAUNCHER = "draftsmith.trainers.run.launcher"
-PROCESSORS = Path("/proc/cpuinfo")  # Linux alone
-# Instructions that multiply bfloat16: x86's, and ARM's.
-_NATIVE = {"avx512_bf16", "amx_bf16", "bf16"}
 _LOW = {"target.dtype": "bfloat16", "engine.precision": "bf16"}
 
 
@@ -51,20 +48,18 @@ def environment() -> dict[str, str]:
 
 
 def in_float32(tree: JsonObject, given: Sequence[str]) -> list[str]:
-    """Words that hold a recipe's numbers in float32 where this machine has nothing that multiplies bfloat16: a CPU
-    without instructions for it takes about eight times as long as in float32. Empty: it has, or the user said a type.
+    """Words that hold a recipe's numbers in float32 where this machine has nothing that multiplies bfloat16. Empty: it
+    has, or the user said a type.
     """
-    if not PROCESSORS.is_file():
-        return []
-    listed = PROCESSORS.read_text().splitlines()
-    known = {flag for line in listed if line.startswith(("flags", "Features")) for flag in line.split()}
     said = {word.partition("=")[0] for word in given}
     low = [key for key, kind in _LOW.items() if text_at(tree, *key.split(".")) == kind]
-    if not known or known & _NATIVE or not low or said & set(_LOW):
+    if not low or said & set(_LOW):
         return []
     import torch
 
-    return [] if torch.cuda.is_available() else [f"{key}=auto" for key in low]
+    from ...models.stored import multiplies_bfloat16
+
+    return [] if torch.cuda.is_available() or multiplies_bfloat16() else [f"{key}=auto" for key in low]
 
 
 def _run(options: argparse.Namespace) -> int:

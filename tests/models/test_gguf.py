@@ -13,6 +13,7 @@ import torch
 import transformers
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import sha256_of
+from draftsmith.models import stored
 from draftsmith.models.formats.gguf import to_ours
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.table import TargetConfig
@@ -156,7 +157,7 @@ def test_a_demo_runs_in_float32_where_no_instruction_multiplies_bfloat16(tmp_pat
     file = tmp_path / "cpuinfo"
     if flags:
         file.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
-    monkeypatch.setattr(demo, "PROCESSORS", file)
+    monkeypatch.setattr(stored, "PROCESSORS", file)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     slow = flags == "avx2 avx512f"
     for words, added in {

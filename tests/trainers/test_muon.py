@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from draftsmith.models import stored
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.counted import META, flops
 from draftsmith.trainers.train.fit import OptimConfig, build_optimizer
-from draftsmith.trainers.train.muon import is_hidden, newton_schulz_flops
+from draftsmith.trainers.train.muon import Float32Muon, is_hidden, newton_schulz_flops, orthogonal
 from fails import fails_with
 from heads_tiny import SETTINGS, config_of, text_config
 from pydantic import ValidationError
@@ -86,6 +87,36 @@ def test_what_makes_no_sense_is_refused():
     fails_with("muon_weight_decay is Muon's", OptimConfig, lr=1.0, muon_weight_decay=0.1, error=ValidationError)
     fails_with("nothing is left for Muon", build_optimizer, {"head": [("norm", nn.Parameter(torch.ones(3)))]}, MUON)
     assert {"name", "muon_weight_decay"}.isdisjoint(OptimConfig(lr=1.0).model_dump()), "fingerprints of before hold"
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (9, 9)])
+def test_steps_in_float32_are_torchs(shape):
+    """Which rounds its Newton-Schulz steps to bfloat16: within a hundredth of an update."""
+    torch.manual_seed(0)
+    begun, gradients = torch.randn(shape), torch.randn(4, *shape)
+    weights, states = {}, {}
+    for kind in (torch.optim.Muon, Float32Muon):
+        weight = nn.Parameter(begun.clone())
+        optimizer = kind([weight], lr=0.1, adjust_lr_fn="match_rms_adamw")
+        for gradient in gradients:
+            weight.grad = gradient
+            optimizer.step()
+        weights[kind], states[kind] = weight.detach(), optimizer.state[weight]
+    size = 0.1 * 0.2 * max(shape) ** 0.5
+    torch.testing.assert_close(weights[Float32Muon], weights[torch.optim.Muon], atol=0.01 * 4 * size, rtol=0)
+    assert (weights[Float32Muon] - begun).norm() > 2 * size
+    assert states[Float32Muon].keys() == states[torch.optim.Muon].keys()
+    group = optimizer.param_groups[0]
+    values = torch.linalg.svdvals(orthogonal(gradients[0], group))
+    assert 0.6 < values.min() and values.max() < 1.3
+
+
+def test_rank_0s_processor_decides_how_steps_are_computed(tmp_path, monkeypatch):
+    for flags, kind in (("avx2", Float32Muon), ("avx512_bf16", torch.optim.Muon), ("", torch.optim.Muon)):
+        (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+        monkeypatch.setattr(stored, "PROCESSORS", tmp_path / "cpuinfo")
+        built = build_optimizer({"head": [(n, nn.Parameter(torch.ones(3, 4))) for n in ("fc.weight", "norm.weight")]}, MUON)
+        assert type(built.muon) is kind
 
 
 def test_operations_are_counted():

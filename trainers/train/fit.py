@@ -22,13 +22,14 @@ from ...core.section import Section
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
 from ...data.order import Order
 from ...models.drafters import AnyDrafter
+from ...models.stored import multiplies_bfloat16
 from ..run.context import Context
 from ..run.progress import STEP
 from ..run.stage import Stage
 from .checkpoint import FOLDER, CheckpointConfig
 from .engine import Engine
 from .loop import Training, train
-from .muon import MuonWithAdamW, is_hidden
+from .muon import Float32Muon, MuonWithAdamW, is_hidden
 from .validate import Validation
 
 SCRATCH = "scratch"
@@ -269,7 +270,9 @@ def build_optimizer(parts: Mapping[str, Sequence[tuple[str, nn.Parameter]]], con
         if not hidden:
             raise UserError("nothing is left for Muon: no matrix of hidden weights is trained", key="optim.name",
                             hint="leave it out: adamw")  # fmt: skip
-        optimizer = MuonWithAdamW(torch.optim.Muon(hidden, lr=config.lr, adjust_lr_fn="match_rms_adamw"), adamw)
+        # Rank 0's processor decides: ranks that round otherwise would part.
+        kind = torch.optim.Muon if fused or ranks.on_main(multiplies_bfloat16) else Float32Muon
+        optimizer = MuonWithAdamW(kind(hidden, lr=config.lr, adjust_lr_fn="match_rms_adamw"), adamw)
     if (bound := config.clip_value) is not None:
 
         def clip(optimizer: Optimizer, *_: object) -> None:

@@ -9,9 +9,11 @@ them, without this size of the update, and its clipping shrinks what is orthogon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 # Modules and weights with two dimensions that are no hidden weights: tables that tokens, codes or steps choose rows of,
 # and what scores a vocabulary. Norms of single heads have two dimensions as well.
@@ -32,6 +34,40 @@ def newton_schulz_flops(shapes: Iterable[Sequence[int]]) -> float:
     X X^T, that by itself, and the result by X (torch 2.13, optim/_muon.py), 4 m^2 n + 2 m^3 with m the smaller side.
     """
     return float(5 * sum(4 * m * m * n + 2 * m**3 for m, n in map(sorted, shapes)))
+
+
+class Float32Muon(torch.optim.Muon):
+    """torch's Muon, whose Newton-Schulz steps are in the weights' own type: torch's are in bfloat16, which processors
+    without instructions for it multiply twenty times as slowly. State and groups are torch's.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient."""
+        assert closure is None, "no engine hands one over"
+        for group in self.param_groups:
+            assert group["nesterov"] and group["adjust_lr_fn"] == "match_rms_adamw"
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state, momentum = self.state[weight], group["momentum"]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight.grad)
+                average = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
+                update = orthogonal(weight.grad.lerp(average, momentum), group)
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.add_(update, alpha=-0.2 * max(weight.shape) ** 0.5 * group["lr"])
+
+
+def orthogonal(update: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """[M, N], whose singular values become about 1 (Jordan et al. 2024; coefficients and steps of Muon's `group`)."""
+    a, b, c = group["ns_coefficients"]
+    wide = update if update.shape[0] <= update.shape[1] else update.T
+    wide = wide / wide.norm().clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = wide @ wide.T
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    return wide if update.shape[0] <= update.shape[1] else wide.T
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
