@@ -121,7 +121,9 @@ def multiplies_bfloat16() -> bool:
     if not PROCESSORS.is_file():
         return True
     listed = PROCESSORS.read_text().splitlines()
-    flags = {flag for line in listed if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()}
+    flags = {
+        flag for line in listed if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()
+    }
     return not flags or bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
