@@ -101,7 +101,7 @@ class Exported:
             return (
                 f"llama-server --model {self.target_gguf} --spec-draft-model {self.folder / gguf.DRAFT} "
                 f"--spec-type {self.method} --spec-draft-n-max {self.chain} {words}--no-spec-draft-backend-sampling "
-                "--flash-attn off"
+                "--flash-attn off --metrics"
             )
         if self.engine == "speculators":
             return f"vllm serve {path} {self._of_prompts}".rstrip()

@@ -78,7 +78,7 @@ def test_eagle3(tmp_path, target):
     assert tensors["d2t"].dtype == torch.int64 and torch.equal(tensors["d2t"], made.draft_ids)
     assert result.command == (
         f"llama-server --model {target} --spec-draft-model {tmp_path / 'out' / 'draft.gguf'} --spec-type draft-eagle3 "
-        "--spec-draft-n-max 5 --no-spec-draft-backend-sampling --flash-attn off"
+        "--spec-draft-n-max 5 --no-spec-draft-backend-sampling --flash-attn off --metrics"
     )
     assert read_export(tmp_path / "out")[0].trained == str(tmp_path / "head")
 

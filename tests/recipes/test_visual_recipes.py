@@ -40,7 +40,6 @@ PRINTED_APART = {
     "sparrow-llava-ov-7b": ({24, 25}, "Sparrow, section 5: both are called 25, one with the root and one without"),
     "sparrow-qwen": ({29, 25}, "Sparrow, section 5: 30-4-8, and SpecVLM's default of 25"),
     "demo/smollm2": ({11, 23}, "trees of 12 and of 24, which the rows' names give"),
-    "smollm2/served": ({11, 23}, "as demo/smollm2-full"),
     "smollm2/eagle3": ({11, 23}, "trees of 12 and of 24, which the rows' names give"),
     "eagle": ({59, 29}, "EAGLE's own 60 and Sparrow's 30, which the rows' names give"),
 }
