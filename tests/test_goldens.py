@@ -25,7 +25,8 @@ def freeze():
 
 def test_the_quick_part_is_as_recorded():
     command = [sys.executable, str(SCRIPT), "check", "dry-runs", "visual-ar"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    # What hangs, not what is slow: on a processor without bfloat16, beside other work, it took more than four minutes.
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "no difference" in done.stdout
 
