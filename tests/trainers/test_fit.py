@@ -88,7 +88,8 @@ def by_hand(muon=False):
 @pytest.mark.parametrize("optim", [{}, {"name": "muon", "muon_weight_decay": 0.3}])
 def test_a_stage_is_trained_as_its_settings_say(optim, tmp_path, monkeypatch):
     """Rates of each part, schedule, betas, eps, decay and clipping; logged over the steps since the last line."""
-    monkeypatch.setattr("draftsmith.trainers.train.fit.multiplies_bfloat16", lambda: True)  # torch's own Muon, as by hand
+    # torch's own Muon on any processor, as by hand
+    monkeypatch.setattr("draftsmith.trainers.train.fit.multiplies_bfloat16", lambda: True)
     expected, losses = by_hand(bool(optim))
     engine, lines = trained(tmp_path, Samples(), optim=SETTINGS["optim"] | optim)
     assert engine.accumulation == BATCH, "by this bf16 knows whether there are gradients to sum in float32"
