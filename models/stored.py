@@ -116,7 +116,7 @@ def computes_in_bfloat16(device: torch.device) -> bool:
 
 def multiplies_bfloat16() -> bool:
     """Whether this processor has instructions for it, as AVX512_BF16, AMX or ARM's; without them torch's products in
-    bfloat16 take about ten times as long as in float32. True where nothing tells (Linux alone does).
+    bfloat16 take several times as long as in float32. True where nothing tells (Linux alone does).
     """
     if not PROCESSORS.is_file():
         return True
