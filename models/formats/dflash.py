@@ -54,6 +54,8 @@ def whole_blocks(source: Source) -> tuple[Source, list[str]]:
         manifest = source.manifest | {"drafter": config.model_dump(mode="json")}
         source = replace(source, config=config, head=alone.eval(), manifest=manifest)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
+    if isinstance(head.shape, DsparkShape) and head.shape.markov_head_type != "vanilla":
+        notes.append(f"vLLM 0.32 loads no {head.shape.markov_head_type} Markov head")
     if head.shape.causal:
         notes.append("its blocks are causal, which was run in no engine here")
     if config.kind == "dflash" and head.shape.num_layers > 1:

@@ -19,6 +19,7 @@ from draftsmith.models.drafters.dflash_training import above_next, draw_blocks
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.drafters.outside import load_start
 from draftsmith.models.folders import write_folder
+from draftsmith.models.formats.dflash import whole_blocks
 from draftsmith.models.formats.export import files_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head, load_published
@@ -368,6 +369,8 @@ def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
     assert values["sample_from_anchor"] is config.sample_from_anchor
     assert values["sliding_window_non_causal"] is not config.causal
     assert values["enable_confidence_head"] is (config.confidence is not None)
+    kind = settings.get("markov_head_type", "vanilla")
+    assert (f"loads no {kind} Markov head" in " ".join(whole_blocks(source)[1])) is (kind != "vanilla")
     back = import_head("dspark", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
     assert back.config.shape(shape) == config.shape(shape)
     assert same_weights(head, back.head)
