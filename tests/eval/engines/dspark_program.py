@@ -17,7 +17,7 @@ os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "
 
 
 def built(model: str, draft: str, count: int):
-    """The class with the folder's weights, and those tables of the target that the folder has not (`load_dspark_model`)."""
+    """The class with the folder's weights, and the tables of the target that the folder lacks (`load_dspark_model`)."""
     import torch
     from safetensors.torch import load_file
     from vllm.config import VllmConfig, set_current_vllm_config
