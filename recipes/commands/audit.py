@@ -177,7 +177,8 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
                                                *(Column(test, ".1e") for test in TESTS)),
               tuple((group, draws.evidence[group].num_tokens, *(tests[test] for test in TESTS))
                     for group, tests in draws.p_values.items()),
-              note=f"A fault is below {draws.bound:.1e}, which allows for all tests and for stopping early."),
+              note=f"A fault is below {draws.bound:.1e}, which allows for all tests and for stopping early; "
+                   "where nothing is wrong most are 1."),
         Table("Speed and acceptance", (text("server"), Column("at once", "d"), Column("request, s", ".3f"),
               Column("tokens/s", ",.1f"), Column("tau"),
               *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), tuple(speeds),
