@@ -61,6 +61,7 @@ class Difference:
     plain: int
     gap: float  # log-probability of the likeliest token less that of the drafting server's; infinite: it is not shown
     verdict: str  # arithmetic: the plain server writes it too, after a prompt pass; tie: within the noise; or fault
+    at_once: int = 1  # requests side by side when the drafting server wrote the answer
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Walk:
     apart: list[Difference] = field(default_factory=list)  # where not arithmetic a tie, or by the noise a fault
 
 
-def walk(drafting: Engine, plain: Engine, prompt: Any, said: Ids, number: int = 0) -> Walk:
+def walk(drafting: Engine, plain: Engine, prompt: Any, said: Ids, number: int = 0, at_once: int = 1) -> Walk:
     """Check an answer of the drafting server. It ends early where the plain server cannot be asked to go on."""
     found, start = Walk(said), 0
     first = drafting.answer(prompt, (), 1, GREEDY, shown=SHOWN)
@@ -103,7 +104,7 @@ def walk(drafting: Engine, plain: Engine, prompt: Any, said: Ids, number: int = 
         law = again.laws[before] if again and len(again.laws) > before else {}
         gap = max(law.values()) - law[a] if a in law else math.inf
         same = again is not None and again.tokens[: 1 + before] == said[start - before : start + 1]
-        found.apart.append(Difference(number, start, a, b, gap, "arithmetic" if same else "tie"))
+        found.apart.append(Difference(number, start, a, b, gap, "arithmetic" if same else "tie", at_once))
         start += 1
         if len(found.laws) < start and a != END:  # the plain server ended its answer here, and shows no law
             found.laws.append(law)
@@ -123,10 +124,15 @@ def _apart(some: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, fl
 
 def differences(walks: Sequence[Walk]) -> list[Difference]:
     """Each place where answers part, with its verdict."""
-    most = 2 * max((abs(value) for one in walks for value in one.noise), default=0.0) + 1e-5
+    most = most_noise(walks)
     wrong = (replace(one, verdict="fault") if one.verdict == "tie" and one.gap > most else one
              for walked in walks for one in walked.apart)  # fmt: skip
     return list(wrong)
+
+
+def most_noise(walks: Sequence[Walk]) -> float:
+    """The gap up to which a difference is a tie: twice the largest noise."""
+    return 2 * max((abs(value) for one in walks for value in one.noise), default=0.0) + 1e-5
 
 
 def noise_of(walks: Sequence[Walk]) -> float:
@@ -240,6 +246,7 @@ NEEDED = {"greedy": 50, "drawn": 5}
 _REJECTED = 0.3  # share of verified drafted tokens that are rejected, where the server shows no counters
 _DRAFTS, _ACCEPTED = "spec_decode_num_drafts", "spec_decode_num_accepted_tokens_per_pos"
 AT_ONCE = (1, 8)
+_LUCK = 1.1  # tokens/s over tau times the plain server's that times of a quiet machine may reach
 
 
 def speculation(before: Mapping[str, float], after: Mapping[str, float]) -> JsonObject:
@@ -267,6 +274,7 @@ class Findings:
     ended: int  # of these, by themselves
     tokens: int  # of these, that were checked
     differences: Sequence[Difference]
+    widest_tie: float  # the gap up to which a difference is a tie
     noise: float
     draws: Draws
     cells: Sequence[JsonObject]  # by server and requests at once: mean request, tokens/s, speculation
@@ -296,12 +304,31 @@ class Findings:
 
     @property
     def missing(self) -> list[str]:
-        """Sentences on the power that was not reached."""
+        """Sentences on the power that was not reached, and what reaches it."""
         none = [] if any(cell.get("drafts", 1) for cell in self.cells if cell["drafting"]) else [
             "the server drafted nothing, and so nothing of drafts was seen"]  # fmt: skip
-        seen = self.seen.items()
-        return none + [f"{name}: 1 in {value:.0f} would have been seen, and 1 in {NEEDED[name]} is asked for"
-                       for name, value in seen if value < NEEDED[name]]  # fmt: skip
+        seen = self.seen
+        more = {name: NEEDED[name] / value for name, value in seen.items() if value}
+        # A share is seen by the root of the draws, and one wrong token of greedy answers by their number.
+        cures = {"greedy": (self.tokens * more.get("greedy", 0), "tokens: --limit, --tokens"),
+                 "drawn": (self.draws.number * more.get("drawn", 0) ** 2, "draws: --draws")}  # fmt: skip
+        return none + [
+            f"{name}: 1 in {value:.0f} would have been seen, and 1 in {NEEDED[name]} is asked for"
+            + (f" (about {cures[name][0]:,.0f} {cures[name][1]})" if value else "")
+            for name, value in seen.items() if value < NEEDED[name]
+        ]  # fmt: skip
+
+    @property
+    def disturbed(self) -> list[str]:
+        """Sentences on speeds that cannot be: a pass gives tau tokens, and takes no less than one of plain decoding."""
+        plain = {cell["at once"]: cell["tokens_per_s"] for cell in self.cells if not cell["drafting"]}
+        found = []
+        for cell in self.cells:
+            faster = cell["tokens_per_s"] / plain[cell["at once"]]
+            if cell["drafting"] and faster > _LUCK * cell.get("tau", math.inf):
+                found.append(f"{cell['at once']} at once: {faster:.1f} times the plain server's tokens/s by a tau of "
+                             f"{cell['tau']:.2f} cannot be: other work slowed it, so time both again")  # fmt: skip
+        return found
 
 
 def audit(
@@ -315,20 +342,25 @@ def audit(
         most_draws: 0: greedy answers alone.
         at_once: requests side by side, each of which both servers are timed at.
     """
-    cells, answers = [], dict[tuple[int, Ids], None]()
+    cells, answers = [], dict[tuple[int, Ids], int]()
+    say(f"{len(prompts)} prompts, answers of at most {count} tokens; "
+        f"{' and '.join(map(str, at_once))} at once, each server by itself")  # fmt: skip
     for server, drafts in ((plain, False), (drafting, True)):
-        _ = server.answer(prompts[0], (), count, GREEDY)  # it warms up
+        _check_plain(drafts, _timed(server, prompts[:1], count, 1)[1])  # it warms up
         for together in at_once:
             said, cell = _timed(server, prompts, count, together)
+            _check_plain(drafts, cell)
             cells.append({"drafting": drafts, "at once": together} | cell)
             say(f"{'drafting' if drafts else 'plain'}, {together} at once: {cell['tokens_per_s']:,.1f} tokens/s")
-            if cell.get("drafts") and not drafts:
-                raise UserError("the server beside drafts itself, and is to say what the target alone writes",
-                                hint="start it without a drafter")  # fmt: skip
-            if drafts:
-                answers |= {(number, tokens): None for number, tokens in enumerate(said)}
+            for number, tokens in enumerate(said if drafts else ()):
+                answers.setdefault((number, tokens), together)
+
+    def checked(one: tuple[int, Ids]) -> Walk:
+        number, said = one
+        return walk(drafting, plain, prompts[number], said, number, answers[one])
+
     with ThreadPoolExecutor(max(at_once)) as pool:
-        walks = list(pool.map(lambda one: walk(drafting, plain, prompts[one[0]], one[1], one[0]), answers))
+        walks = list(pool.map(checked, answers))
         apart = differences(walks)
         tokens = sum(len(one.laws) for one in walks)
         say(f"greedy: {tokens} tokens checked, {len(apart)} differences")
@@ -338,8 +370,16 @@ def audit(
         draws.run(pool, say)
     ended = sum(END in said for _, said in answers)
     return Findings(
-        len(walks), ended, tokens, apart, draws.noise, draws, cells, speculation(before, drafting.counters())
-    )
+        len(walks), ended, tokens, apart, most_noise(walks), draws.noise, draws, cells,
+        speculation(before, drafting.counters()),
+    )  # fmt: skip
+
+
+def _check_plain(drafts: bool, cell: JsonObject) -> None:
+    """Raises `UserError`: a server that is to draft nothing does."""
+    if cell.get("drafts") and not drafts:
+        raise UserError("the server beside drafts itself, and is to say what the target alone writes",
+                        hint="start it without a drafter; it is the one that --beside names")  # fmt: skip
 
 
 def _timed(server: Engine, prompts: Sequence[Any], count: int, together: int) -> tuple[list[Ids], JsonObject]:

@@ -213,7 +213,9 @@ class Server:
             problem = f"the server answers {error.code} to {path}: {message[:300]}"
             raise self._error(problem, _DIED if error.code >= 500 else _REFUSED) from error
         except (OSError, HTTPException) as error:
-            raise self._error(f"the server does not answer: {first_line(error)}") from error
+            why = getattr(error, "reason", None)  # urllib wraps what the machine said
+            said = first_line(why if isinstance(why, BaseException) else error)
+            raise self._error(f"the server does not answer: {said}", f"is it started? {_DIED}") from error
 
     @contextmanager
     def _understood(self) -> Iterator[None]:

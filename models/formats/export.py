@@ -99,7 +99,7 @@ class Exported:
         if self.engine == "gguf":
             words = "" if not self.prompt else f"--jinja --chat-template-file {self.folder / PROMPT} "
             return (
-                f"llama-server --model {self.target_gguf} --spec-draft-model {self.folder / gguf.DRAFT} "
+                f"llama-server --model {self.target_gguf} --spec-draft-model {(self.folder / gguf.DRAFT).absolute()} "
                 f"--spec-type {self.method} --spec-draft-n-max {self.chain} {words}--no-spec-draft-backend-sampling "
                 "--flash-attn off --metrics"
             )

@@ -26,6 +26,10 @@ _KINDS = (
     "residual or a sibling that is tried twice the counts of single tokens in one context.",
     "First tokens, which no draft made, are a group of their own: a fault there is of the server's sampling.",
 )
+_VERDICTS = {
+    "fault": "fault", "no fault": "no fault was seen",
+    "not enough power": "no fault was seen, but too little was tried to rule one out",
+}  # fmt: skip
 _TASKS = ("Explain to a child:", "Write a short poem about", "List five facts about", "Write a Python function about",
           "Tell a joke about", "Translate into French and German:")  # fmt: skip
 _TOPICS = ("the tides of the sea", "a train that is late", "prime numbers", "bread and butter")
@@ -147,6 +151,7 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
     from ...eval.engines.exact_law import TESTS
     from ...eval.tables import Column, Items, ReportSection, Table, text
 
+    passed = sum(some.passed_over for some in found.draws.evidence.values())
     draws, kinds = found.draws, Counter(one.verdict for one in found.differences)
     worst = sorted(found.differences, key=lambda one: (one.verdict != "fault", -one.gap))[:10]
     untried = "other lengths and settings, more requests at once, faults below the power" + (
@@ -158,27 +163,33 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
         for cell in found.cells
     )  # fmt: skip
     content: list[Any] = [
-        f"Verdict: **{found.verdict}**.", Items((*found.faults, *found.missing)),
+        f"Verdict: **{_VERDICTS[found.verdict]}**.", Items((*found.faults, *found.missing, *found.disturbed)),
         Items(tuple(f"{name}: {value}" for name, value in about.items())),
         Table("What was tried", (text("part"), Column("tokens", ",d"), Column("seen: 1 in", ",.0f"),
                                  Column("asked for: 1 in", "d")),
               (("greedy", found.tokens, found.seen["greedy"], NEEDED["greedy"]),
                (f"drawn, {draws.number} draws", draws.evidence["drafted"].num_tokens, found.seen["drawn"],
                 NEEDED["drawn"])),
-              note="Seen with 95%: greedy, a rule that keeps one drafted token in so many unverified; drawn, one that "
-                   "takes the likeliest token undrawn in one of so many places."),
+              note="The smallest fault that would have been seen with 95%: greedy, one drafted token in so many kept "
+                   "unverified; drawn, the likeliest token in place of a draw in one of so many places."),
         f"Greedy answers part in {kinds['arithmetic']} places by arithmetic, in {kinds['tie']} by a tie and in "
         f"{kinds['fault']} by a fault; noise of a log-probability: {found.noise:.1e}.",
-        Table("Places where answers part", (text("verdict"), *(Column(name, "d") for name in
-              ("prompt", "place", "drafting", "plain")), Column("gap", ".4f")),
-              tuple((one.verdict, one.prompt, one.place, one.drafting, one.plain,
-                     None if math.isinf(one.gap) else one.gap) for one in worst)),
+        *([] if not worst else [Table(
+            "Places where answers part", (text("verdict"), *(Column(name, "d") for name in
+            ("at once", "prompt", "place", "drafting", "plain")), Column("gap", ".4f")),
+            tuple((one.verdict, one.at_once, one.prompt, one.place, one.drafting, one.plain,
+                   None if math.isinf(one.gap) else one.gap) for one in worst),
+            note=f"{len(worst)} of {len(found.differences)}; prompts and places from 0, tokens by id. gap: nats by "
+                 "which the plain server holds its likeliest token to be likelier. arithmetic: when it reads the "
+                 "answer so far as a prompt, it writes the drafting server's token, too. tie: it does not, and the gap "
+                 f"is at most {found.widest_tie:.1e}, twice the largest noise.")]),
         Table("Drawn tokens: p of each test", (text("tokens"), Column("n", ",d"),
                                                *(Column(test, ".1e") for test in TESTS)),
               tuple((group, draws.evidence[group].num_tokens, *(tests[test] for test in TESTS))
                     for group, tests in draws.p_values.items()),
               note=f"A fault is below {draws.bound:.1e}, which allows for all tests and for stopping early; "
-                   "where nothing is wrong most are 1."),
+                   "where nothing is wrong most are 1."
+                   + (f" {passed:,} tokens are left out: noise decides what top-p keeps there." if passed else "")),
         Table("Speed and acceptance", (text("server"), Column("at once", "d"), Column("request, s", ".3f"),
               Column("tokens/s", ",.1f"), Column("tau"),
               *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), tuple(speeds),

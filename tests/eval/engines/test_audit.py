@@ -3,11 +3,13 @@
 import itertools
 import math
 import os
+import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from draftsmith.eval.engines.audit import END, Answer, Walk, audit, contexts, differences, speculation, walk
+from draftsmith.eval.engines.audit import END, NEEDED, Answer, Walk, audit, contexts, differences, speculation, walk
 from draftsmith.eval.engines.exact_law import TESTS, Evidence, Law, Sampling, law_of
 from toy_servers import FAULTS, VOCABULARY, Toy, cut, scores
 
@@ -201,3 +203,14 @@ def test_power_is_told():
     assert len(little.missing) == 2 and not little.faults and little.seen["greedy"] < 5
     none = audited("plain", prompts=2, count=8, draws=30)
     assert "drafted nothing" in none.missing[0] and none.seen == {"greedy": 0.0, "drawn": 0.0}
+    cured = audited(None, prompts=2, count=8, draws=int(re.search(r"about ([\d,]+) draws", little.missing[1])[1]))
+    assert 0.7 < cured.seen["drawn"] / NEEDED["drawn"] < 1.5, "by so many draws it is"
+
+
+def test_times_that_cannot_be_are_told():
+    found = audited(None, prompts=2, count=8, draws=0)
+    for rate, told in ((10.0, False), (21.0, True)):
+        plain = {"drafting": False, "at once": 1, "tokens_per_s": 10.0}
+        drafting = {"drafting": True, "at once": 1, "tokens_per_s": rate, "tau": 1.5}
+        assert bool(replace(found, cells=[plain, drafting]).disturbed) is told
+    assert replace(found, cells=[plain, drafting | {"tau": math.nan}]).disturbed == [], "nothing was drafted"

@@ -57,7 +57,7 @@ def test_a_right_server_passes_and_a_page_says_so(engine, tmp_path, capsys, monk
     assert found["greedy"]["differences"] == found["faults"] == [] and found["greedy"]["tokens"] == 576
     if engine == "vllm":
         assert code == 0 and found["verdict"] == "no fault" and found["missing"] == [], said
-        assert "Verdict: **no fault**" in said and found["drawn"]["draws"] == 400
+        assert "Verdict: **no fault was seen**" in said and found["drawn"]["draws"] == 400
     assert [cell["drafting"] for cell in found["cells"]] == [False, False, True, True]
     cells = found["cells"]
     assert cells[2]["tau"] == 1.75 and cells[2]["accepted"] == [0.5, 0.25] and cells[0]["tau"] is None
@@ -72,13 +72,17 @@ def test_a_fault_and_too_little_power_have_their_exit_codes(tmp_path, capsys):
         code, found = audited(tmp_path, server, plain, "--draws", "0")
     faults = [one for one in found["greedy"]["differences"] if one["verdict"] == "fault"]
     assert code == 1 and found["verdict"] == "fault" and f"greedy: {len(faults)} of" in found["faults"][0]
-    assert "**fault**" in capsys.readouterr().out and faults[0]["gap"] > 0
+    page = capsys.readouterr().out
+    assert "**fault**" in page and faults[0]["gap"] > 0 and {one["at_once"] for one in faults} <= {1, 8}
+    assert f"10 of {len(found['greedy']['differences'])}; prompts and places from 0" in page
+    assert "12 prompts, answers of at most 48 tokens; 1 and 8 at once" in page
     with EngineInPlace("greedy under sampling") as server, EngineInPlace() as plain:
         code, found = audited(tmp_path, server, plain, "--draws", "200")
     assert code == 1 and found["drawn"]["draws"] < 200 and "drafted tokens depart by" in found["faults"][0]
     with EngineInPlace(None) as server, EngineInPlace() as plain:
         code, found = audited(tmp_path, server, plain, "--draws", "12", "--top-k", "5")
     assert code == 3 and found["verdict"] == "not enough power" and "1 in 5 is asked for" in found["missing"][-1]
+    assert "draws: --draws)" in found["missing"][-1] and "too little was tried" in capsys.readouterr().out
     assert found["about"]["sampling"] == "T = 1, top-k 5"
     assert {asked["top_k"] for path, asked in server.asked if asked.get("temperature")} == {5}
 
@@ -88,7 +92,9 @@ def test_a_server_that_drafts_nothing_and_a_plain_one_that_does(tmp_path, capsys
         code, found = audited(tmp_path, server, plain, "--draws", "12")
         assert code == 3 and "drafted nothing" in found["missing"][0]
         server.toy.fault = None
-        assert main(["audit", plain.url, "--beside", server.url, "--limit", "2"]) == 2
+        before = len(server.asked)
+        assert main(["audit", plain.url, "--beside", server.url, "--limit", "20"]) == 2
+        assert len(server.asked) < before + 20 + 5, "told by its first answer"
     assert "the server beside drafts itself" in capsys.readouterr().err
 
 
