@@ -51,7 +51,7 @@ def by_start(tokens: Sequence[int], chains: Sequence[Sequence[int]]) -> dict[int
     for chain in chains:
         if start >= len(tokens):
             break
-        if chain:  # none: a request that was preempted goes on without one
+        if chain:  # none: the pass had no room for it
             placed[start] = list(chain)
         start += accepted(tokens, start, chain) + 1
     return placed

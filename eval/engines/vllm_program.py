@@ -34,9 +34,9 @@ def watch() -> dict:
 
     def propose(self, scheduled, *arguments, **named):
         names = list(self.input_batch.req_ids)
-        # A request that was preempted goes on with a token that nothing was drafted for.
-        for name in unread & set(scheduled.scheduled_cached_reqs.resumed_req_ids):
-            drafts[name][-1] = []
+        # A full pass has room for a part of a chain or for none of it, and a preempted request goes on without its own.
+        for name in unread.intersection(names):
+            drafts[name][-1] = drafts[name][-1][: len(scheduled.scheduled_spec_decode_tokens.get(name, ()))]
         unread.difference_update(names)
         drafted = original(self, scheduled, *arguments, **named)
         rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted

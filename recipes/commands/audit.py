@@ -156,6 +156,7 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
     worst = sorted(found.differences, key=lambda one: (one.verdict != "fault", -one.gap))[:10]
     untried = "other lengths and settings, more requests at once, faults below the power" + (
         "" if found.ended else ", end tokens (no greedy answer ended by itself)")  # fmt: skip
+    why = (*found.faults, *found.missing, *found.disturbed)
     depth = max(len(cell.get("accepted", ())) for cell in found.cells)
     speeds = (
         ("drafting" if cell["drafting"] else "plain", cell["at once"], cell["request_s"], cell["tokens_per_s"],
@@ -163,7 +164,7 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
         for cell in found.cells
     )  # fmt: skip
     content: list[Any] = [
-        f"Verdict: **{_VERDICTS[found.verdict]}**.", Items((*found.faults, *found.missing, *found.disturbed)),
+        f"Verdict: **{_VERDICTS[found.verdict]}**.", *([Items(why)] if why else []),
         Items(tuple(f"{name}: {value}" for name, value in about.items())),
         Table("What was tried", (text("part"), Column("tokens", ",d"), Column("seen: 1 in", ",.0f"),
                                  Column("asked for: 1 in", "d")),
@@ -176,7 +177,7 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
         f"{kinds['fault']} by a fault; noise of a log-probability: {found.noise:.1e}.",
         *([] if not worst else [Table(
             "Places where answers part", (text("verdict"), *(Column(name, "d") for name in
-            ("at once", "prompt", "place", "drafting", "plain")), Column("gap", ".4f")),
+            ("at once", "prompt", "place", "drafting", "plain")), Column("gap", ".1e")),
             tuple((one.verdict, one.at_once, one.prompt, one.place, one.drafting, one.plain,
                    None if math.isinf(one.gap) else one.gap) for one in worst),
             note=f"{len(worst)} of {len(found.differences)}; prompts and places from 0, tokens by id. gap: nats by "

@@ -1,5 +1,6 @@
 """What two sides drafted, cell by cell, and what a difference points at."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.batch import TEXT as WORDS
 from draftsmith.core.batch import Request
-from draftsmith.eval.engines import ours
+from draftsmith.eval.engines import ours, vllm_program
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
 from draftsmith.eval.engines.ours import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, CheckRequest, Drafted
 
@@ -89,3 +90,21 @@ def test_what_only_batches_or_pieces_show(cells, kind, words):
 def test_requests_of_a_check_have_a_template_whatever_ends_the_tokenizers_texts(end, template):
     processor = SimpleNamespace(tokenizer=SimpleNamespace(eos_token=end), picture_family=SimpleNamespace(template=None))
     assert ours._format(processor).template == template
+
+
+def test_a_pass_without_room_reads_a_part_of_a_chain(monkeypatch):
+    """vLLM's scheduler cuts drafts to what a pass has left; the chains behind it are placed by what was read."""
+
+    class Runner:
+        input_batch, discard_request_mask = SimpleNamespace(req_ids=["a", "b"]), SimpleNamespace(np=[False, False])
+
+        def propose_draft_token_ids(self, scheduled):
+            return [[5, 6, 7], [8, 9, 9]]
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_model_runner", SimpleNamespace(GPUModelRunner=Runner))
+    drafts = vllm_program.watch()
+    for read in ({}, {"a": [5], "b": [8, 9, 9]}, {"a": [5, 6, 7]}):
+        Runner().propose_draft_token_ids(SimpleNamespace(scheduled_spec_decode_tokens=read))
+    assert drafts == {"a": [[5], [5, 6, 7], [5, 6, 7]], "b": [[8, 9, 9], [], [8, 9, 9]]}
+    # The target writes 6 behind 5 as well, which was drafted, and not read.
+    assert by_start([4, 5, 6, 5, 6, 7, 2], drafts["a"]) == {1: [5], 3: [5, 6, 7]}
