@@ -246,7 +246,6 @@ NEEDED = {"greedy": 50, "drawn": 5}
 _REJECTED = 0.3  # share of verified drafted tokens that are rejected, where the server shows no counters
 _DRAFTS, _ACCEPTED = "spec_decode_num_drafts", "spec_decode_num_accepted_tokens_per_pos"
 AT_ONCE = (1, 8)
-_LUCK = 1.1  # tokens/s over tau times the plain server's that times of a quiet machine may reach
 
 
 def speculation(before: Mapping[str, float], after: Mapping[str, float]) -> JsonObject:
@@ -317,18 +316,6 @@ class Findings:
             + (f" (about {cures[name][0]:,.0f} {cures[name][1]})" if value else "")
             for name, value in seen.items() if value < NEEDED[name]
         ]  # fmt: skip
-
-    @property
-    def disturbed(self) -> list[str]:
-        """Sentences on speeds that cannot be: a pass gives tau tokens, and takes no less than one of plain decoding."""
-        plain = {cell["at once"]: cell["tokens_per_s"] for cell in self.cells if not cell["drafting"]}
-        found = []
-        for cell in self.cells:
-            faster = cell["tokens_per_s"] / plain[cell["at once"]]
-            if cell["drafting"] and faster > _LUCK * cell.get("tau", math.inf):
-                found.append(f"{cell['at once']} at once: {faster:.1f} times the plain server's tokens/s by a tau of "
-                             f"{cell['tau']:.2f} cannot be: other work slowed it, so time both again")  # fmt: skip
-        return found
 
 
 def audit(

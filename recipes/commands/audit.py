@@ -7,6 +7,7 @@ import json
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ _KINDS = (
     "residual or a sibling that is tried twice the counts of single tokens in one context.",
     "First tokens, which no draft made, are a group of their own: a fault there is of the server's sampling.",
 )
+_LUCK = 1.1  # tokens/s over tau times the plain server's that times of a quiet machine may reach
 _VERDICTS = {
     "fault": "fault", "no fault": "no fault was seen",
     "not enough power": "no fault was seen, but too little was tried to rule one out",
@@ -145,6 +147,18 @@ def _as_json(found: Any, about: JsonObject) -> JsonObject:
     }  # fmt: skip
 
 
+def _disturbed(cells: Sequence[JsonObject]) -> list[str]:
+    """Sentences on speeds that cannot be: a pass gives tau tokens, and takes no less than one of plain decoding."""
+    plain = {cell["at once"]: cell["tokens_per_s"] for cell in cells if not cell["drafting"]}
+    found = []
+    for cell in cells:
+        faster = cell["tokens_per_s"] / plain[cell["at once"]]
+        if cell["drafting"] and faster > _LUCK * cell.get("tau", math.inf):
+            found.append(f"{cell['at once']} at once: {faster:.1f} times the plain server's tokens/s by a tau of "
+                         f"{cell['tau']:.2f} cannot be: other work slowed it, so time both again")  # fmt: skip
+    return found
+
+
 def _section(found: Any, about: JsonObject, url: str) -> Any:
     """The page, a `ReportSection`."""
     from ...eval.engines.audit import NEEDED
@@ -156,7 +170,7 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
     worst = sorted(found.differences, key=lambda one: (one.verdict != "fault", -one.gap))[:10]
     untried = "other lengths and settings, more requests at once, faults below the power" + (
         "" if found.ended else ", end tokens (no greedy answer ended by itself)")  # fmt: skip
-    why = (*found.faults, *found.missing, *found.disturbed)
+    why = (*found.faults, *found.missing, *_disturbed(found.cells))
     depth = max(len(cell.get("accepted", ())) for cell in found.cells)
     speeds = (
         ("drafting" if cell["drafting"] else "plain", cell["at once"], cell["request_s"], cell["tokens_per_s"],

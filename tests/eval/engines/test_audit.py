@@ -5,7 +5,6 @@ import math
 import os
 import re
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,12 +204,3 @@ def test_power_is_told():
     assert "drafted nothing" in none.missing[0] and none.seen == {"greedy": 0.0, "drawn": 0.0}
     cured = audited(None, prompts=2, count=8, draws=int(re.search(r"about ([\d,]+) draws", little.missing[1])[1]))
     assert 0.7 < cured.seen["drawn"] / NEEDED["drawn"] < 1.5, "by so many draws it is"
-
-
-def test_times_that_cannot_be_are_told():
-    found = audited(None, prompts=2, count=8, draws=0)
-    for rate, told in ((10.0, False), (21.0, True)):
-        plain = {"drafting": False, "at once": 1, "tokens_per_s": 10.0}
-        drafting = {"drafting": True, "at once": 1, "tokens_per_s": rate, "tau": 1.5}
-        assert bool(replace(found, cells=[plain, drafting]).disturbed) is told
-    assert replace(found, cells=[plain, drafting | {"tau": math.nan}]).disturbed == [], "nothing was drafted"

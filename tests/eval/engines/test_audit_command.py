@@ -3,6 +3,7 @@ ends where a server fails. vLLM itself is in test_audit_vllm.py.
 """
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,11 @@ def test_what_a_user_can_get_wrong(tmp_path, capsys):
         assert main(["audit", other.url, "--beside", one.url]) == 2
     assert "not of one target" in capsys.readouterr().err
     assert not (tmp_path / "audit").exists() and command.COMMAND.name == "audit"
+
+
+def test_times_that_cannot_be_are_told():
+    plain = {"drafting": False, "at once": 1, "tokens_per_s": 10.0}
+    for rate, told in ((10.0, False), (21.0, True)):
+        drafting = {"drafting": True, "at once": 1, "tokens_per_s": rate, "tau": 1.5}
+        assert bool(command._disturbed([plain, drafting])) is told
+    assert command._disturbed([plain, drafting | {"tau": math.nan}]) == [], "nothing was drafted"
