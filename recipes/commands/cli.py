@@ -108,7 +108,7 @@ def _ended(arguments: list[str]) -> int:
         return STOPPED
     except KeyboardInterrupt:  # before the first stage; from then on it asks the run to stop
         if ranks.is_main():
-            print("stopped: the same command continues from what is finished, or begins again", file=sys.stderr, flush=True)
+            print("stopped: the same command continues from what is finished, or anew", file=sys.stderr, flush=True)
         return STOPPED
     except Exception as error:
         if (problem := _of_the_machine(error)) is not None:
