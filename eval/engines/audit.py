@@ -339,8 +339,8 @@ def audit(
             _check_plain(drafts, cell)
             cells.append({"drafting": drafts, "at once": together} | cell)
             say(f"{'drafting' if drafts else 'plain'}, {together} at once: {cell['tokens_per_s']:,.1f} tokens/s")
-            for number, tokens in enumerate(said if drafts else ()):
-                answers.setdefault((number, tokens), together)
+            for number, answer in enumerate(said if drafts else ()):
+                answers.setdefault((number, answer), together)
 
     def checked(one: tuple[int, Ids]) -> Walk:
         number, said = one
