@@ -152,10 +152,10 @@ def _disturbed(cells: Sequence[JsonObject]) -> list[str]:
     plain = {cell["at once"]: cell["tokens_per_s"] for cell in cells if not cell["drafting"]}
     found = []
     for cell in cells:
-        faster = cell["tokens_per_s"] / plain[cell["at once"]]
-        if cell["drafting"] and faster > _LUCK * cell.get("tau", math.inf):
-            found.append(f"{cell['at once']} at once: {faster:.1f} times the plain server's tokens/s by a tau of "
-                         f"{cell['tau']:.2f} cannot be: other work slowed it, so time both again")  # fmt: skip
+        base = plain[cell["at once"]]  # 0: it ended each answer at once
+        if cell["drafting"] and cell["tokens_per_s"] > _LUCK * cell.get("tau", math.inf) * base > 0:
+            found.append(f"{cell['at once']} at once: {cell['tokens_per_s'] / base:.1f} times the plain server's "
+                         f"tokens/s by a tau of {cell['tau']:.2f} cannot be: other work slowed it; time both again")
     return found
 
 
@@ -204,7 +204,8 @@ def _section(found: Any, about: JsonObject, url: str) -> Any:
                     for group, tests in draws.p_values.items()),
               note=f"A fault is below {draws.bound:.1e}, which allows for all tests and for stopping early; "
                    "where nothing is wrong most are 1."
-                   + (f" {passed:,} tokens are left out: noise decides what top-p keeps there." if passed else "")),
+                   + (f" {passed:,} tokens are left out: what top-p keeps there hangs on noise or on "
+                      "tokens that are not shown." if passed else "")),
         Table("Speed and acceptance", (text("server"), Column("at once", "d"), Column("request, s", ".3f"),
               Column("tokens/s", ",.1f"), Column("tau"),
               *(Column(f"accepted at {place}", ".0%") for place in range(1, depth + 1))), tuple(speeds),

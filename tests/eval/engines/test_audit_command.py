@@ -217,3 +217,4 @@ def test_times_that_cannot_be_are_told():
         drafting = {"drafting": True, "at once": 1, "tokens_per_s": rate, "tau": 1.5}
         assert bool(command._disturbed([plain, drafting])) is told
     assert command._disturbed([plain, drafting | {"tau": math.nan}]) == [], "nothing was drafted"
+    assert command._disturbed([plain | {"tokens_per_s": 0.0}, drafting]) == [], "it ended each answer at once"
