@@ -154,8 +154,10 @@ def _disturbed(cells: Sequence[JsonObject]) -> list[str]:
     for cell in cells:
         base = plain[cell["at once"]]  # 0: it ended each answer at once
         if cell["drafting"] and cell["tokens_per_s"] > _LUCK * cell.get("tau", math.inf) * base > 0:
-            found.append(f"{cell['at once']} at once: {cell['tokens_per_s'] / base:.1f} times the plain server's "
-                         f"tokens/s by a tau of {cell['tau']:.2f} cannot be: other work slowed it; time both again")
+            found.append(
+                f"{cell['at once']} at once: {cell['tokens_per_s'] / base:.1f} times the plain server's "
+                f"tokens/s by a tau of {cell['tau']:.2f} cannot be: other work slowed it; time both again"
+            )
     return found
 
 
