@@ -124,17 +124,18 @@ def _head_norm(shape: LayerShape, heads: int) -> nn.Module:
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU."""
+    """SwiGLU, or gated by another activation."""
 
-    def __init__(self, shape: LayerShape):
+    def __init__(self, shape: LayerShape, activation: Callable[[Tensor], Tensor] = F.silu):
         super().__init__()
+        self.activation = activation
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
         """[...,D] -> [...,D]."""
-        return self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
+        return self.down_proj(self.activation(self.gate_proj(states)) * self.up_proj(states))
 
 
 class HeadNorm(nn.Module):

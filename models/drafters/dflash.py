@@ -16,6 +16,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
 from ..folders import write_folder
 from ..targets.base import Target
@@ -65,7 +66,9 @@ class DflashConfig(DflashSettings):
         head = self.head_class(self.shape(target.shape), None if ids is None else ids.cpu())
         weights = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
         left = head.load_state_dict(weights, strict=False).unexpected_keys  # what is missing is this kind's own
-        assert not left, f"{left} of a DFlash draft have no place"
+        if left:
+            raise UserError(f"{left[0]} of this DFlash draft has no place in these settings", where=str(folder),
+                            hint="leave drafter.gemma_layers out, or train without this start")  # fmt: skip
         return head.to(target.embedding.device)
 
     def begin_from(self, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:

@@ -104,9 +104,9 @@ class BlockAttention(HeadAttention):
         """
         shape, read = self.shape, torch.cat([context, blocks], dim=1)
         q = self.q_norm(self.q_proj(blocks).unflatten(-1, (shape.num_heads, shape.head_dim)))
-        k = self.k_norm(self.k_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
-        v = self.v_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim))
-        q, k = turn(q), turn(k)
+        keys = self.k_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim))
+        v = keys if self.v_proj is None else self.v_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim))
+        q, k = turn(q), turn(self.k_norm(keys))
         mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 

@@ -4,26 +4,33 @@ To the scores of a place a Markov head adds a bias of low rank that the token be
 through a gate of the backbone's output there (gated), or with a state that is carried along the block (rnn). Training
 knows the true tokens; decoding runs the backbone once and then walks the places, each with its exact q. A confidence
 head may read the same embedding. With rank 0 it is DFlash.
+For Gemma 4 its layers can be Gemma's (DeepSpec's Gemma4DSparkModel), which vLLM serves beside that target.
 Image generators (ours): the token before a place is its left neighbour along the raster row, and the code above it can
 be read beside that. Biases of the rows with and without the condition are joined as their scores are.
-Letters: R rows, F nodes, A blocks, K places, D width, N rank, V vocabulary, V' the draft's.
+Letters: R rows, F nodes, A blocks, K places, Q places of blocks, C states, D width, G key-value heads, E head width,
+N rank, V vocabulary, V' the draft's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, cast
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
+from ..decoding.head_layer import GatedFeedForward, RMSNorm
+from ..hub import kv_shapes
+from ..layer import LayerShape
 from ..losses import ChunkedHead, Divergence, FrozenHead
 from ..targets.base import TargetShape
 from .dflash import DflashConfig
-from .dflash_module import Before, DflashHead, DflashShape, Reduce
+from .dflash_module import Before, BlockAttention, BlockLayer, DflashHead, DflashShape, Reduce, Turn
 from .dflash_settings import DflashConfidence, DflashLoss
 from .draft_vocabulary import Scores
 
@@ -58,6 +65,7 @@ class DsparkShape(DflashShape):
     markov_head_type: MarkovKind = "vanilla"
     markov_above: bool = False
     confidence_head_with_markov: bool = False
+    gemma_layers: bool = False
 
     def to_dict(self) -> JsonObject:
         return {**super().to_dict(), **self.of_kind, "sample_from_anchor": self.sample_from_anchor}
@@ -117,6 +125,41 @@ class MarkovHead(nn.Module):
         return torch.stack(factors, dim=-2)
 
 
+class GemmaAttention(BlockAttention):
+    """As Gemma 4's full layers attend: values are what keys are made of, normed without a weight, and scores of queries
+    with keys are not divided.
+    """
+
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
+        self.v_proj = None  # type: ignore[assignment]
+
+    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: Any) -> Tensor:
+        """Return [B,Q,D], as `BlockAttention.forward`; `attend` divides by the root of E."""
+
+        def undivided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q * self.head_dim**0.5, k, F.rms_norm(v, v.shape[-1:], eps=self.shape.norm_eps))
+
+        return super().forward(blocks, context, turn, undivided)
+
+
+class GemmaLayer(BlockLayer):
+    """A block's layer that also norms what attention and feed-forward return, gated by a GELU."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
+        self.self_attn = GemmaAttention(shape)
+        self.mlp = GatedFeedForward(shape, partial(F.gelu, approximate="tanh"))
+        self.pre_feedforward_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_feedforward_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: object) -> Tensor:
+        """Blocks [B,Q,D] -> [B,Q,D]; the rest as of `BlockAttention.forward`."""
+        mixed = self.self_attn(self.input_layernorm(blocks), context, turn, attend)
+        blocks = blocks + self.post_attention_layernorm(mixed)
+        return blocks + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(blocks)))
+
+
 class DsparkHead(DflashHead):
     """DFlash's draft with a Markov head."""
 
@@ -131,6 +174,14 @@ class DsparkHead(DflashHead):
                 shape.markov_head_type, shape.markov_rank, layer.hidden_size, layer.vocab_size,
                 layer.vocab_size if draft_ids is None else len(draft_ids), above=shape.markov_above,
             )  # fmt: skip
+
+    def made_layer(self) -> nn.Module:
+        return GemmaLayer(self.shape.layer) if self.shape.gemma_layers else super().made_layer()
+
+    def blocks(self, first: Tensor, embedding: Tensor) -> Tensor:
+        """Blocks [B,A*P,D]; Gemma's layers read rows of the table times the root of D, in the precision of weights."""
+        blocks = super().blocks(first, embedding)
+        return blocks * blocks.new_tensor(blocks.shape[-1] ** 0.5) if self.shape.gemma_layers else blocks
 
     @property
     def confidence_reads(self) -> int:
@@ -182,12 +233,15 @@ class DsparkConfig(DflashConfig):
     markov_head_type: MarkovKind = "vanilla"
     # Of image generators: whether it also reads the code above a place.
     markov_above: bool = False
+    # Layers as those of a Gemma 4 target that see all positions, for vLLM's class; false: as of other published drafts.
+    gemma_layers: bool = Field(False, exclude_if=lambda value: not value)
     # What is trained for.
     loss: DsparkLoss = DsparkLoss()
     # A trained head that predicts the probability that each drafted token is accepted; null: none.
     confidence: DsparkConfidence | None = None
 
     head_class: ClassVar[type[DflashHead]] = DsparkHead
+    unread_for_images: ClassVar[frozenset[str]] = DflashConfig.unread_for_images | {"gemma_layers"}
     unread_for_language: ClassVar[frozenset[str]] = frozenset({"markov_above"})  # there are no rows
 
     @model_validator(mode="after")
@@ -198,10 +252,13 @@ class DsparkConfig(DflashConfig):
 
     def shape(self, target: TargetShape) -> DsparkShape:
         base = super().shape(target)
+        if self.gemma_layers:
+            base = replace(base, layer=self._full_layer(base.layer, target))
         made = DsparkShape(
             **vars(base) | {"sample_from_anchor": self.sample_from_anchor},
             markov_rank=self.markov_rank, markov_head_type=self.markov_head_type, markov_above=self.markov_above,
             confidence_head_with_markov=self.confidence is not None and self.confidence.with_markov,
+            gemma_layers=self.gemma_layers,
         )  # fmt: skip
         if self.markov_above and target.grid < made.num_drafts:
             raise UserError(
@@ -209,3 +266,17 @@ class DsparkConfig(DflashConfig):
                 key="drafter.markov_above", hint="leave it out, or make drafter.block_size smaller",
             )  # fmt: skip
         return made
+
+    def _full_layer(self, layer: LayerShape, target: TargetShape) -> LayerShape:
+        """The layer with heads and rotation of the target's layers that see all positions."""
+        kinds, text = getattr(target.text, "layer_types", None) or [], target.text
+        if text.model_type != "gemma4_text" or "full_attention" not in kinds:
+            raise UserError(f"drafter.gemma_layers, and the target ({text.model_type}) has none that sees all",
+                            key="drafter.gemma_layers", hint="leave it out")  # fmt: skip
+        groups, width = kv_shapes(text)[kinds.index("full_attention")]
+        rope = text.rope_parameters["full_attention"]
+        turned = {"rope_type": rope["rope_type"], "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
+        return replace(
+            layer, own_head_dim=width, num_kv_heads=layer.num_heads if self.kv_heads == "mha" else groups,
+            rope_theta=float(self.rope_theta or rope["rope_theta"]), rope_scaling=turned,
+        )  # fmt: skip

@@ -1,5 +1,5 @@
 """DFlash and DFlash 2 drafts in their published native layout (`z-lab/*-DFlash`, `incoai/*-DFlash2`), which vLLM reads,
-and in speculators'; DSpark's in speculators', and read in DeepSpec's.
+and in speculators'; DSpark's in speculators', and read in DeepSpec's, in which one with Gemma's layers is written.
 
 Ids of joined layers count what leaves a layer in `dflash_config` (one less than ours), and what enters one in
 speculators' layout (as ours). Whether blocks are causal is written, since layouts have different defaults for it; in
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
+from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
@@ -63,11 +64,13 @@ def whole_blocks(source: Source) -> tuple[Source, list[str]]:
     return source, notes
 
 
-def from_ours(engine: Engine, source: Source) -> Files:
-    """`config.json` and tensors."""
+def from_ours(engine: Engine, source: Source, copied: Tensor | None = None) -> Files:
+    """`config.json` and tensors. `copied`: the target's table [V,D], which a draft with Gemma's layers brings."""
     shape, head = source.head.shape, source.head
     vocabulary = shape.layer.vocab_size if head.draft_ids is None else len(head.draft_ids)
     state = dict(head.state_dict())
+    if copied is not None:
+        return _gemma(source), state | {"embed_tokens.weight": copied, "lm_head.weight": copied.clone()}
     if engine != "speculators":
         return _native(source, vocabulary), state
     if head.draft_ids is not None:  # the package's own files name them in both directions
@@ -102,6 +105,34 @@ def _native(source: Source, vocabulary: int) -> JsonObject:
         "is_causal": shape.causal,
         "dflash_config": block,
         "torch_dtype": source.dtype,
+    }
+
+
+def _gemma(source: Source) -> JsonObject:
+    """The target's text config with what DeepSpec's Gemma4DSparkModel reads, its taps counted one less."""
+    shape, layer, values = source.head.shape, source.head.shape.layer, source.target.text.to_dict()
+    # Widths of layers by their kind: all layers are of one.
+    values = {name: value for name, value in values.items() if name not in ("per_layer_config", "_name_or_path")}
+    return values | {
+        "architectures": ["Gemma4DSparkModel"],
+        "intermediate_size": layer.intermediate_size,
+        **dict.fromkeys(("head_dim", "global_head_dim"), layer.head_dim),
+        **dict.fromkeys(("num_key_value_heads", "num_global_key_value_heads"), layer.num_kv_heads),
+        **dict.fromkeys(("attention_bias", "use_double_wide_mlp", "enable_moe_block", "tie_word_embeddings"), False),
+        **dict.fromkeys(("hidden_size_per_layer_input", "num_kv_shared_layers"), 0),
+        "attention_k_eq_v": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": layer.norm_eps,
+        "rope_parameters": {"full_attention": {**(layer.rope_scaling or {}), "rope_theta": layer.rope_theta}},
+        "num_hidden_layers": shape.num_layers,
+        "layer_types": ["full_attention"] * shape.num_layers,
+        "num_target_layers": source.target.shape.num_layers,
+        "target_layer_ids": shape.to_dict()["dflash_config"]["target_layer_ids"],
+        "block_size": shape.block_size,
+        "mask_token_id": shape.mask_token_id,
+        **{name: shape.to_dict()[name] for name in DSPARK if name != "enable_confidence_head"},
+        "enable_confidence_head": shape.confidence,
+        "dtype": source.dtype,
     }
 
 

@@ -230,7 +230,7 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
     if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None
-    if engine == "eagle" and source.layout == "eagle":
+    if (engine == "eagle" and source.layout == "eagle") or getattr(source.head.shape, "gemma_layers", False):
         copied = stored_table("token embedding", whose.place, where="target")
         notes.append(_COPIED.format("embedding"))
     is_medusa, is_middle = source.layout == "medusa", False
@@ -297,14 +297,15 @@ def files_of(engine: Engine, source: Source, copied: Tensor | None = None, *, pi
 
     Args:
         copied: the tensor of the target that a layout holds a copy of: its embedding for EAGLE-1 in EAGLE's own
-            layout, its LM head for Medusa, its final norm for a head of our plugin that reads a middle layer.
+            layout and for DSpark with Gemma's layers, its LM head for Medusa, its final norm for a head of our plugin
+            that reads a middle layer.
         pictures: prompts may have some.
     """
     if source.layout == "eagle":
         return eagle.from_ours(engine, source, copied, pictures=pictures)
     if source.layout == "medusa":
         return medusa.from_ours(source, copied)
-    return (dflash if source.layout == "dflash" else eagle3).from_ours(engine, source)
+    return dflash.from_ours(engine, source, copied) if source.layout == "dflash" else eagle3.from_ours(engine, source)
 
 
 def read_export(folder: Path) -> tuple[Exported, Prompts] | None:

@@ -13,7 +13,7 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.eagle3 import OPTIONS
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
-from ..hub import num_deepstack
+from ..hub import is_tied, num_deepstack
 from ..targets.table import family_of
 from .plugin import plugins_name
 from .source import Source, unserved
@@ -199,12 +199,14 @@ def _added_below(first: int, source: Source) -> list[str]:
 
 
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
-    layouts = {"dspark": ["speculators", "gguf"], "dflash2": ["vllm", "speculators"]}.get(config.kind, [*_BLOCKS])
+    is_gemma = getattr(source.head.shape, "gemma_layers", False)
+    of_kind = {"dspark": ["vllm"] if is_gemma else ["speculators", "gguf"], "dflash2": ["vllm", "speculators"]}
+    layouts = of_kind.get(config.kind, [*_BLOCKS])
     if engine not in layouts:
         other = f"; --to {layouts[0]} has one" if config.kind == "dspark" else ""
         return [f"it has no layout for {NAMES[config.kind]} drafts that was read here{other}"]
     shape, reasons, target = source.head.shape, [], source.target.config
-    if engine != "gguf" and "dflash" not in family_of(target).engines.get("vllm", ()):
+    if engine != "gguf" and not is_gemma and "dflash" not in family_of(target).engines.get("vllm", ()):
         reasons.append(f"its class of {target.model_type} is not known to hand states to a DFlash draft")
     if shape.mask_token_id is None:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
@@ -220,4 +222,18 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
         reasons.append(
             "its LM head scores a part of the vocabulary (drafter.draft_vocab_size), and its rows are taken for ids"
         )
+    return reasons + (_of_gemma(source) if is_gemma else [])
+
+
+def _of_gemma(source: Source) -> list[str]:
+    """Why vLLM 0.32's DSpark with Gemma 4's layers, which brings its own tables, cannot be this draft."""
+    shape, reasons = source.head.shape, list[str]()
+    if shape.markov_head_type != "vanilla" or not shape.markov_rank:
+        reasons.append(f"its Markov head is {shape.markov_head_type} of rank {shape.markov_rank}: not the class's")
+    if source.head.draft_ids is not None:
+        reasons.append("it scores a part of the vocabulary (drafter.draft_vocab_size), and the class scores all")
+    if shape.causal or shape.sliding_window is not None:
+        reasons.append("its blocks are causal or see a window, and the class's see all")
+    if not is_tied(source.target.config):
+        reasons.append("the target's LM head is no copy of its table, and the layout has both")
     return reasons

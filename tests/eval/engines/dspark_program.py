@@ -1,11 +1,11 @@
-"""What vLLM's DSpark class drafts, its walk written out: its V2 runner, which has that walk, needs a GPU. Runs in
+"""What vLLM's DSpark classes draft, their walk written out: its V2 runner, which has that walk, needs a GPU. Runs in
 vLLM's environment: nothing of ours.
 
     python dspark_program.py FOLDER
 
-FOLDER/asked.json: `model`, `draft` (a folder in speculators' layout), `count` of tokens to draft, `anchors` (the last
-token of each case); FOLDER/states.pt: states of the tokens before it [T,H] a case, those of all taps side by side.
-FOLDER/answers.jsonl: `tokens` of each case, a line.
+FOLDER/asked.json: `model`, `draft` (a folder in speculators' layout, or DeepSpec's of Gemma 4), `count` of tokens to
+draft, `anchors` (the last token of each case); FOLDER/states.pt: states of the tokens before it [T,H] a case, those of
+all taps side by side. FOLDER/answers.jsonl: `tokens` of each case, a line.
 """
 
 import json
@@ -24,19 +24,20 @@ def built(model: str, draft: str, count: int):
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
-    from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
+    from vllm.model_executor.models.registry import ModelRegistry
 
     VllmConfig._get_v1_model_runner_unsupported_features = lambda self: []  # no runner runs here
     speculative = {"model": draft, "method": "dspark", "num_speculative_tokens": count}
     config = EngineArgs(model=model, speculative_config=speculative, dtype="float32", enforce_eager=True,
                         max_model_len=256).create_engine_config()  # fmt: skip
     of_draft = config.speculative_config.draft_model_config.hf_config
-    assert of_draft.architectures == ["Qwen3DSparkModel"]
+    assert of_draft.architectures[0] in ("Qwen3DSparkModel", "Gemma4DSparkModel")
+    of_class, _ = ModelRegistry.resolve_model_cls(of_draft.architectures, config.speculative_config.draft_model_config)
     torch.set_default_dtype(torch.float32)
     with set_current_vllm_config(config):
         init_distributed_environment(1, 0, "tcp://127.0.0.1:0", 0, "gloo")
         initialize_model_parallel(1, 1)
-        drafter = Qwen3DSparkForCausalLM(vllm_config=config)
+        drafter = of_class(vllm_config=config)
     weights = load_file(Path(draft) / "model.safetensors")
     drafter.load_weights(weights.items())
     tables = {n: v for f in Path(model).glob("*.safetensors") for n, v in load_file(f).items()}
@@ -69,7 +70,7 @@ def drafted(drafter, config, states, anchor: int, count: int) -> list[int]:
         attention.forward = forward
     slots = torch.arange(place)
     model.precompute_and_store_context_kv(drafter.combine_hidden_states(states), slots, slots)
-    asked = count + (not config.sample_from_anchor)
+    asked = count + (not getattr(config, "sample_from_anchor", True))
     ids = torch.tensor([anchor] + [config.mask_token_id] * (asked - 1))
     hidden = drafter(ids, torch.arange(place, place + asked))[asked - count :]
     scores, tokens = drafter.compute_draft_logits(hidden), [torch.tensor([anchor])]

@@ -1,16 +1,21 @@
 """DSpark drafts: heads written out, losses by hand, rank 0 and the start are DFlash, pictures, settings and files."""
 
+import copy
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import tiny_gemma
 import torch
+from decodings import as_plain
 from dflash_tiny import ROWS, SMALL, decoded, draft, rows_of
 from draftsmith.core.errors import Refused, UserError
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
+from draftsmith.models.decoding.head_layer import turning
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
@@ -391,3 +396,36 @@ def test_deepspecs_layout_is_read(big, tmp_path):
     assert all(torch.equal(again.state_dict()[name], value) for name, value in head.state_dict().items())
     masks = DsparkConfig.model_validate(config.model_dump() | {"sample_from_anchor": False})
     fails_with("sample_from_anchor is True, expected False", masks.load, tmp_path / "theirs", big)
+
+
+def test_gemmas_layers_are_transformers_own_and_draft_for_it(tmp_path):
+    """Without a context a block is a sequence whose places all see each other, bit for bit. Its table is multiplied."""
+    beside = tiny_gemma.target(model := tiny_gemma.model("large"))
+    config = config_of(**DSPARK, gemma_layers=True, block_size=4, num_layers=2, taps=(1, 3), mask_token_id=0)
+    head = config.build(beside)
+    loud(head)
+    taken, states = copy.deepcopy(model.model.language_model.layers[1]), torch.randn(2, 5, 32)
+    assert not taken.load_state_dict(head.layers[1].state_dict(), strict=False).unexpected_keys
+    taken.layer_scalar.fill_(1.0)
+    places = torch.arange(3, 8)[None]
+    rope = model.model.language_model.rotary_emb(states, places, "full_attention")
+    seen = {"attention_mask": torch.zeros(1, 1, 5, 5), "position_ids": places, "shared_kv_states": {}}
+    turn = turning(head.shape.layer, head.rotary(places.expand(2, -1)))
+    attend = partial(F.scaled_dot_product_attention, enable_gqa=True)
+    ours = head.layers[1](states, states[:, :0], turn, attend)
+    assert torch.equal(ours, taken(states, position_embeddings=rope, **seen))
+    blocks = head.blocks(torch.tensor([[7]]), beside.embedding)
+    assert torch.equal(blocks, model.get_input_embeddings()(torch.tensor([[7, 0, 0, 0]])))
+    as_plain(beside, config.drafter(head, beside), tiny_gemma.request(), Chain(4))
+    config.save(head, tmp_path / "head", config.manifest(beside, TargetIdentity({"kind": "gemma4"})))
+    source = read_source(tmp_path / "head", Target(model.config, "org/name"))
+    assert same_weights(head, source.head)
+    check_expressible("vllm", source, "text")
+    fails_with("no layout for DSpark.* here; --to vllm has one", check_expressible, "gguf", source, "text")
+    rnn = replace(source, head=config.model_copy(update={"markov_head_type": "rnn"}).build(beside))
+    fails_with("rnn of rank 6: not the class's", check_expressible, "vllm", rnn, "text")
+    write_folder(tmp_path / "there", *files_of("vllm", source, beside.embedding))
+    fails_with(
+        "final_logit_softcapping", import_head, "dspark", str(tmp_path / "there"), source.target.text, embedding=None
+    )
+    fails_with("none that sees all", config.shape, language_shape(target_config().get_text_config()))
