@@ -68,7 +68,7 @@ class DflashConfig(DflashSettings):
         left = head.load_state_dict(weights, strict=False).unexpected_keys  # what is missing is this kind's own
         if left:
             raise UserError(f"{left[0]} of this DFlash draft has no place in these settings", where=str(folder),
-                            hint="leave drafter.gemma_layers out, or train without this start")  # fmt: skip
+                            hint="leave drafter.target_layers out, or train without this start")  # fmt: skip
         return head.to(target.embedding.device)
 
     def begin_from(self, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:

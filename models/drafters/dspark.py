@@ -29,6 +29,7 @@ from ..hub import kv_shapes
 from ..layer import LayerShape
 from ..losses import ChunkedHead, Divergence, FrozenHead
 from ..targets.base import TargetShape
+from ..targets.table import text_of
 from .dflash import DflashConfig
 from .dflash_module import Before, BlockAttention, BlockLayer, DflashHead, DflashShape, Reduce, Turn
 from .dflash_settings import DflashConfidence, DflashLoss
@@ -65,7 +66,7 @@ class DsparkShape(DflashShape):
     markov_head_type: MarkovKind = "vanilla"
     markov_above: bool = False
     confidence_head_with_markov: bool = False
-    gemma_layers: bool = False
+    target_layers: bool = False
 
     def to_dict(self) -> JsonObject:
         return {**super().to_dict(), **self.of_kind, "sample_from_anchor": self.sample_from_anchor}
@@ -125,7 +126,7 @@ class MarkovHead(nn.Module):
         return torch.stack(factors, dim=-2)
 
 
-class GemmaAttention(BlockAttention):
+class KeyedAttention(BlockAttention):
     """As Gemma 4's full layers attend: values are what keys are made of, normed without a weight, and scores of queries
     with keys are not divided.
     """
@@ -134,21 +135,18 @@ class GemmaAttention(BlockAttention):
         super().__init__(shape)
         self.v_proj = None  # type: ignore[assignment]
 
-    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: Any) -> Tensor:
+    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: Any) -> Tensor:  # type: ignore[override]
         """Return [B,Q,D], as `BlockAttention.forward`; `attend` divides by the root of E."""
-
-        def undivided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend(q * self.head_dim**0.5, k, F.rms_norm(v, v.shape[-1:], eps=self.shape.norm_eps))
-
-        return super().forward(blocks, context, turn, undivided)
+        normed = partial(F.rms_norm, normalized_shape=[self.head_dim], eps=self.shape.norm_eps)
+        return super().forward(blocks, context, turn, lambda q, k, v: attend(q * self.head_dim**0.5, k, normed(v)))
 
 
-class GemmaLayer(BlockLayer):
+class SandwichLayer(BlockLayer):
     """A block's layer that also norms what attention and feed-forward return, gated by a GELU."""
 
     def __init__(self, shape: LayerShape):
         super().__init__(shape)
-        self.self_attn = GemmaAttention(shape)
+        self.self_attn = KeyedAttention(shape)
         self.mlp = GatedFeedForward(shape, partial(F.gelu, approximate="tanh"))
         self.pre_feedforward_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_feedforward_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -176,12 +174,12 @@ class DsparkHead(DflashHead):
             )  # fmt: skip
 
     def made_layer(self) -> nn.Module:
-        return GemmaLayer(self.shape.layer) if self.shape.gemma_layers else super().made_layer()
+        return SandwichLayer(self.shape.layer) if self.shape.target_layers else super().made_layer()
 
     def blocks(self, first: Tensor, embedding: Tensor) -> Tensor:
         """Blocks [B,A*P,D]; Gemma's layers read rows of the table times the root of D, in the precision of weights."""
         blocks = super().blocks(first, embedding)
-        return blocks * blocks.new_tensor(blocks.shape[-1] ** 0.5) if self.shape.gemma_layers else blocks
+        return blocks * blocks.new_tensor(blocks.shape[-1] ** 0.5) if self.shape.target_layers else blocks
 
     @property
     def confidence_reads(self) -> int:
@@ -233,15 +231,15 @@ class DsparkConfig(DflashConfig):
     markov_head_type: MarkovKind = "vanilla"
     # Of image generators: whether it also reads the code above a place.
     markov_above: bool = False
-    # Layers as those of a Gemma 4 target that see all positions, for vLLM's class; false: as of other published drafts.
-    gemma_layers: bool = Field(False, exclude_if=lambda value: not value)
+    # Layers as the target's that see all positions, for vLLM's class (Gemma 4); false: Qwen3's, as published drafts.
+    target_layers: bool = Field(False, exclude_if=lambda value: not value)
     # What is trained for.
     loss: DsparkLoss = DsparkLoss()
     # A trained head that predicts the probability that each drafted token is accepted; null: none.
     confidence: DsparkConfidence | None = None
 
     head_class: ClassVar[type[DflashHead]] = DsparkHead
-    unread_for_images: ClassVar[frozenset[str]] = DflashConfig.unread_for_images | {"gemma_layers"}
+    unread_for_images: ClassVar[frozenset[str]] = DflashConfig.unread_for_images | {"target_layers"}
     unread_for_language: ClassVar[frozenset[str]] = frozenset({"markov_above"})  # there are no rows
 
     @model_validator(mode="after")
@@ -252,13 +250,13 @@ class DsparkConfig(DflashConfig):
 
     def shape(self, target: TargetShape) -> DsparkShape:
         base = super().shape(target)
-        if self.gemma_layers:
+        if self.target_layers:
             base = replace(base, layer=self._full_layer(base.layer, target))
         made = DsparkShape(
             **vars(base) | {"sample_from_anchor": self.sample_from_anchor},
             markov_rank=self.markov_rank, markov_head_type=self.markov_head_type, markov_above=self.markov_above,
             confidence_head_with_markov=self.confidence is not None and self.confidence.with_markov,
-            gemma_layers=self.gemma_layers,
+            target_layers=self.target_layers,
         )  # fmt: skip
         if self.markov_above and target.grid < made.num_drafts:
             raise UserError(
@@ -269,11 +267,11 @@ class DsparkConfig(DflashConfig):
 
     def _full_layer(self, layer: LayerShape, target: TargetShape) -> LayerShape:
         """The layer with heads and rotation of the target's layers that see all positions."""
-        kinds, text = getattr(target.text, "layer_types", None) or [], target.text
-        if text.model_type != "gemma4_text" or "full_attention" not in kinds:
-            raise UserError(f"drafter.gemma_layers, and the target ({text.model_type}) has none that sees all",
-                            key="drafter.gemma_layers", hint="leave it out")  # fmt: skip
-        groups, width = kv_shapes(text)[kinds.index("full_attention")]
+        text = target.text
+        if not text_of(text).dspark or "full_attention" not in text.layer_types:
+            raise UserError(f"drafter.target_layers: no server has a class of DSpark in layers of a {text.model_type}",
+                            key="drafter.target_layers", hint="leave it out")  # fmt: skip
+        groups, width = kv_shapes(text)[text.layer_types.index("full_attention")]
         rope = text.rope_parameters["full_attention"]
         turned = {"rope_type": rope["rope_type"], "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
         return replace(

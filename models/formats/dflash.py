@@ -26,6 +26,7 @@ from ..drafters.dspark import DsparkConfig, DsparkShape
 from ..folders import CONFIG, State
 from ..hub import usual_heads
 from ..layer import NORMS_HEADS
+from ..targets.table import text_of
 from .expressible import Engine
 from .source import Files, Source, layer_settings, llama_values, proposals, window_values
 
@@ -70,7 +71,7 @@ def from_ours(engine: Engine, source: Source, copied: Tensor | None = None) -> F
     vocabulary = shape.layer.vocab_size if head.draft_ids is None else len(head.draft_ids)
     state = dict(head.state_dict())
     if copied is not None:
-        return _gemma(source), state | {"embed_tokens.weight": copied, "lm_head.weight": copied.clone()}
+        return _of_target(source), state | {"embed_tokens.weight": copied, "lm_head.weight": copied.clone()}
     if engine != "speculators":
         return _native(source, vocabulary), state
     if head.draft_ids is not None:  # the package's own files name them in both directions
@@ -108,13 +109,13 @@ def _native(source: Source, vocabulary: int) -> JsonObject:
     }
 
 
-def _gemma(source: Source) -> JsonObject:
+def _of_target(source: Source) -> JsonObject:
     """The target's text config with what DeepSpec's Gemma4DSparkModel reads, its taps counted one less."""
     shape, layer, values = source.head.shape, source.head.shape.layer, source.target.text.to_dict()
     # Widths of layers by their kind: all layers are of one.
     values = {name: value for name, value in values.items() if name not in ("per_layer_config", "_name_or_path")}
     return values | {
-        "architectures": ["Gemma4DSparkModel"],
+        "architectures": [text_of(source.target.text).dspark],
         "intermediate_size": layer.intermediate_size,
         **dict.fromkeys(("head_dim", "global_head_dim"), layer.head_dim),
         **dict.fromkeys(("num_key_value_heads", "num_global_key_value_heads"), layer.num_kv_heads),

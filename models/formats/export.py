@@ -230,7 +230,7 @@ def _head(folder: Path, made: Exported, whose: Target, prompts: Prompts) -> _Wri
     if engine == "speculators" and whose.name is None:  # vLLM starts from such a folder alone
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     copied: Tensor | None = None
-    if (engine == "eagle" and source.layout == "eagle") or getattr(source.head.shape, "gemma_layers", False):
+    if (engine == "eagle" and source.layout == "eagle") or getattr(source.head.shape, "target_layers", False):
         copied = stored_table("token embedding", whose.place, where="target")
         notes.append(_COPIED.format("embedding"))
     is_medusa, is_middle = source.layout == "medusa", False

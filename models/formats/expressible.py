@@ -199,14 +199,14 @@ def _added_below(first: int, source: Source) -> list[str]:
 
 
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
-    is_gemma = getattr(source.head.shape, "gemma_layers", False)
-    of_kind = {"dspark": ["vllm"] if is_gemma else ["speculators", "gguf"], "dflash2": ["vllm", "speculators"]}
+    is_targets = getattr(source.head.shape, "target_layers", False)
+    of_kind = {"dspark": ["vllm"] if is_targets else ["speculators", "gguf"], "dflash2": ["vllm", "speculators"]}
     layouts = of_kind.get(config.kind, [*_BLOCKS])
     if engine not in layouts:
         other = f"; --to {layouts[0]} has one" if config.kind == "dspark" else ""
         return [f"it has no layout for {NAMES[config.kind]} drafts that was read here{other}"]
     shape, reasons, target = source.head.shape, [], source.target.config
-    if engine != "gguf" and not is_gemma and "dflash" not in family_of(target).engines.get("vllm", ()):
+    if engine != "gguf" and not is_targets and "dflash" not in family_of(target).engines.get("vllm", ()):
         reasons.append(f"its class of {target.model_type} is not known to hand states to a DFlash draft")
     if shape.mask_token_id is None:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
@@ -222,10 +222,10 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
         reasons.append(
             "its LM head scores a part of the vocabulary (drafter.draft_vocab_size), and its rows are taken for ids"
         )
-    return reasons + (_of_gemma(source) if is_gemma else [])
+    return reasons + (_of_targets(source) if is_targets else [])
 
 
-def _of_gemma(source: Source) -> list[str]:
+def _of_targets(source: Source) -> list[str]:
     """Why vLLM 0.32's DSpark with Gemma 4's layers, which brings its own tables, cannot be this draft."""
     shape, reasons = source.head.shape, list[str]()
     if shape.markov_head_type != "vanilla" or not shape.markov_rank:

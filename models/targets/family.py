@@ -55,6 +55,7 @@ class Text:
     lacks_parallel_plan: bool = False
     # A head for several next tokens comes with the weights: one more attending layer (`mtp.*`).
     ships_mtp: bool = False
+    dspark: str = ""  # what servers call a DSpark draft with its layers (`drafter.target_layers`); none has one
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,10 @@ class GemmaPictures(NativeSizePictures):
 FAMILIES = {
     "gemma4": Family(
         "gemma4", lambda config: soundless(), GemmaTraining, GemmaTarget, GemmaPictures(),
-        texts=dict.fromkeys(
-            ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), Text(scales_embeddings=True)
-        ),
+        texts={
+            **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3n_text"), Text(scales_embeddings=True)),
+            "gemma4_text": Text(scales_embeddings=True, dspark="Gemma4DSparkModel"),
+        },
         unread=("vllm", "sglang"),
     ),
 }  # fmt: skip

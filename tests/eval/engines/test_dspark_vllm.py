@@ -46,7 +46,7 @@ def test_its_dspark_class_of_gemma_drafts_as_our_loop(tmp_path):
     # Ids that stand for no text score nothing: the engine takes no list of them.
     model.get_input_embeddings().weight.data[[tiny_gemma.IMAGE_ID, *range(tiny_gemma.TOKENS, tiny_gemma.VOCAB)]] = 0
     model.save_pretrained(tmp_path / "target")
-    settings = {"kind": "dspark", "gemma_layers": True, "block_size": 5, "num_layers": 1, "taps": (1, 3),
+    settings = {"kind": "dspark", "target_layers": True, "block_size": 5, "num_layers": 1, "taps": (1, 3),
                 "mask_token_id": 0, "markov_rank": 6}  # fmt: skip
     block_folder(tmp_path / "head", tmp_path / "target", **settings)
     source = read_source(tmp_path / "head", Target(model.config, None, str(tmp_path / "target")))

@@ -401,7 +401,7 @@ def test_deepspecs_layout_is_read(big, tmp_path):
 def test_gemmas_layers_are_transformers_own_and_draft_for_it(tmp_path):
     """Without a context a block is a sequence whose places all see each other, bit for bit. Its table is multiplied."""
     beside = tiny_gemma.target(model := tiny_gemma.model("large"))
-    config = config_of(**DSPARK, gemma_layers=True, block_size=4, num_layers=2, taps=(1, 3), mask_token_id=0)
+    config = config_of(**DSPARK, target_layers=True, block_size=4, num_layers=2, taps=(1, 3), mask_token_id=0)
     head = config.build(beside)
     loud(head)
     taken, states = copy.deepcopy(model.model.language_model.layers[1]), torch.randn(2, 5, 32)
@@ -428,4 +428,4 @@ def test_gemmas_layers_are_transformers_own_and_draft_for_it(tmp_path):
     fails_with(
         "final_logit_softcapping", import_head, "dspark", str(tmp_path / "there"), source.target.text, embedding=None
     )
-    fails_with("none that sees all", config.shape, language_shape(target_config().get_text_config()))
+    fails_with("no server has a class of DSpark in", config.shape, language_shape(target_config().get_text_config()))
