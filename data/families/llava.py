@@ -228,13 +228,7 @@ class LlavaFamily(PictureFamily):
         }
 
     def new(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        kind: str = "",
-        *,
-        image_size: int,
-        patch_size: int,
-        **statistics: Any,
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
     ) -> Processor:
         """LLaVA's, whichever the member."""
         side = {"height": image_size, "width": image_size}

@@ -99,13 +99,7 @@ class PixtralFamily(NativeSizeFamily):
         return {"patch_size": processor.patch_size, "spatial_merge_size": processor.patches}
 
     def new(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        kind: str = "",
-        *,
-        image_size: int,
-        patch_size: int,
-        **statistics: Any,
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
     ) -> Processor:
         """Two patches along a side become one token of Mistral 3; a side has at most `image_size` pixels."""
         add_marks(tokenizer, *_MARKS, "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")

@@ -246,6 +246,8 @@ class DsparkConfig(DflashConfig):
     def _reads_a_head(self) -> Self:
         if not self.markov_rank and (self.markov_above or (self.confidence and self.confidence.with_markov)):
             raise ValueError("markov_rank is 0: markov_above and confidence.with_markov read a Markov head")
+        if self.target_layers and self.rope == "plain":
+            raise ValueError("target_layers: the rotation is the target's, as in vLLM's class: leave rope: plain out")
         return self
 
     def shape(self, target: TargetShape) -> DsparkShape:

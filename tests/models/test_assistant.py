@@ -8,7 +8,7 @@ import tiny
 import tiny_qwen
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.assistant import sees
+from draftsmith.models.assistant import chain_of, sees
 
 TOKENS, CHAIN = 48, 5
 
@@ -37,9 +37,7 @@ def qwen(kind):
 def passes(model, inputs, never, *, shown):
     """Forwards of the target over the answer, whose tokens must be those of plain decoding."""
     draft, count = copy.deepcopy(model), []
-    config = draft.generation_config  # its defaults stop early and adapt
-    config.num_assistant_tokens, config.num_assistant_tokens_schedule = CHAIN, "constant"
-    config.assistant_confidence_threshold = 0.0
+    chain_of(draft, CHAIN)
     # The draft's mask is guessed from the pad: one that stands in no prompt and cannot come, as in real models.
     settings = {
         "max_new_tokens": TOKENS,

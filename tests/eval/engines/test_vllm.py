@@ -38,7 +38,8 @@ def verified(folder, tmp_path, **settings):
 
 def test_every_chain_is_as_here(pair, tmp_path):
     found = verified(pair / "eagle3", tmp_path)
-    assert not found.faults and len(found.cells) == 4
+    groups = ["text", "one picture", "two pictures", "resized picture", "three at once", "prompts in pieces"]
+    assert not found.faults and [cell.group for cell in found.cells] == groups
     assert all(cell.chains > 30 and cell.accepted[0] == cell.accepted[1] > 10 for cell in found.cells)
 
 
@@ -59,15 +60,7 @@ def test_wrong_taps_are_flagged(pair, tmp_path, monkeypatch):
     folder = copy(pair, tmp_path, change)
     fails_with("trained with layers that it reads", verified, folder, tmp_path)
     opened = Exported._drafter
-
-    def as_exported(self):
-        served, self.folder = self.folder, pair / "eagle3"
-        try:
-            return opened(self)
-        finally:
-            self.folder = served
-
-    monkeypatch.setattr(Exported, "_drafter", as_exported)
+    monkeypatch.setattr(Exported, "_drafter", lambda self: opened(Exported(pair / "eagle3")))
     found = verified(folder, tmp_path)
     assert found.cells[0].plain == found.cells[0].requests and not found.cells[0].good
     assert "tapped layers" in " ".join(hint for _, hint in found.faults)
@@ -124,17 +117,12 @@ def test_the_norms_of_eagle31_are_served(pair, tmp_path, monkeypatch, layout):
     if layout == "speculators":
         return
     opened = Exported._drafter
-
-    def trained(self):
-        self.folder, folder = tmp_path / "whole", self.folder
-        drafter, self.folder = opened(self), folder
-        return drafter
-
     shutil.copytree(served, tmp_path / "whole")
     values = json.loads((served / "config.json").read_text())
     (served / "config.json").write_text(json.dumps(values | {"norm_output": False}))
-    monkeypatch.setattr(Exported, "_drafter", trained)
-    assert not any(cell.good for cell in verified(served, tmp_path, target=str(pair / "target")).cells)
+    named = str(pair / "target")
+    monkeypatch.setattr(Exported, "_drafter", lambda self: opened(Exported(tmp_path / "whole", named)))
+    assert not any(cell.good for cell in verified(served, tmp_path, target=named).cells)
 
 
 def test_the_norm_op_of_a_cpu_is_named(pair, tmp_path):
@@ -183,7 +171,7 @@ def test_a_text_draft_that_is_the_target_stands_whole(pair, tmp_path):
                 for a in make_requests(exported.processor, tmp_path, pictures=False)]  # fmt: skip
     draft = {"method": "draft_model", "model": str(pair / "text"), "num_speculative_tokens": 3}
     asked = {"model": str(pair / "target"), "engine": {"dtype": "float32", "max_model_len": 128}, "speculative": draft,
-             "max_new_tokens": 24, "without_known_faults": False, "requests": requests}  # fmt: skip
+             "max_new_tokens": 24, "without_known_faults": False, "together": [1], "requests": requests}  # fmt: skip
     _, *answers = run_program(VLLM, tmp_path, asked, python=find_python())
     for answer in answers:
         chains = verify.by_start(answer["tokens"], answer["chains"])

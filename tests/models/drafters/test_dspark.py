@@ -422,6 +422,8 @@ def test_gemmas_layers_are_transformers_own_and_draft_for_it(tmp_path):
     assert same_weights(head, source.head)
     check_expressible("vllm", source, "text")
     fails_with("no layout for DSpark.* here; --to vllm has one", check_expressible, "gguf", source, "text")
+    plain = {**DSPARK, "target_layers": True, "rope": "plain"}
+    fails_with("target_layers: the rotation is the target's", DsparkConfig.model_validate, plain, error=ValueError)
     rnn = replace(source, head=config.model_copy(update={"markov_head_type": "rnn"}).build(beside))
     fails_with("rnn of rank 6: not the class's", check_expressible, "vllm", rnn, "text")
     write_folder(tmp_path / "there", *files_of("vllm", source, beside.embedding))
