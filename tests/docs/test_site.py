@@ -1,6 +1,7 @@
 """The site: every page is in its navigation, and the generated reference holds every key, recipe and command."""
 
 import importlib
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -55,6 +56,17 @@ def test_every_page_is_in_the_navigation_once(reference):
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     made = {*reference.generated(), "project/contributing.md", "project/changelog.md"}
     assert set(inside) == pages - outside | made
+
+
+def test_what_pages_import_and_document_is_there():
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    names = re.findall(r"^::: ([\w.]+)$", text, re.M)
+    for module, imported in re.findall(r"^ *from (draftsmith[\w.]*) import ([\w, ]+)$", text, re.M):
+        names += [f"{module}.{name}" for name in imported.split(", ")]
+    assert len(names) > 40
+    for name in names:
+        assert pkgutil.resolve_name(name)
 
 
 def test_the_site_can_be_read():
