@@ -229,6 +229,7 @@ def files_of(root: Path, suffix: str) -> list[str]:
         for path in paths
         if not any(part in skipped or (part[0] == "." and part not in (".ci", ".github")) for part in path.parts[:-1])
         and not any(part.endswith(".egg-info") for part in path.parts)
+        and path.parts[0] != "weights"  # what `draftsmith fetch` writes
     )
 
 
