@@ -74,7 +74,7 @@ def _resolutions(context: Context, planned: Planned) -> dict[str, str]:
         for key, inner in _automatic(section, root):
             source = context.inputs.get("target") or inner.path if inner is context.target else inner.path
             resolved[f"{key}.dtype"] = resolved_dtype(inner, source, device, key=key)
-    if stage.trains and context.engine.precision == AUTO:
+    if stage.trains and (planned.is_small_net or context.engine.precision == AUTO):
         held = resolved.get("target.dtype") or context.target.dtype
         usual = context.engine.on(device, target_dtype=held).precision
         resolved[_ENGINE] = "fp32" if planned.is_small_net else usual

@@ -151,9 +151,8 @@ def _module(stage: CodesSettings, context: Context, seed: int, total: int) -> nn
     folder = context.inputs.get(stage.model)
     if stage.model == "reader":
         return new_reader() if folder is None else Reader.load(folder)
-    engine = context.engine
-    if stage.model == "vq" and stage.revive_every and (engine.zero_stage or engine.precision != "fp32"):
-        raise UserError("revive_every needs zero_stage 0 and fp32", hint="leave it out, or change the engine section")
+    if stage.revive_every and context.engine.zero_stage:
+        raise UserError("revive_every needs zero_stage 0", hint="leave it out, or change the engine section")
     forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
     words = _words(context) if stage.model == "target" else None
     return image_section(context.target).training(

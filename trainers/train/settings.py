@@ -186,7 +186,7 @@ class CodesSettings(HeadTrainSettings):
     # Share of samples that lose their condition, drawn anew in each epoch; guidance needs both sides. Null: 0.1.
     condition_dropout: float | None = Field(None, ge=0, lt=1)
     # vq: forwards between two revivals of codes that no picture chooses, in the first 60% of the training; small
-    # tokenizers keep a handful of codes otherwise. Writes weights in place: zero_stage 0 and fp32 only.
+    # tokenizers keep a handful of codes otherwise. Writes weights in place: zero_stage 0 only.
     revive_every: int | None = Field(None, ge=1)
     # vq: a loss of how pictures look beside that of pixels, without which details blur; null: none.
     perceptual: PerceptualConfig | None = Field(None, exclude_if=lambda value: value is None)
