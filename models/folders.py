@@ -10,12 +10,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, PlainSerializer
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.errors import Refused, UserError, did_you_mean, first_line
+from ..core.fields import Place
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
 from ..core.json_types import JsonMapping, JsonObject
@@ -161,3 +164,7 @@ def opened_target(place: str, *, key: str | None = None, where: str | None = Non
 def shipped_name(place: str) -> str:
     """`shipped:NAME` of a folder of the package, where it lies differs between machines; any other place as it is."""
     return f"{PREFIX}{Path(place).name}" if Path(place).parent == FOLDER else place
+
+
+# Of a target: a Hub id, a directory, or `shipped:NAME`, by which manifests and fingerprints hold it on every machine.
+TargetPlace = Annotated[Place, AfterValidator(shipped_folder), PlainSerializer(shipped_name)]

@@ -4,6 +4,7 @@
     draftsmith demo lvlm-from-nothing "stages=[world,seeing,target]" output=RUN
     scripts/ship_target.py RUN/target models/weights/shapes-llava
     scripts/ship_target.py RUN/learn models/weights/emoji-vlm --halves weights/smollm2 weights/lite0
+    scripts/ship_target.py RUN/vq models/weights/drawings-vq
 
 Recipes name the first folder as `shipped:shapes-llava`. Of a target of pretrained halves what was trained is written,
 which `draftsmith fetch emoji-vlm` puts on the halves. made.json beside the weights says which run they are of.
@@ -55,34 +56,35 @@ def ship(stage: Path, folder: Path, halves: tuple[Path, Path] | None = None) -> 
         UserError: the stage's folder is not complete, or the run's code was not that of a commit.
     """
     run = read_yaml(stage.parent / "run.yaml", dict[str, Any], hint=_HINT)
-    manifest = read_json(stage / "draftsmith.json", dict[str, Any], hint=_HINT)
+    about = stage / "draftsmith.json"  # a generator has none, nor words
+    manifest = read_json(about, dict[str, Any], hint=_HINT) if about.is_file() else {}
+    begun = read_json(stage / "fingerprint.json", dict[str, Any], hint=_HINT)["settings"]
     if run["git"]["commit"] is None or run["git"]["changed_files"]:
         raise UserError(
             "its code is not that of a commit", where=str(stage.parent), hint="run it in a clone without changes"
         )
     config, state = read_json(stage / CONFIG, dict[str, Any], hint=_HINT), read_safetensors(stage / WEIGHTS)
     folder.mkdir(parents=True, exist_ok=True)
-    for part in (config, config["text_config"], config["vision_config"]):
+    for part in (config, config.get("text_config", {}), config.get("vision_config", {})):
         part.pop("_name_or_path", None)  # where the halves lay
-        part["dtype"] = "float16" if halves is None else part["dtype"]
-    copied = [*COPIED]
+        part |= {"dtype": "float16"} if halves is None and "dtype" in part else {}
+    copied = [name for name in COPIED if (stage / name).is_file()]
     if halves is None:
-        weights, about = folder / WEIGHTS, folder / CONFIG
+        weights, written = folder / WEIGHTS, folder / CONFIG
         tensors = {name: tensor.to(torch.float16) for name, tensor in state.items()}
     else:
         # The tokenizer is the language model's; the config is read where nothing was fetched, by a dry run.
-        weights, about, copied[2:] = folder / ADAPTERS, PINNED / f"{folder.name}.json", ["chat_template.jinja"]
+        weights, written, copied[2:] = folder / ADAPTERS, PINNED / f"{folder.name}.json", ["chat_template.jinja"]
         tensors = trained(state, joined_halves(*halves))
     save_file(tensors, weights, metadata={"format": "pt"})
-    about.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    written.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     for name in copied:
         shutil.copyfile(stage / name, folder / name)
     [recipe] = [name for name in recipe_names() if Path(name).name == Path(run["recipe"]).stem]
     made = {
-        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-        "tokenizer_hash": manifest["tokenizer_hash"],
-        "recipe": recipe, "stage": stage.name, "seed": manifest["training"]["seed"],
-        "steps": manifest["training"]["steps"], "commit": run["git"]["commit"], "packages": manifest["tested_with"],
+        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(), "tokenizer_hash": manifest.get("tokenizer_hash"),
+        "recipe": recipe, "stage": stage.name, "seed": begun["seed"], "steps": begun["stages"][stage.name]["steps"],
+        "commit": run["git"]["commit"], "packages": run["packages"],
     }  # fmt: skip
     (folder / MADE).write_text(json.dumps(made, indent=1) + "\n")
     return made

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from ...core.errors import Refused, UserError
-from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
+from ...core.fields import AttentionName, DeviceMap, Dtype, Revision
 from ...core.import_paths import Kinded
-from ..folders import shipped_folder, shipped_name
+from ..folders import TargetPlace
 from ..inline import InlineModel, inline_config
 from ..parts import TokenIds
 from .family import Family
@@ -33,7 +33,7 @@ class TargetSection(Kinded):
     reads_text_alone: ClassVar[bool] = False  # no pictures
 
     # Hub id or directory of the weights and the processor; shipped:NAME is one that comes with the package.
-    path: Place | None = None
+    path: TargetPlace | None = None
     revision: Revision | None = None
     # auto: on a GPU as the weights are stored (mixed ones: the larger part's type), on a CPU float32; a target that is
     # spelt out: float32. Quantised weights want a type to compute in.
@@ -58,16 +58,6 @@ class TargetSection(Kinded):
     # Tokens of a prompt that are run at once: memory for speed. null runs it whole, which 25k visual tokens of a 7B
     # target do not allow beside much else; 4096 is a good size there.
     prefill_chunk: int | None = Field(None, ge=1)
-
-    @field_validator("path")
-    @classmethod
-    def _of_the_package(cls, path: str | None) -> str | None:
-        return None if path is None else shipped_folder(path)
-
-    # Manifests and fingerprints hold a name that means the same on every machine.
-    @field_serializer("path")
-    def _by_name(self, path: str | None) -> str | None:
-        return None if path is None else shipped_name(path)
 
     @model_validator(mode="after")
     def _one_way_to_spread(self) -> Self:

@@ -107,12 +107,17 @@ def config_in(folder: Path, values: JsonMapping) -> LlamaGenConfig:
 def load_vq(source: str | Path, device: torch.device = CPU) -> VqTokenizer:
     """A tokenizer in eval mode, from our directory or the Hub id of one. Raises `UserError` as above."""
     folder = find_folder(source, None)
-    config = _config(VqConfig, VQ, read_values(folder), folder / CONFIG)
+    config = vq_config(folder)
     state = read_weights(folder, shapes_for(config), torch.float32, device)
     with torch.device("meta"):
         model = VqTokenizer(config)
     model.load_state_dict(state, assign=True)
     return model.eval()
+
+
+def vq_config(folder: Path) -> VqConfig:
+    """What a tokenizer's directory says of it. Raises `UserError` as above."""
+    return _config(VqConfig, VQ, read_values(folder), folder / CONFIG)
 
 
 def values_of(config: LlamaGenConfig | VqConfig) -> JsonObject:

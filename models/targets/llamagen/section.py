@@ -16,7 +16,7 @@ from ....core.fields import Dtype, Place, Revision
 from ....core.json_types import JsonMapping, JsonObject, object_at, value_at
 from ....core.section import torch_dtype
 from ...decoding.rows import Guidance, GuidanceScale
-from ...folders import find_folder
+from ...folders import CONFIG, TargetPlace, find_folder
 from ...hub import is_somewhere
 from ...inline import InlineT5
 from ...parts import num_parameters
@@ -24,7 +24,7 @@ from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection, PerceptualConfig
 from .captions import TextFeatures, ids_of_sample, load_text_encoder
-from .files import LLAMAGEN, config_in, is_lantern, load_llamagen, load_vq
+from .files import LLAMAGEN, config_in, is_lantern, load_llamagen, load_vq, vq_config
 from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, PerceptualLoss, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published
@@ -50,8 +50,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
     is_named_by_path: ClassVar[bool] = False  # a head's own config has the shape
 
     kind: Literal["llamagen"]
-    # Hub id or directory of the weights, as `draftsmith convert` writes them or in LANTERN's layout.
-    path: Place | None = None
+    # Hub id or directory of the weights, as `draftsmith convert` writes them or in LANTERN's layout, or shipped:NAME.
+    path: TargetPlace | None = None
     revision: Revision | None = None
     # A published size; or `shape`, spelt out.
     size: Size | None = None
@@ -61,8 +61,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
     condition: Literal["class", "text"] = "text"
     # Side of the pictures: 256, 384 or 512 for the published models.
     image_size: int = Field(256, ge=8, le=1 << 16)
-    # Directory of the image tokenizer, or its shape where a stage trains it.
-    vq: Place | VqConfig
+    # Directory of the image tokenizer (shipped:NAME, too), or its shape where a stage trains it.
+    vq: VqConfig | TargetPlace
     # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model. A
     # language model's will do for a small generator: its last states, of the width `shape.caption_dim`.
     text_encoder: Place | InlineT5 | None = None
@@ -115,8 +115,10 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     @property
     def factor(self) -> int:
-        """Pixels along a side of one code."""
-        return 16 if self.inline_vq is None else self.inline_vq.factor
+        """Pixels along a side of one code: 16 of a tokenizer that is not here, as of all published ones."""
+        if isinstance(self.vq, VqConfig):
+            return self.vq.factor
+        return vq_config(Path(self.vq)).factor if (Path(self.vq) / CONFIG).is_file() else 16
 
     def model_config_of(self) -> LlamaGenConfig:
         grid = self.image_size // self.factor
