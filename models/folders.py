@@ -17,7 +17,7 @@ from pydantic import AfterValidator, PlainSerializer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core.errors import Refused, UserError, did_you_mean, first_line
+from ..core.errors import Refused, UserError, first_line
 from ..core.fields import Place
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
@@ -149,7 +149,7 @@ def shipped_folder(place: str) -> str:
         return place
     folder, names = FOLDER / place.removeprefix(PREFIX), [path.parent.name for path in FOLDER.glob("*/config.json")]
     if folder.name not in names or folder.parent != FOLDER:
-        raise Refused("", f"no weights {place!r} come with draftsmith", did_you_mean(folder.name, names))
+        raise Refused("", f"no weights {place!r} come with draftsmith", f"these do: {', '.join(sorted(names))}")
     return str(folder)
 
 

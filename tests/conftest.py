@@ -67,3 +67,12 @@ def _imports_are_not_searched_for_garbage():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    from fake_wandb import FakeWandb
+
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake

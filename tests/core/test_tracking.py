@@ -35,13 +35,6 @@ def _no_wandb_variables(monkeypatch):
     monkeypatch.setenv("NETRC", "/nowhere/netrc")
 
 
-@pytest.fixture
-def wandb(monkeypatch) -> FakeWandb:
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    return fake
-
-
 def test_lines_of_the_file(tmp_path):
     mine = tracker(tmp_path / "new")
     mine.log({"loss": 2.5, "lr": 1e-3}, 10)
@@ -159,31 +152,28 @@ def test_a_file_that_cannot_be_written_is_said_once_and_wandb_goes_on(tmp_path, 
     assert [step for step, _ in wandb.lines] == [1, 2, 3]
 
 
-def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, monkeypatch):
-    fake = FakeWandb(dead=True)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, monkeypatch, wandb):
+    wandb.dead = True
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     said: list[str] = []
     mine = tracker(tmp_path, with_wandb(), say=said.append)
     mine.log({"loss": 1.0}, 1)
     mine.finish()
-    assert [arguments["mode"] for arguments in fake.inits] == ["online", "offline"]
-    first, second = [arguments["id"] for arguments in fake.inits]
+    assert [arguments["mode"] for arguments in wandb.inits] == ["online", "offline"]
+    first, second = [arguments["id"] for arguments in wandb.inits]
     assert first != second == (tmp_path / "wandb-id").read_text(), "the first is held by wandb's own process"
-    assert fake.lines == [(1, {"loss": 1.0})]
+    assert wandb.lines == [(1, {"loss": 1.0})]
     assert len(said) == 1 and "does not answer (no route to host)" in said[0]
     assert said[0].endswith(f"wandb sync {tmp_path}/wandb/*run-*-{second}")
 
 
-def test_a_resumed_stage_comes_back_to_its_run_after_an_outage(tmp_path, monkeypatch):
+def test_a_resumed_stage_comes_back_to_its_run_after_an_outage(tmp_path, monkeypatch, wandb):
     """What was measured meanwhile lies apart, and is sent into the same run."""
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     said: list[str] = []
-    for fake.dead in (False, True, False):
+    for wandb.dead in (False, True, False):
         tracker(tmp_path, with_wandb(), say=said.append)
-    first, again, aside, back = [arguments["id"] for arguments in fake.inits]
+    first, again, aside, back = [arguments["id"] for arguments in wandb.inits]
     assert first == again == back != aside
     assert len(said) == 1 and f"wandb sync --id {first} {tmp_path}/wandb/*run-*-{aside}" in said[0]
 

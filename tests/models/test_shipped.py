@@ -10,38 +10,48 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.fields import PLACES
 from draftsmith.data.processor_files import load_processor
 from draftsmith.models.drafters.manifest import MANIFEST
-from draftsmith.models.folders import ADAPTERS, FOLDER, shipped_name
+from draftsmith.models.folders import ADAPTERS, FOLDER
 from draftsmith.models.formats.export import export_drafter
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
+from draftsmith.recipes.config.load import load
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
 NAME = "shipped:shapes-llava"
-MOST_BYTES = 4_000_000
-MOST_BYTES_TRAINED = 13_000_000  # of what is put on fetched halves
+# Folder -> recipe that made it, and its most bytes; of emoji-vlm what is put on fetched halves.
+SHIPPED = {
+    "drawings-vq": ("drawings/generator", 2_400_000),
+    "emoji-vlm": ("emoji_vlm/target", 13_000_000),
+    "shapes-llava": ("demo/lvlm", 4_000_000),
+}
 
 
 def test_the_files_are_those_that_were_recorded_and_small():
-    folders = [path.parent for path in FOLDER.glob("*/config.json")]
-    assert [shipped_name(str(folder)) for folder in folders] == [NAME]
-    for folder in folders:
-        made = json.loads((folder / "made.json").read_text())
-        assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == made["sha256"]
-        assert load_processor(folder).tokenizer_hash == made["tokenizer_hash"]
-        assert len(made["commit"]) == 40 and made["recipe"] == "demo/lvlm" and made["seed"] == 0
+    folders = sorted(path.parent for path in FOLDER.glob("*/made.json"))
+    assert [folder.name for folder in folders] == [*SHIPPED]
+    for folder, (recipe, most) in zip(folders, SHIPPED.values(), strict=True):
+        made, (weights,) = json.loads((folder / "made.json").read_text()), folder.glob("*.safetensors")
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() == made["sha256"]
+        assert (len(made["commit"]), made["recipe"], made["seed"]) == (40, recipe, 0)
         assert folder.name in (FOLDER / "README.md").read_text()
-        assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
-
-
-def test_what_was_trained_of_emoji_vlm_is_whole_and_small():
-    folder = FOLDER / "emoji-vlm"
-    made, adapters = json.loads((folder / "made.json").read_text()), load_file(folder / ADAPTERS)
-    assert hashlib.sha256((folder / ADAPTERS).read_bytes()).hexdigest() == made["sha256"]
-    assert (len(made["commit"]), made["recipe"], made["seed"]) == (40, "emoji_vlm/target", 0)
-    assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES_TRAINED
+        assert sum(path.stat().st_size for path in folder.iterdir()) < most
+    assert load_processor(folder).tokenizer_hash == made["tokenizer_hash"], "of shapes-llava"
+    adapters = load_file(FOLDER / "emoji-vlm" / ADAPTERS)
     names = [name.removesuffix(".up") for name in adapters if name.endswith(".up")]
-    assert len(names) == 30 * 7 and adapters["vision_tower.mean"].shape == (3072,) and (folder / "NOTICE").is_file()
+    assert len(names) == 30 * 7 and adapters["vision_tower.mean"].shape == (3072,)
+    assert all((FOLDER / name / "NOTICE").is_file() for name in SHIPPED if name != "shapes-llava")
+
+
+def test_an_image_tokenizer_is_read_by_its_name():
+    section = load(["recipe=demo/drawings"]).recipe.target
+    dumped = section.model_dump(mode="json")
+    assert dumped["vq"] == "shipped:drawings-vq" and type(section).model_validate(dumped) == section
+    pixels, cpu = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8), torch.device("cpu")
+    pixels[:, :, 8:56, 8:56] = torch.tensor([255, 200, 40], dtype=torch.uint8)[:, None, None]  # yellow, as emoji are
+    codes = section.picture_encoder({}, device=cpu)(pixels)
+    seen = section.drawer({}, device=cpu).pictures(codes)
+    assert codes.shape == (1, 64) and (seen.float() - pixels).abs().mean() < 10
 
 
 def test_a_target_is_read_by_its_name_and_says_it_in_manifests():

@@ -1,7 +1,6 @@
 """What trackers get of a finished stage, and that they are closed however it ends."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from draftsmith.trainers.train.checkpoint import verified
 from fails import fails_with
 from fake_wandb import FakeWandb
 from training import run
-
-
-@pytest.fixture
-def wandb(monkeypatch) -> FakeWandb:
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    return fake
 
 
 def context(folder: Path, **wandb) -> Context:

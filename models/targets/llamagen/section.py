@@ -201,7 +201,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
         if words is not None:
             return functools.partial(ids_of_sample, words, self.model_config_of().num_condition_tokens)
         if self.condition == "text":
-            return _sample_features
+            return lambda sample: sample.tensors["features"]
         return functools.partial(_sample_label, self.model_config_of().num_classes)
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
@@ -298,10 +298,6 @@ def build_text_encoder(
 # At the module's level, since reading processes get them pickled.
 def _sample_label(num_classes: int, sample: Any) -> Tensor:
     return _label(num_classes, sample.info["caption"], sample.info["label"])
-
-
-def _sample_features(sample: Any) -> Tensor:
-    return sample.tensors["features"]
 
 
 def _label(num_classes: int, caption: str, label: int | None) -> Tensor:
