@@ -84,7 +84,7 @@ def ship(stage: Path, folder: Path, halves: tuple[Path, Path] | None = None) -> 
     made = {
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(), "tokenizer_hash": manifest.get("tokenizer_hash"),
         "recipe": recipe, "stage": stage.name, "seed": begun["seed"], "steps": begun["stages"][stage.name]["steps"],
-        "commit": run["git"]["commit"], "packages": run["packages"],
+        "commit": run["git"]["commit"], "packages": manifest.get("tested_with") or run["packages"],
     }  # fmt: skip
     (folder / MADE).write_text(json.dumps(made, indent=1) + "\n")
     return made

@@ -43,7 +43,7 @@ def told_by(folder: Path) -> tuple:
 def committed(run: Path) -> None:
     """As if its code had been a commit's, whatever state this checkout is in."""
     git = {"commit": "a" * 40, "changed_files": 0}
-    (run / "run.yaml").write_text(yaml.safe_dump({"recipe": "lvlm-from-nothing.yaml", "packages": {}, "git": git}))
+    (run / "run.yaml").write_text(yaml.safe_dump({"recipe": "lvlm-from-nothing.yaml", "git": git}))
 
 
 def test_the_recipe_makes_such_a_target(tmp_path, monkeypatch, shipping):
