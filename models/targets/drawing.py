@@ -146,10 +146,10 @@ class ImageTargetSection(Kinded):
 
     def training(
         self, part: str, folder: Path | None, *, seed: int, words: Any, perceptual: PerceptualConfig | None = None,
-        **revival: Any,
+        code_dropout: float = 0.0, **revival: Any,
     ) -> nn.Module:  # fmt: skip
         """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it. The
-        perceptual loss and the revival of dead codes are an image tokenizer's.
+        perceptual loss and the revival of dead codes are an image tokenizer's, `code_dropout` is the transformer's.
         """
         raise NotImplementedError
 

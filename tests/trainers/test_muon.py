@@ -6,6 +6,7 @@ import pytest
 import torch
 from draftsmith.models import stored
 from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.llamagen.transformer import LlamaGen, published
 from draftsmith.recipes.config.load import load
 from draftsmith.recipes.config.plan import plan
 from draftsmith.trainers.estimate.counted import META, flops
@@ -78,11 +79,20 @@ def test_a_stopped_training_goes_on_bit_for_bit(precision, micro, tmp_path):
     assert all(torch.equal(resumed[name], value) for name, value in weights.items())
 
 
+def test_of_a_generator_matrices_of_its_layers_are_hidden():
+    with torch.device(META):
+        models = [LlamaGen(published("B", condition=condition)) for condition in ("class", "text")]
+    for model in models:
+        hidden = {name for name, weight in model.named_parameters() if is_hidden(name, weight)}
+        assert all(name.startswith(("layers.", "cls_embedding.cap_proj.")) for name in hidden)
+        assert len(hidden) == 12 * 5 + 2 * (model.config.condition == "text")
+
+
 def test_what_makes_no_sense_is_refused():
     for zero, said in ((1, "zero_stage hands"), (3, "zero_stage hands"), (0, "bf16 with several micro-batches")):
         fails_with(said, engine, module(noisy=False), MUON, steps=1, zero=zero, precision="bf16")
     fails_with("zero_stage 2 shares them out", load, [*SMOLLM2, "engine.zero_stage=2"])
-    for recipe, stage in (("demo/lvlm", "finetune"), ("demo/visual-ar", "target")):
+    for recipe, stage in (("demo/lvlm", "finetune"), ("demo/visual-ar", "vq")):
         fails_with("muon trains heads", load, [f"recipe={recipe}", f"stages.{stage}.optim.name=muon"])
     fails_with("muon_weight_decay is Muon's", OptimConfig, lr=1.0, muon_weight_decay=0.1, error=ValidationError)
     fails_with("nothing is left for Muon", build_optimizer, {"head": [("norm", nn.Parameter(torch.ones(3)))]}, MUON)

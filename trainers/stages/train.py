@@ -62,8 +62,10 @@ class TrainStage(TrainSettings):
         """Refuse Muon where matrices are shared out among ranks, or where names do not say which ones are hidden."""
         if self.optim.name != "muon":
             return
-        if self.model != "drafter" or isinstance(self, RecordsSettings):
-            problem = f"muon trains heads on a target's states, and this stage trains {self.trained}"
+        if self.model in ("vq", "reader") or isinstance(self, RecordsSettings):
+            problem = (
+                f"muon trains heads on a target's states and image generators, and this stage trains {self.trained}"
+            )
             raise Refused("optim.name", problem, "leave it out: adamw")
         if engine.zero_stage:
             problem = f"muon needs whole matrices, and engine.zero_stage {engine.zero_stage} shares them out"

@@ -19,12 +19,12 @@ from torch import Tensor
 # and what scores a vocabulary. Norms of single heads have two dimensions as well.
 TABLES = frozenset({
     "embed_tokens", "lm_head", "markov_w1", "markov_w2", "markov_above", "predecessor_codebook", "successor_codebook",
-    "steps",
+    "steps", "tok_embeddings", "embedding_table", "output", "shared", "relative_attention_bias",
 })  # fmt: skip
 
 
 def is_hidden(name: str, weight: torch.Tensor) -> bool:
-    """Whether Muon trains this weight of a drafter: a matrix with both sides above 1, by its name no table nor norm."""
+    """Whether Muon trains this weight of a drafter or generator: a matrix with both sides above 1, by its name no table nor norm."""
     words = name.split(".")
     return weight.dim() == 2 and min(weight.shape) > 1 and not any(w in TABLES or "norm" in w for w in words)
 

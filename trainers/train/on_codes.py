@@ -156,8 +156,8 @@ def _module(stage: CodesSettings, context: Context, seed: int, total: int) -> nn
     forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
     words = _words(context) if stage.model == "target" else None
     return image_section(context.target).training(
-        stage.model, folder, seed=seed, words=words, perceptual=stage.perceptual, revive_every=stage.revive_every,
-        revive_until=int(0.6 * forwards),
+        stage.model, folder, seed=seed, words=words, perceptual=stage.perceptual, code_dropout=stage.code_dropout,
+        revive_every=stage.revive_every, revive_until=int(0.6 * forwards),
     )  # fmt: skip
 
 

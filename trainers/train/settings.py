@@ -185,6 +185,9 @@ class CodesSettings(HeadTrainSettings):
     decoding: PicturesCheck | None = None
     # Share of samples that lose their condition, drawn anew in each epoch; guidance needs both sides. Null: 0.1.
     condition_dropout: float | None = Field(None, ge=0, lt=1)
+    # target: codes that it does not read, a share of each picture drawn between 0 and this one: what a picture's first
+    # codes say, captions would teach in vain (word dropout, Bowman et al. 2016, section 3.1).
+    code_dropout: float = Field(0.0, ge=0, le=1, exclude_if=lambda value: not value)
     # vq: forwards between two revivals of codes that no picture chooses, in the first 60% of the training; small
     # tokenizers keep a handful of codes otherwise. Writes weights in place: zero_stage 0 only.
     revive_every: int | None = Field(None, ge=1)
@@ -203,6 +206,8 @@ class CodesSettings(HeadTrainSettings):
     def _of_its_model(self) -> Self:
         if self.revive_every and self.model != "vq":
             raise ValueError("revive_every is for image tokenizers (model: vq)")
+        if self.code_dropout and self.model != "target":
+            raise Refused("code_dropout", "is for image generators (model: target)", "leave it out")
         if self.perceptual and self.model != "vq":
             raise Refused("perceptual", "is for image tokenizers (model: vq)", "leave it out")
         if self.model != "drafter" and self.outside is not None:

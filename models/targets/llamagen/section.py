@@ -177,7 +177,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     def training(
         self, part: str, folder: Path | None, *, seed: int, words: Any, perceptual: PerceptualConfig | None = None,
-        **revival: Any,
+        code_dropout: float = 0.0, **revival: Any,
     ) -> nn.Module:  # fmt: skip
         if part == "vq":
             if self.inline_vq is None:
@@ -194,7 +194,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
             encoder = load_text_encoder(folder / TEXT_ENCODER, dtype=torch.float32)
         elif self.trains_text_encoder:
             encoder = build_text_encoder(self, vocab_size=len(words), pad_id=words.pad_token_id)
-        return LlamaGenTraining(transformer, encoder)
+        return LlamaGenTraining(transformer, encoder, code_dropout)
 
     def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
         """Its label, or the features that were written with its codes."""

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ....core import ranks
 from ....core.batch import CodeBatch, PictureBatch, StepLoss
-from ....core.states import TargetStates
+from ....core.states import TargetStates, uploaded
 from ...folders import find_folder
 from ...hub import load_pretrained
 from ..drawing import TEXT_ENCODER, PerceptualConfig
@@ -33,10 +33,12 @@ class LlamaGenTraining(nn.Module):
 
     Args:
         text_encoder: a `T5EncoderModel`; conditions are then ids of captions. None: labels, or features as they are.
+        code_dropout: in training the largest share of a picture's codes that are not read; each picture's is drawn.
     """
 
-    def __init__(self, model: LlamaGen, text_encoder: nn.Module | None):
+    def __init__(self, model: LlamaGen, text_encoder: nn.Module | None, code_dropout: float = 0.0):
         super().__init__()
+        self.code_dropout = code_dropout
         self.transformer, self.text_encoder = model, text_encoder
 
     def save(self, folder: Path) -> None:
@@ -56,13 +58,20 @@ class LlamaGenTraining(nn.Module):
         """Next-code cross-entropy, summed over the n codes of real rows."""
         model = self.transformer
         condition, mask = model.conditioned(self._features(batch.conditions), batch.uncond)
-        whole = model.states(condition, batch.codes[:, :-1], mask).feature
+        whole = model.states(condition, batch.codes[:, :-1], mask, kept=self._kept(batch)).feature
         hidden = whole[:, model.config.num_condition_tokens - 1 :]
         scores = model.output(hidden[batch.real]).float()
         codes = batch.codes[batch.real]
         loss = F.cross_entropy(scores.flatten(0, 1), codes.flatten(), reduction="sum")
         metrics = {"accuracy": (scores.argmax(-1) == codes).sum()}
         return StepLoss(loss, torch.tensor(codes.numel(), device=loss.device), metrics)
+
+    def _kept(self, batch: CodeBatch) -> Tensor | None:
+        """[B,n-1] bool: codes that are read, by each row's own draws; None: all."""
+        if not (self.training and self.code_dropout):
+            return None
+        drawn = [torch.rand(batch.codes.shape[1], generator=torch.Generator().manual_seed(s)) for s in batch.seeds]
+        return uploaded(torch.stack([row[1:] >= self.code_dropout * row[0] for row in drawn]), batch.codes.device)
 
     def _features(self, conditions: tuple[Tensor, ...]) -> list[Tensor]:
         """[t,F] of each caption, or its label []."""

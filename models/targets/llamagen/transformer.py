@@ -178,7 +178,13 @@ class LlamaGen(nn.Module):
         return self.cls_embedding(features, uncond), mask
 
     def states(
-        self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None, *, layers: Sequence[int] = ()
+        self,
+        condition: Tensor,
+        codes: Tensor,
+        condition_mask: Tensor | None = None,
+        *,
+        kept: Tensor | None = None,
+        layers: Sequence[int] = (),
     ) -> DecoderStates:
         """States of whole sequences.
 
@@ -186,8 +192,10 @@ class LlamaGen(nn.Module):
             condition: [B,C,D] embedded condition tokens.
             codes: [B,n] int64.
             condition_mask: [B,C] bool: condition tokens that are seen. A token always sees itself.
+            kept: [B,n] bool: codes that are read; zeros stand in the others' places. None: all.
         """
-        embeds = torch.cat([condition, self.tok_embeddings(codes)], dim=1)
+        read = self.tok_embeddings(codes)
+        embeds = torch.cat([condition, read if kept is None else read * kept[..., None]], dim=1)
         states = F.dropout(embeds, self.config.dropout, self.training)
         length = embeds.shape[1]
         positions = torch.arange(length, device=embeds.device)

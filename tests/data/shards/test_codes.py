@@ -275,6 +275,7 @@ MODULES = {
     "medusa": lambda: head(MedusaConfig(kind="medusa", num_heads=2)),
     "target, text": lambda: LlamaGenTraining(llamagen("text"), None),
     "target, class": lambda: LlamaGenTraining(llamagen("class"), None),
+    "target, without some codes": lambda: LlamaGenTraining(llamagen("text"), None, code_dropout=1.0),
     "vq": tokenizer,
     "reader": reader,
 }
@@ -323,6 +324,30 @@ def test_a_filler_moves_no_weight_and_reaches_all_of_them(name, samples):
             continue
         assert empty[weight] is not None and not empty[weight].any(), weight
         assert torch.equal(beside[weight], grad), weight
+
+
+def test_codes_that_a_generator_does_not_read_are_each_rows_own(samples):
+    """In training alone; the epoch and the row draw how many and which, not the rows beside it."""
+    module = MODULES["target, without some codes"]()
+    collate = collate_of(samples, supervised_per_row=GRID * GRID)
+    rows = [samples[index % len(samples)] for index in range(40)]
+    kept = torch.cat([module._kept(collate(rows, epoch=epoch)) for epoch in range(10)])
+    assert torch.equal(module._kept(collate([rows[3]], epoch=0))[0], kept[3]) and not torch.equal(kept[3], kept[43])
+    shares = kept.double().mean(1)
+    assert 0.45 < shares.mean() < 0.55 and shares.min() < 0.2 and shares.max() > 0.8
+    batch = collate(rows[:4], epoch=0)
+    plain = LlamaGenTraining(module.transformer, None)
+    assert step(module, batch).loss_sum != step(plain, batch).loss_sum
+    module.eval()
+    assert step(module, batch).loss_sum == step(plain, batch).loss_sum
+    # What is not read says nothing: other codes in its place change no score.
+    condition, mask = plain.transformer.conditioned(batch.conditions, batch.uncond)
+    codes, read = batch.codes[:, :-1], kept[:4]
+    scores = [
+        plain.transformer.states(condition, c, mask, kept=read).feature
+        for c in (codes, torch.where(read, codes, (codes + 1) % VOCAB))
+    ]
+    assert torch.equal(*scores)
 
 
 @pytest.mark.parametrize("name", MODULES)
