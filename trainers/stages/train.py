@@ -63,9 +63,7 @@ class TrainStage(TrainSettings):
         if self.optim.name != "muon":
             return
         if self.model in ("vq", "reader") or isinstance(self, RecordsSettings):
-            problem = (
-                f"muon trains heads on a target's states and image generators, and this stage trains {self.trained}"
-            )
+            problem = f"muon trains heads on states, and image generators, and this stage trains {self.trained}"
             raise Refused("optim.name", problem, "leave it out: adamw")
         if engine.zero_stage:
             problem = f"muon needs whole matrices, and engine.zero_stage {engine.zero_stage} shares them out"

@@ -24,7 +24,7 @@ TABLES = frozenset({
 
 
 def is_hidden(name: str, weight: torch.Tensor) -> bool:
-    """Whether Muon trains this weight of a drafter or generator: a matrix with both sides above 1, by its name no table nor norm."""
+    """Whether Muon trains this weight: a matrix with both sides above 1, by its name no table nor norm."""
     words = name.split(".")
     return weight.dim() == 2 and min(weight.shape) > 1 and not any(w in TABLES or "norm" in w for w in words)
 

@@ -178,14 +178,9 @@ class LlamaGen(nn.Module):
         return self.cls_embedding(features, uncond), mask
 
     def states(
-        self,
-        condition: Tensor,
-        codes: Tensor,
-        condition_mask: Tensor | None = None,
-        *,
-        kept: Tensor | None = None,
+        self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None, *, kept: Tensor | None = None,
         layers: Sequence[int] = (),
-    ) -> DecoderStates:
+    ) -> DecoderStates:  # fmt: skip
         """States of whole sequences.
 
         Args:
