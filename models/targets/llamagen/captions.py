@@ -21,7 +21,9 @@ from urllib.parse import unquote_plus
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from ....core.errors import UserError
 from ....core.placement import onto
 from ....core.pretrained import reading_pretrained
 from ...hub import load_pretrained
@@ -37,6 +39,8 @@ class TextFeatures:
         source: Hub id (google/flan-t5-xl for the published models) or a directory of `save_pretrained`.
         max_length: ids that a caption is cut to, the end mark included; the model's condition tokens.
         dtype: bfloat16 for Flan-T5-XL, as published.
+        layer: of whose states features are, each scaled to a root mean square of 1; 0 is the table of tokens. None: the
+            last states, as they are.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class TextFeatures:
         max_length: int = 120,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | None = None,
+        layer: int | None = None,
     ):
         from transformers import AutoTokenizer
 
@@ -53,7 +58,10 @@ class TextFeatures:
             self.tokenizer = AutoTokenizer.from_pretrained(source)
         encoder = load_text_encoder(source, dtype=dtype, device=device)
         self.encoder = encoder.eval().requires_grad_(False)
-        self.max_length = max_length
+        self.max_length, self.layer = max_length, layer
+        if layer is not None and layer > (depth := encoder.config.num_hidden_layers):
+            problem = f"text_layer is {layer}, and this text encoder has {depth} layers"
+            raise UserError(problem, where=str(source), hint=f"give 0 to {depth}")
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str]) -> list[Tensor]:
@@ -62,7 +70,11 @@ class TextFeatures:
         Padding is masked and always to `max_length`, so that a caption's features do not depend on its neighbours.
         """
         batch = caption_ids(self.tokenizer, captions, self.max_length).to(self.encoder.device)
-        states = self.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        known, wanted = {name: batch[name] for name in ("input_ids", "attention_mask")}, self.layer
+        output = self.encoder(**known, output_hidden_states=wanted is not None)
+        states = output.last_hidden_state
+        if wanted is not None:
+            states = F.rms_norm(output.hidden_states[wanted], states.shape[-1:])
         return [row[mask.bool()].clone() for row, mask in zip(states, batch["attention_mask"], strict=True)]
 
 

@@ -66,6 +66,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
     # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model. A
     # language model's will do for a small generator: its last states, of the width `shape.caption_dim`.
     text_encoder: Place | InlineT5 | None = None
+    # Of a text encoder from outside: the layer whose states it gives, each scaled to a root mean square of 1; 0: its
+    # table of tokens, from which a small generator learns more. Null: its last states, as they are.
+    text_layer: int | None = Field(None, ge=0, exclude_if=lambda value: value is None)
     # Of an inline text encoder: Hub id or directory of the captions' tokenizer; null: that of a synthetic dataset.
     tokenizer: Place | None = None
     # auto: on a GPU as the weights are stored, on a CPU float32; a LlamaGen that is spelt out: float32.
@@ -90,6 +93,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
             raise ValueError("text_encoder is given, and condition is class")
         if self.tokenizer is not None and self.inline_text_encoder is None:
             raise ValueError("tokenizer is given, and text_encoder is not spelt out: it brings its own")
+        if self.text_layer is not None and (self.text_encoder is None or self.inline_text_encoder is not None):
+            raise ValueError("text_layer is of a text encoder that comes from outside, and there is none")
         return self
 
     @classmethod
@@ -273,7 +278,7 @@ def text_features(config: LlamaGenTargetConfig, folders: Folders, *, device: tor
     source = folder / TEXT_ENCODER if is_trained and folder is not None else str(config.text_encoder)
     num_tokens = config.model_config_of().num_condition_tokens
     dtype = torch.float32 if is_trained else torch.bfloat16
-    return TextFeatures(source, max_length=num_tokens, dtype=dtype, device=device)
+    return TextFeatures(source, max_length=num_tokens, dtype=dtype, device=device, layer=config.text_layer)
 
 
 def build_transformer(config: LlamaGenTargetConfig, seed: int) -> LlamaGen:
