@@ -156,6 +156,7 @@ REFUSED = {
         ("did you mean 'llamagen'", "target.kind=llamagan"),
         ("give size", "target.size=XL"),
         ("condition: text needs text_encoder", "target.text_encoder=null"),
+        ("text_layer is of a text encoder that comes from outside", "target.text_layer=0"),
         ("condition is class", "target.condition=class"),
         ("must divide", "target.vq.groups=5"),
         ("multiple of 4", "target.shape.num_heads=3"),
