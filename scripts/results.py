@@ -265,21 +265,6 @@ def distilled() -> Rows:
 
 
 @table
-def ov() -> Rows:
-    """tau with the pictures of four drafts of demo/lvlm-ov that differ in positions and in training."""
-    drafts = {
-        "few_single_only": "64 positions, trained on single pictures",
-        "few_onevision": "64 positions, trained on several",
-        "single_only": "256 positions, trained on single pictures",
-        "onevision": "256 positions, trained on several",
-    }
-    by_place = [taus_by_drafter("lvlm-ov", "M", place) for place in ("single", "pairs", "stories", "clips")]
-    rows = [[label, *(with_interval(taus[name][0], taus[name][1:]) for taus in by_place)]
-            for name, label in drafts.items()]  # fmt: skip
-    return [["draft", "single", "pairs", "stories (5 pictures)", "clips"], *rows]
-
-
-@table
 def adapt() -> Rows:
     """tau of adapted heads and of heads from scratch, by steps; shares of the longest from scratch, seed by seed."""
     by_drafter = taus_by_drafter("adapt", "chain", "new")
@@ -329,26 +314,6 @@ def dflash() -> Rows:
                      span([cell["drafter_ms"] for cell in cold]), speeds(cold),
                      *((each_and_mean(taus(hot)), speeds(hot)) if hot else ("-", "-"))])  # fmt: skip
     return rows
-
-
-# demo/video
-
-LENGTHS = ["early facts: 36 visual tokens", "288", "1,998", "late facts: 36", "288", "1,998"]
-PAPERS, MATCHED = "Sparrow, all (the paper's)", "Sparrow, none (matched)"
-HALF_BLIND = "Sparrow, none in half (half blind)"
-
-
-@table
-def video() -> Rows:
-    heads = {
-        "Sparrow": (PAPERS, "VATA"), "matched": (MATCHED, "VATA"), "half blind": (HALF_BLIND, "VATA"),
-        "Sparrow without VATA": (PAPERS, "all inputs"), "half blind without VATA": (HALF_BLIND, "all inputs"),
-        "MSD": ("MSD, all", "all inputs"), "MSD with VATA": ("MSD, all", "VATA"),
-    }  # fmt: skip
-    places = [{"benchmark": name, "budget": n} for name in ("clips-222", "late-222") for n in ("36", "288", "1998")]
-    rows = [[*labels, *(mean_of(taus(cells_of("video", method, **place))) for place in places)]
-            for method, labels in heads.items()]  # fmt: skip
-    return [["head, and visual inputs in training", "decoding", *LENGTHS], *rows]
 
 
 @table

@@ -2,13 +2,11 @@
 sets.
 """
 
+import heads_run
 from heads_run import FORMAT, VISION
 from stages_run import runner
 
-LANGUAGE = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.4,
-}  # fmt: skip
+LANGUAGE = heads_run.LANGUAGE | {"num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.4}
 DATA = {"from": "world", "aspect": "square", "max_length": 256}
 ONE_STEP = {"batch_size": 8, "steps": 1, "optim": {"lr": 0.001}}
 RECIPE = {

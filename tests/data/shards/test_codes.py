@@ -28,6 +28,7 @@ from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenCon
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from fails import fails_with
 from pydantic import ValidationError
+from torch.nn import functional as F
 from visual_tiny import step_of
 
 GRID, VOCAB, CAPTION = 3, 12, 8
@@ -147,15 +148,16 @@ def steps(samples, collate, *, ranks=1, start=0, total=12, workers=0):
         yield parts[0].epoch, [batch for part in parts for batch in part.micro]
 
 
-def lost(found) -> dict[tuple[int, str], bool]:
-    """(epoch, name) -> whether the real row lost its condition."""
+def lost(found, drawn="uncond") -> dict[tuple[int, str], bool]:
+    """(epoch, name) -> whether the real row lost its condition; or what else was `drawn` for it."""
     rows = {}
     for epoch, batches in found:
         for batch in batches:
-            for name, gone, real in zip(batch.sample_ids, batch.uncond.tolist(), batch.real.tolist(), strict=True):
+            values = torch.as_tensor(getattr(batch, drawn)).tolist()
+            for name, value, real in zip(batch.sample_ids, values, batch.real.tolist(), strict=True):
                 if real:
                     assert (epoch, name) not in rows
-                    rows[epoch, name] = gone
+                    rows[epoch, name] = value
     return rows
 
 
@@ -182,14 +184,8 @@ def test_dropout_is_the_same_on_any_rank_in_any_worker_and_after_a_resume(sample
 def test_seeds_of_forwards_are_the_samples_own_on_any_rank_in_any_worker_and_after_a_resume(samples):
     """Each epoch has others, so that a head never meets the same noise again."""
 
-    def seeds(**how):
-        collate = collate_of(samples, **({"seed": how.pop("seed")} if "seed" in how else {}))
-        result = {}
-        for epoch, batches in steps(samples, collate, **how):
-            for batch in batches:
-                rows = zip(batch.sample_ids, batch.seeds, batch.real.tolist(), strict=True)
-                result |= {(epoch, name): seed for name, seed, real in rows if real}
-        return result
+    def seeds(seed=5, **how):
+        return lost(steps(samples, collate_of(samples, seed=seed), **how), "seeds")
 
     alone = seeds()
     assert len(alone) == 2 * 21 == len({*alone.values()}) and all(0 <= seed < 2**63 for seed in alone.values())
@@ -326,28 +322,19 @@ def test_a_filler_moves_no_weight_and_reaches_all_of_them(name, samples):
         assert torch.equal(beside[weight], grad), weight
 
 
-def test_codes_that_a_generator_does_not_read_are_each_rows_own(samples):
-    """In training alone; the epoch and the row draw how many and which, not the rows beside it."""
-    module = MODULES["target, without some codes"]()
-    collate = collate_of(samples, supervised_per_row=GRID * GRID)
-    rows = [samples[index % len(samples)] for index in range(40)]
-    kept = torch.cat([module._kept(collate(rows, epoch=epoch)) for epoch in range(10)])
-    assert torch.equal(module._kept(collate([rows[3]], epoch=0))[0], kept[3]) and not torch.equal(kept[3], kept[43])
-    shares = kept.double().mean(1)
+def test_codes_that_a_generator_does_not_read_are_each_rows_own_and_say_nothing(samples):
+    module, collate = MODULES["target, without some codes"](), collate_of(samples, supervised_per_row=GRID * GRID)
+    kept = [module._kept(collate([samples[0], samples[1]], epoch=epoch)) for epoch in range(200)]
+    assert torch.equal(module._kept(collate([samples[1]], epoch=0)), kept[0][1:]) and not torch.equal(*kept[:2])
+    shares = torch.cat(kept).double().mean(1)
     assert 0.45 < shares.mean() < 0.55 and shares.min() < 0.2 and shares.max() > 0.8
-    batch = collate(rows[:4], epoch=0)
-    plain = LlamaGenTraining(module.transformer, None)
-    assert step(module, batch).loss_sum != step(plain, batch).loss_sum
-    module.eval()
-    assert step(module, batch).loss_sum == step(plain, batch).loss_sum
-    # What is not read says nothing: other codes in its place change no score.
-    condition, mask = plain.transformer.conditioned(batch.conditions, batch.uncond)
-    codes, read = batch.codes[:, :-1], kept[:4]
-    scores = [
-        plain.transformer.states(condition, c, mask, kept=read).feature
-        for c in (codes, torch.where(read, codes, (codes + 1) % VOCAB))
-    ]
-    assert torch.equal(*scores)
+    batch, model = collate([samples[0], samples[1]], epoch=0), module.transformer
+    condition, mask = model.conditioned(batch.conditions, batch.uncond)
+    others = torch.where(kept[0], batch.codes[:, :-1], (batch.codes[:, :-1] + 1) % VOCAB)
+    scores = model.output(model.states(condition, others, mask, kept=kept[0]).feature)[:, 5:]
+    loss = F.cross_entropy(scores.flatten(0, 1), batch.codes.flatten(), reduction="sum")
+    assert torch.isclose(loss, step(module, batch).loss_sum)
+    assert step(module.eval(), batch).loss_sum == step(LlamaGenTraining(model, None), batch).loss_sum != loss
 
 
 @pytest.mark.parametrize("name", MODULES)
