@@ -41,7 +41,7 @@ Rate = Annotated[float, Field(gt=0, le=100)]
 class OptimConfig(Section):
     """AdamW, or Muon beside it. The defaults are those of LLaVA-1.5's scripts (TABED, table 7)."""
 
-    # adamw; or muon, of heads on a target's states: Muon trains hidden weight matrices, by updates as large as AdamW's,
+    # adamw; or muon, of heads and image generators: Muon trains hidden weight matrices, by updates as large as AdamW's,
     # and AdamW token tables, LM heads, norms and biases at the same rate. It needs engine.zero_stage: 0.
     name: Literal["adamw", "muon"] = Field("adamw", exclude_if=lambda value: value == "adamw")
     # Learning rate after the warmup.
