@@ -1,7 +1,6 @@
 """A generator that drafts for itself: pictures are distributed as its own under each coupling, and codes stay."""
 
 import functools
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -71,23 +70,17 @@ def expected(target, warp):
     return chances(lambda codes: warp(target.scores(codes)[None])[0], LENGTH)
 
 
+WINDOWS = [(initial, WINDOW, 3000) for initial in INITIAL]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("coupling", "initial"), itertools.product(COUPLINGS, INITIAL))
-def test_codes_are_distributed_as_the_targets(coupling, initial):
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(("initial", "policy", "count"), [*WINDOWS, *(("random", static(t), 16_000) for t in TREES)])
+def test_codes_are_distributed_as_the_targets(coupling, initial, policy, count):
     """Whole pictures of five codes over several cycles; windows reach over a rejected code into the next cycles."""
-    model, warp, count = tabled(), Remembering(0.9, top_p=0.95), 3000
+    model, warp = tabled(), Remembering(0.9, top_p=0.95)
     drafter = started(JacobiConfig(kind="jacobi", coupling=coupling, initial=initial), model)
-    results = drawn(model, drafter, warp, count)
-    assert accepted_of_drafted(results)[0] > count / 3
-    assert statistic(expected(model, warp), results) < 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("coupling", "tree"), itertools.product(COUPLINGS, TREES))
-def test_codes_of_trees_are_distributed_as_the_targets(coupling, tree):
-    model, warp, count = tabled(), Remembering(0.9, top_p=0.95), 16_000
-    drafter = started(JacobiConfig(kind="jacobi", coupling=coupling, initial="random"), model)
-    results = drawn(model, drafter, warp, count, static(tree))
+    results = drawn(model, drafter, warp, count, policy)
     assert accepted_of_drafted(results)[0] > count / 3
     assert statistic(expected(model, warp), results) < 1
 
