@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 NAME = "shipped:shapes-llava"
 # Folder -> recipe that made it, and its most bytes; of emoji-vlm what is put on fetched halves.
 SHIPPED = {
+    "drawings": ("drawings/generator", 9_500_000),
     "drawings-vq": ("drawings/generator", 2_400_000),
     "emoji-vlm": ("emoji_vlm/target", 13_000_000),
     "shapes-llava": ("demo/lvlm", 4_000_000),

@@ -174,7 +174,6 @@ def test_a_language_models_last_states_are_features_and_padding_changes_none(fol
     table = TextFeatures(tmp_path / "lm", max_length=16, dtype=torch.float32, layer=0).encode(CAPTIONS[:1])[0]
     tokens = model.model.embed_tokens.weight.detach()[ids[0]]
     torch.testing.assert_close(table, tokens / tokens.square().mean(-1, keepdim=True).sqrt(), rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(table.square().mean(-1), torch.ones(len(table)), rtol=1e-2, atol=0)
     fails_with("text_layer is 3, and this text encoder has 2 layers", TextFeatures, tmp_path / "lm", layer=3)
     # Many language models' tokenizers pad in front, where positions would count the padding.
     features.tokenizer.padding_side = "left"
